@@ -1,7 +1,7 @@
 # make install          .venv with the core, every plugin of this repository and the development tools
 # make check            ruff, mypy, and the mechanical rules of our English
-# make test             all but slow tests and sweeps, with the coverage of the core; make test plugin=triton for one plugin
-# make test-all         those too
+# make test             the quick tests, on all cores, in about ten minutes; make test plugin=triton for one plugin
+# make test-all         all tests, with the coverage of the core: hours
 # make tune             the main job on a small model: capture, tune, dispatch, compare
 # make bench            the price of dispatch on this machine
 # make docs             the tests that keep the documents true
@@ -27,7 +27,8 @@ STAMP := .venv/installed
 endif
 
 TESTS := $(if $(plugin),plugins/$(plugin)/tests)
-# Where pytest-cov is missing (an offline machine) the tests run without it.
+# Where pytest-xdist or pytest-cov is missing (an offline machine) the tests run without it.
+ON_ALL_CORES = $$($(RUN) -c 'import xdist; print("-n auto --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
 COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
 
 .PHONY: install check test test-all bench tune docs
@@ -52,11 +53,13 @@ check: install
 	$(RUN) -m mypy
 	$(RUN) .ci/english.py
 
+# One thread a process: threads that wait for each other take the time of other processes.
 test: install
-	$(RUN) -m pytest -m "not slow and not sweep" $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) -m "not slow and not sweep and not timing" $(TESTS) $(args)
 
 test-all: install
-	$(RUN) -m pytest $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
+	$(RUN) -m pytest -q -m timing $(TESTS) $(args)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) $(if $(plugin),,$(COVERAGE)) -m "not timing" $(TESTS) $(args)
 
 bench: install
 	$(RUN) benchmarks/host_time.py --only dispatch $(args)

@@ -197,7 +197,7 @@ class Counts:
     reasons: Counter[str] = attrs.Factory(Counter)
 
 
-def asm_kernels(folder: Path) -> dict[str, packs.Found]:
+def asm_kernels(folder: Path) -> dict[str, packs.Catalog]:
     """Return the kernels of AITER's manifests by architecture, without their code objects."""
     from tunedgemm_asm import manifest, packs
     from tunedgemm_asm.abi import ABIS
@@ -215,10 +215,10 @@ def asm_kernels(folder: Path) -> dict[str, packs.Found]:
     return {gfx: packs.gathered(gfx, listed) for gfx in ARCHITECTURES}
 
 
-def asm_counts(rows: Iterable[Row], found: dict[str, packs.Found]) -> dict[str, Counts]:
+def asm_counts(rows: Iterable[Row], found: dict[str, packs.Catalog]) -> dict[str, Counts]:
     """Resolve every row of asm, and count by architecture."""
     from tunedgemm_asm import packs
-    from tunedgemm_asm.solutions import resolve
+    from tunedgemm_asm.names import resolve
 
     counted: dict[str, Counts] = {}
     for row in rows:
@@ -240,7 +240,7 @@ def asm_counts(rows: Iterable[Row], found: dict[str, packs.Found]) -> dict[str, 
     return counted
 
 
-def asm_lines(configs: Path, found: dict[str, packs.Found]) -> Iterator[tuple[str, str, str, Counts]]:
+def asm_lines(configs: Path, found: dict[str, packs.Catalog]) -> Iterator[tuple[str, str, str, Counts]]:
     """Yield table, op, architecture and counts."""
     for path in sorted(configs.rglob("*.csv")):
         if "untuned" in path.name:

@@ -33,8 +33,9 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm_asm.ptx import cost
-from tunedgemm_asm.ptx.plan import Plan, plan_of
-from tunedgemm_asm.ptx.solutions import plans
+from tunedgemm_asm.ptx.names import KernelConfig as Plan
+from tunedgemm_asm.ptx.names import config_of as plan_of
+from tunedgemm_asm.ptx.space import enumerate_configs as plans
 
 RATES = (
     *("_CYCLES_A_US", "_SHARED_BYTES", "_MEMORY", "_L2", "_SM", "_LATENCY", "_MEETING", "_STORED", "_GIVING"),

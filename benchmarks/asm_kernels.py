@@ -17,10 +17,11 @@ from harness import add_check, parser_of
 from tunedgemm_asm.gcn.cost import Cost, cost
 from tunedgemm_asm.gcn.kernel import stream_of
 from tunedgemm_asm.gcn.loop import DONE, LOOP
-from tunedgemm_asm.gcn.pack import plans
-from tunedgemm_asm.gcn.plan import WAVES, Plan
+from tunedgemm_asm.gcn.names import WAVES
+from tunedgemm_asm.gcn.names import KernelConfig as Plan
+from tunedgemm_asm.gcn.resources import TARGETS
+from tunedgemm_asm.gcn.space import enumerate_configs as plans
 from tunedgemm_asm.gcn.stream import Op
-from tunedgemm_asm.gcn.targets import TARGETS
 
 _HEAD = """# The kernels that the plugin asm generates
 

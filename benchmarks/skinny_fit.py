@@ -34,8 +34,10 @@ from tunedgemm.errors import PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.log import read_log
 from tunedgemm_skinny import cost
-from tunedgemm_skinny.names import FAMILIES, Kernel, kernel_of
-from tunedgemm_skinny.solutions import choices, spread
+from tunedgemm_skinny.names import FAMILIES, kernel_of
+from tunedgemm_skinny.names import KernelConfig as Kernel
+from tunedgemm_skinny.space import enumerate_kernels as choices
+from tunedgemm_skinny.space import spread
 
 HERE = Path(__file__).parent
 TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"

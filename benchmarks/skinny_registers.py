@@ -34,8 +34,8 @@ from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import LaunchError
 from tunedgemm.shape import Shape
 from tunedgemm_skinny import rtc, skinny
-from tunedgemm_skinny.fit import shared_bytes
 from tunedgemm_skinny.names import kernel_of
+from tunedgemm_skinny.resources import shared_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COUNT = 12

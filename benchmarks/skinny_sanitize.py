@@ -40,7 +40,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.launching import Case as Checked
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm_skinny import driver, rtc, skinny
+from tunedgemm_skinny import native as driver
+from tunedgemm_skinny import rtc, skinny
 from tunedgemm_skinny.build import ENTRY
 from tunedgemm_skinny.names import kernel_of
 

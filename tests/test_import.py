@@ -1,6 +1,8 @@
 """The package's menu: quick to import, and everything on it exists."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 import tunedgemm
@@ -48,3 +50,29 @@ def test_other_names_are_attribute_errors():
     """A name that is not on the menu is an AttributeError that says so."""
     with pytest.raises(AttributeError, match="module 'tunedgemm' has no attribute 'gemm_a17w17'"):
         getattr(tunedgemm, "gemm_a17w17")  # noqa: B009  what a user writes as an attribute
+
+
+def test_importing_and_calling_change_nothing_of_torch(child):
+    """Import, an eager call and a linear layer's module leave Python's import system and torch's functions untouched."""
+    found = child(
+        "import sys, torch\n"
+        "from torch.autograd import forward_ad\n"
+        "def state():\n"
+        "    graph = torch.cuda.CUDAGraph\n"
+        "    functions = [torch.nn.functional.linear, torch.mm, torch.addmm, torch.matmul, torch.compile]\n"
+        "    return [*sys.meta_path, *functions, graph.capture_begin, graph.capture_end, *vars(forward_ad).values()]\n"
+        "before = state()\n"
+        "import tunedgemm\n"
+        "tunedgemm.gemm_a16w16(torch.ones(4, 8), torch.ones(2, 8))\n"
+        "tunedgemm.linear(torch.ones(4, 8), torch.ones(2, 8))\n"
+        "import tunedgemm.integrations.patching\n"
+        "print(len(state()) == len(before), all(a is b for a, b in zip(state(), before)), 'torch._dynamo' in sys.modules)\n"
+    )
+    assert found == "True True False"
+
+
+def test_type_checkers_see_the_menu():
+    """The imports for type checkers are those that the menu makes."""
+    block = next(node for node in ast.parse(Path(tunedgemm.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == tunedgemm._HOME

@@ -1,5 +1,7 @@
 """plugin and tools: the menus of a plugin's author, frozen by number."""
 
+from pathlib import Path
+
 import pytest
 from tunedgemm import plugin, tools
 
@@ -41,3 +43,21 @@ def test_other_names_are_attribute_errors(menu):
     """A name outside the menus raises AttributeError."""
     with pytest.raises(AttributeError, match="no attribute 'Registry'"):
         getattr(menu, "Registry")  # noqa: B009  what an author writes as an attribute
+
+
+def test_a_plugin_of_contract_1_still_loads(child):
+    """A plugin written to the first documentation of the contract is found, takes shapes and computes."""
+    source = """
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import device_of
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+(backend,) = Registry().select("upcast")
+shape, device = Shape("a16w16", m=4, n=32, k=64, outdtype="fp32"), device_of(-1)
+(solution,) = backend.solutions(shape, device)
+op = op_named("a16w16")
+operands = op.make_inputs(shape, device.torch_device, 0)
+error = (backend.bind(solution, shape, device).call(*operands) - op.reference(shape, operands)).abs().max()
+print(backend.distribution, bool(error < 1e-3))
+"""
+    assert child(source, Path(__file__).with_name("plugin_of_contract_1")) == "tunedgemm-upcast True"

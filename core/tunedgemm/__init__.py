@@ -1,16 +1,53 @@
 """Tune every GEMM of a workload over every installed backend, and dispatch each call to its winner.
 
-Names load what they need when they are first used: ``import tunedgemm`` itself loads neither torch nor a plugin. The menu
-is `_HOME` and the public functions that the installed ops state, AITER's names among them.
+Names load what they need at their first use: ``import tunedgemm`` itself loads neither torch nor a plugin. The menu is `_HOME` and
+the public functions of the installed ops, AITER's names among them.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
+    from tunedgemm.dispatch.explain import explain as explain
+    from tunedgemm.dispatch.explain import fingerprint as fingerprint
+    from tunedgemm.dispatch.explain import is_tuned as is_tuned
+    from tunedgemm.dispatch.prewarm import prewarm as prewarm
+    from tunedgemm.dispatch.prewarm import unbound as unbound
+    from tunedgemm.dispatch.tuned_gemm import TunedGemm as TunedGemm
+    from tunedgemm.dispatch.tuned_gemm import call as call
+    from tunedgemm.dispatch.tuned_gemm import dispatcher as dispatcher
+    from tunedgemm.dispatch.tuned_gemm import reload as reload
+    from tunedgemm.dispatch.tuned_gemm import tgemm as tgemm
+    from tunedgemm.integrations.convert import convert as convert
+    from tunedgemm.integrations.linear import linear as linear
+    from tunedgemm.integrations.patching import patch as patch
+    from tunedgemm.integrations.patching import patched as patched
+    from tunedgemm.integrations.patching import unpatch as unpatch
+    from tunedgemm.ops.fmoe import ActivationType as ActivationType
+    from tunedgemm.ops.fmoe import QuantType as QuantType
+    from tunedgemm.ops.formats.quant import as_fp4 as as_fp4
+    from tunedgemm.ops.formats.quant import dequant_blocks as dequant_blocks
+    from tunedgemm.ops.formats.quant import dequant_fp4 as dequant_fp4
+    from tunedgemm.ops.formats.quant import dequant_rows as dequant_rows
+    from tunedgemm.ops.formats.quant import per_1x32_f4_quant as per_1x32_f4_quant
+    from tunedgemm.ops.formats.quant import per_1x128_quant as per_1x128_quant
+    from tunedgemm.ops.formats.quant import per_block_quant as per_block_quant
+    from tunedgemm.ops.formats.quant import per_tensor_quant as per_tensor_quant
+    from tunedgemm.ops.formats.quant import pertoken_quant as pertoken_quant
+    from tunedgemm.ops.formats.quant import shuffle_scale as shuffle_scale
+    from tunedgemm.ops.formats.quant import unshuffle_scale as unshuffle_scale
+    from tunedgemm.ops.formats.shuffle import ShuffledWeight as ShuffledWeight
+    from tunedgemm.ops.formats.shuffle import as_shuffled as as_shuffled
+    from tunedgemm.ops.formats.shuffle import shuffle_weight as shuffle_weight
+    from tunedgemm.ops.formats.shuffle import unshuffle_weight as unshuffle_weight
+    from tunedgemm.ops.scaled_blocks import transposed_scale as transposed_scale
+    from tunedgemm.ops.scaled_blocks import untransposed_scale as untransposed_scale
+    from tunedgemm.tuner import tune as tune
 
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {
@@ -35,12 +72,12 @@ _HOME = {
 
 
 def _functions() -> Any:
-    """The ops' public functions by name; torch is not loaded for it."""
+    """Return the ops' public functions by name, without loading torch."""
     return importlib.import_module("tunedgemm.ops").functions()
 
 
 def _instance() -> Any:
-    """The module of the default instance; its functions may be compiled, so what stands for them in graphs is loaded, too."""
+    """Return the module of the default instance, with the stand-ins for its functions in compiled graphs."""
     importlib.import_module(_GRAPHS)
     return importlib.import_module(_INSTANCE)
 
@@ -52,7 +89,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(_instance(), name)
     elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    # A module of ours is asked for as an attribute before it is imported; ops need not be known for that.
+    # Python asks for a module of ours as an attribute before it imports it; that needs no ops.
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is None and name in _functions():
         value = getattr(_instance().tgemm, name)
     else:

@@ -11,9 +11,11 @@ from tunedgemm.errors import PluginError
 #: How the name of a solution ends that adds a bias after its kernel; see `tunedgemm.backends.split`. No kernel of a plugin is called so.
 ADD = "+add"
 
+_MARKS = frozenset("\r\n,\"'")
+
 
 def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> None:
-    if not isinstance(value, str) or any(mark in value for mark in "\r\n,\"'"):
+    if not isinstance(value, str) or not _MARKS.isdisjoint(value):
         raise PluginError(
             f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r})"
         )

@@ -1,6 +1,7 @@
-"""The C extension, optional, and PREBUILD_KERNELS=1.
+"""Build the optional C extension, and handle PREBUILD_KERNELS=1.
 
-For where there is no C compiler ctypes launches; one build of the extension serves all versions of Python from 3.10.
+Without a C compiler ctypes launches. One build of the extension serves all versions of Python from
+3.10.
 """
 
 import os
@@ -22,7 +23,10 @@ shim = Extension(
 
 
 class Build(build_py):
-    """With PREBUILD_KERNELS=1, as in AITER: what the tables in effect name is compiled into the artifact cache of who installs."""
+    """Compile with PREBUILD_KERNELS=1, as in AITER, what the tables in effect name.
+
+    The objects go into the installing user's artifact cache.
+    """
 
     def run(self):
         super().run()
@@ -31,7 +35,7 @@ class Build(build_py):
             here = os.pathsep.join([str(Path(__file__).parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
             if subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": here}, check=False).returncode:
                 hint = "pip install --no-build-isolation builds where tunedgemm is installed; `tunedgemm ck prebuild` builds later"
-                sys.stderr.write(f"PREBUILD_KERNELS=1: not all kernels were built; {hint}\n")
+                sys.stderr.write(f"PREBUILD_KERNELS=1: some kernels were not built; {hint}\n")
 
 
 setup(ext_modules=[shim], cmdclass={"build_py": Build}, options={"bdist_wheel": {"py_limited_api": "cp310"}})

@@ -1,4 +1,4 @@
-"""The C extension: optional, for where there is no C compiler ctypes launches; one build serves all versions of Python from 3.10."""
+"""Build the C extension, for Python 3.10 and later. It is optional: without it ctypes launches."""
 
 from setuptools import Extension, setup
 

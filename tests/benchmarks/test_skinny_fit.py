@@ -1,4 +1,4 @@
-"""benchmarks/skinny_fit.py: what it reads, and that what the plugin ships is what it makes of what is committed."""
+"""benchmarks/skinny_fit.py: input files, and the shipped weights as a fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -26,45 +27,55 @@ NAME = "rows_r1_n1w2x4u2"
 
 @pytest.fixture(scope="module")
 def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
-    """benchmarks/skinny_fit.py."""
+    """Load benchmarks/skinny_fit.py."""
     return as_module(SCRIPT)
 
 
 @pytest.fixture(scope="module")
 def h200(fitting: ModuleType) -> Device:
-    """The device that was timed."""
+    """Return the measured device."""
     return device_of_text(fitting.H200)
 
 
-def test_the_shipped_weights_are_those_of_the_committed_timings(fitting: ModuleType, h200: Device) -> None:
-    """Every timing is guessed from the plugin's data file as from a fit made here, within a hundredth."""
-    trials = fitting.read([fitting.TRIALS], h200)
-    made = json.loads(fitting.written(fitting.fit(trials.kernels, h200), trials, h200))["weights"]
+@pytest.fixture(scope="module")
+def trials(fitting: ModuleType, h200: Device) -> Any:
+    """Read the committed timings."""
+    return fitting.read([fitting.TRIALS], h200)
+
+
+@pytest.fixture(scope="module")
+def fitted(fitting: ModuleType, h200: Device, trials: Any) -> Any:
+    """Fit the weights to the committed timings, once."""
+    return fitting.fit(trials.kernels, h200)
+
+
+def test_the_shipped_weights_fit_the_committed_timings(fitting: ModuleType, h200: Device, trials: Any, fitted: Any) -> None:
+    """The plugin's weights and a new fit predict the same times, within a hundredth."""
+    refitted = json.loads(fitting.written(fitted, trials, h200))["weights"]
     shipped = json.loads(fitting.FITTED.read_text())["weights"]
-    assert made.keys() == shipped.keys()
-    for shape, found in trials.kernels.items():
-        for at in list(found)[::20]:
+    assert refitted.keys() == shipped.keys()
+    for shape, times in trials.kernels.items():
+        for at in list(times)[::20]:
             features = fitting.cost.features(*at, shape, h200)
-            here, there = (np.dot([weights[at[0].family][name] for name in fitting.cost.FEATURES], features) for weights in (made, shipped))
+            family, names = at[0].family, fitting.cost.FEATURES
+            here, there = (np.dot([weights[family][name] for name in names], features) for weights in (refitted, shipped))
             assert here == pytest.approx(there, abs=0.01), "run python benchmarks/skinny_fit.py --out"
 
 
-def test_a_shape_that_was_left_out_is_guessed_well(fitting: ModuleType, h200: Device) -> None:
-    """Of what was timed in bf16 the best of the first 12 guesses is within 5 % of the best in most shapes, and ranks agree.
+def test_a_shape_left_out_of_the_fit_is_predicted_well(fitting: ModuleType, h200: Device, trials: Any, fitted: Any) -> None:
+    """In bf16 the first 12 predictions have one within 5 % of the best, and ranks agree.
 
-    They agree less than of kernels drawn at random: most of what was timed had been listed by an earlier fit.
+    Ranks agree less than for random kernels: an earlier fit had listed most of the timed ones.
     """
-    trials = fitting.read([fitting.TRIALS], h200)
-    told = fitting.guesses(fitting.fit(trials.kernels, h200), trials.kernels, h200)
-    bf16 = [fitting.quality(told[shape], found) for shape, found in trials.kernels.items() if shape.dtype == "bf16"]
+    predictions = fitting.guesses(fitted, trials.kernels, h200)
+    bf16 = [fitting.quality(predictions[shape], times) for shape, times in trials.kernels.items() if shape.dtype == "bf16"]
     assert len(bf16) >= 150
     assert np.mean([rank for rank, *_ in bf16]) > 0.5
     assert np.mean([twelve < 1.05 for _, _, _, twelve, _ in bf16]) > 0.9
 
 
-def test_one_shape_says_nothing_of_itself(fitting: ModuleType, h200: Device) -> None:
+def test_a_shape_does_not_predict_itself(fitting: ModuleType, h200: Device, trials: Any) -> None:
     """The weights without a shape do not change with its timings."""
-    trials = fitting.read([fitting.TRIALS], h200)
     few = dict(list(trials.kernels.items())[:4])
     other = {**few, SHAPE: {at: 2 * us**2 for at, us in few[SHAPE].items()}}
     one, two = (fitting.Fit("rows", times, h200) for times in (few, other))
@@ -72,8 +83,11 @@ def test_one_shape_says_nothing_of_itself(fitting: ModuleType, h200: Device) -> 
     assert one.weights() != pytest.approx(two.weights())
 
 
-def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
-    """Lists, trial logs and the table that it writes; the last of the same counts; other devices, failures and other names do not."""
+def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
+    """Lists, trial logs and its own table are read.
+
+    The last duplicate wins; other devices, failures and names are skipped.
+    """
     lists = tmp_path / "log.jsonl"
     lists.write_text(
         "\n".join(
@@ -112,8 +126,9 @@ def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None
     assert (again.kernels, again.torch) == (trials.kernels, trials.torch)
 
 
+@pytest.mark.sweep
 def test_the_script_writes_and_reports(fitting: ModuleType, tmp_path: Path) -> None:
-    """The same input gives the same file, and the report has a row for each family and for all."""
+    """Equal input gives equal files, and the report has a row for each family and for all."""
     command = [sys.executable, str(SCRIPT), "--out"]
     runs = [
         subprocess.run([*command, tmp_path / name, *more], capture_output=True, text=True)

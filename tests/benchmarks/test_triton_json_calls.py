@@ -16,8 +16,8 @@ from tunedgemm.table.lookup import Table
 
 pytest.importorskip("tunedgemm_triton")
 
-from tunedgemm_triton import jsonfile
 from tunedgemm_triton.author import TunedKernel
+from tunedgemm_triton.jsonfiles import files
 
 
 def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     gets what the file says by then.
     """
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
-    monkeypatch.delenv(jsonfile.VARIABLE, raising=False)
+    monkeypatch.delenv(files.VARIABLE, raising=False)
     ran: list[int] = []
 
     def launch(values: Mapping[str, int], x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     registry = Registry(())
     registry.add(make_backend("mine", kernel))
     dispatcher = Dispatcher(op_named("a16w16"), registry, settings=Settings(untuned=("mine",)), table=Table.load(op_named("a16w16")))
-    weight, path = torch.ones(32, 64), jsonfile.user_folder() / jsonfile.Name(device_of(-1).gfx, "GEMM-MINE").text
+    weight, path = torch.ones(32, 64), files.user_folder() / files.Name(device_of(-1).gfx, "GEMM-MINE").text
 
     def called(m: int) -> list[int]:
         ran.clear()
@@ -44,9 +44,9 @@ def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return list(ran)
 
     assert called(3) == []
-    jsonfile.write(path, {"any": {"BLOCK": 16}})
+    files.write(path, {"any": {"BLOCK": 16}})
     assert (called(3), called(4)) == ([], [16])
-    jsonfile.write(path, {"any": {"BLOCK": 32}})
+    files.write(path, {"any": {"BLOCK": 32}})
     assert (called(4), called(5)) == ([16], [32])
     dispatcher.reload()
     assert (called(3), called(4)) == ([32], [32])

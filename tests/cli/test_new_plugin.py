@@ -74,7 +74,7 @@ def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
 
     out = ran(tmp_path, script)
 
-    assert re.search(rf"test_outputs_match_the_reference\[{op}-.* PASSED", out)
+    assert re.search(rf"test_outputs_match_the_reference\[{op}\] PASSED", out)
     assert re.search(r"\d+ passed", out) and "failed" not in out
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tunedgemm.dispatch.calls import counted, recorded, recording, watch_graphs
+from tunedgemm.dispatch.calls import recorded, recording, watch_graphs, with_call_counter
+from tunedgemm.testing.listed import listed
 
 
-@pytest.mark.parametrize("operands", [1, 2, 3, 5])
+@listed("operands", [1, 2, 3, 5])
 def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Graph]) -> None:
     """However many operands a call has, they reach the launcher as they are, and one of the two counts goes up by one."""
     given, counter, now = tuple(torch.ones(1) for _ in range(operands)), [0, 0], [False]
@@ -17,7 +18,7 @@ def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Gra
         return given[-1]
 
     graph = graphs()
-    asked = counted(launch, counter, lambda: now[0], operands)
+    asked = with_call_counter(launch, counter, lambda: now[0], operands)
     graph.capture_begin()
     for answer in (False, True, True):
         now[0] = answer
@@ -27,7 +28,7 @@ def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Gra
     assert asked(*given) is given[-1]
     assert counter == [2, 2]
 
-    assert counted(launch, counter, None, operands)(*given) is given[-1]
+    assert with_call_counter(launch, counter, None, operands)(*given) is given[-1]
     assert counter == [3, 2]
 
 
@@ -41,7 +42,7 @@ def test_a_call_that_raises_is_not_counted() -> None:
     for operands in (1, 2, 3):
         for ask in (None, lambda: False):
             with pytest.raises(RuntimeError, match="no"):
-                counted(fail, counter, ask, operands)(*[torch.ones(1)] * operands)
+                with_call_counter(fail, counter, ask, operands)(*[torch.ones(1)] * operands)
     assert counter == [0, 0]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import attrs
-import pytest
 import torch
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
@@ -18,6 +17,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 8, 64, 128)
@@ -44,7 +44,7 @@ class TestPartOfAName:
         fake_backend("mine", solutions=("tn_96x64_splitk", "tn_96x64", "tn_128x64", Solution("mine", "tn_128x64", 4)), heuristic="tn_96x64")
     )
 
-    @pytest.mark.parametrize(
+    @listed(
         ("given", "meant"),
         [
             (Solution("mine", "128x"), Solution("mine", "tn_128x64")),
@@ -107,7 +107,7 @@ class TestPartOfAName:
         assert not found.partial
 
 
-@pytest.mark.parametrize(
+@listed(
     ("libtype", "reason"),
     [
         ("asm", "not installed; pip install tunedgemm[asm]"),

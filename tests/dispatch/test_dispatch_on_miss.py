@@ -18,6 +18,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
@@ -51,7 +52,7 @@ class Tagged(torch.Tensor):
     """A subclass that launchers do not know."""
 
 
-@pytest.mark.parametrize(
+@listed(
     "call",
     [
         lambda gemm: gemm(torch.randn(4, 64, requires_grad=True), torch.randn(32, 64)),

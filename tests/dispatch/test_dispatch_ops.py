@@ -23,6 +23,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_untuned, write_rows
 from tunedgemm.table.scan import Reader
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
 
 #: An op whose weight comes first, with a field that no operand tells, and a function that is a16w16's already.
@@ -256,7 +257,7 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
 
 
-@pytest.mark.parametrize("by_name", [False, True])
+@listed("by_name", [False, True])
 def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_before(by_name: bool) -> None:
     """A call that was served from a copy of its misaligned x lets no other one in whose x_scale means something else."""
     op = op_named("a8w8_blockscale_bpreshuffle")
@@ -275,13 +276,13 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
     x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
     dispatcher = TunedGemm(fake_registry(), settings=Settings()).of("a8w8")
-    native = dispatcher.torchs(shape, device_of(-1))
+    native = dispatcher.torch_fallback(shape, device_of(-1))
 
     def watched(*operands):
         seen.append([operand.is_contiguous() and operand.data_ptr() % 16 == 0 for operand in operands])
         return native(*operands)
 
-    monkeypatch.setattr(dispatcher, "torchs", lambda shape, device: watched)
+    monkeypatch.setattr(dispatcher, "torch_fallback", lambda shape, device: watched)
     wanted = dispatcher.call(x, weight, x_scale, w_scale)
     flipped = weight.view(torch.uint8).t().contiguous().t().view(weight.dtype)
     misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
@@ -290,7 +291,7 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     assert seen == [[True] * 4] * 3
 
 
-@pytest.mark.parametrize(
+@listed(
     ("name", "example", "place"),
     [("fmoe", {"q_type": "per_Token"}, 0), ("fmoe", {"q_type": "per_1x32"}, 0), ("fmoe", {"q_type": "per_1x128"}, 5)],
 )
@@ -303,13 +304,13 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
     wanted = gemm.call(name, *operands, **op.fields(shape))
     operands[place].requires_grad_()
     for _ in range(2):
-        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, and .*torch.no_grad"):
+        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, but .*torch.no_grad"):
             gemm.call(name, *operands, **op.fields(shape))
     with torch.no_grad():
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)
 
 
-@pytest.mark.parametrize("place", [2, 3, 4])
+@listed("place", [2, 3, 4])
 def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
     """That of scales and of a bias, by torch's own call."""
     op = op_named("a8w8")

@@ -24,6 +24,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
 F32 = {"dtype": "fp32"}
@@ -63,8 +64,8 @@ def loaded(path: Path, registry: Registry, **settings) -> TunedGemm:
     return gemm
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("leading", [(5,), (2, 3), (1, 1, 4), (0,), (2, 0), ()], ids=str)
+@listed("bias", [False, True], ids=["plain", "bias"])
+@listed("leading", [(5,), (2, 3), (1, 1, 4), (0,), (2, 0), ()], ids=str)
 def test_any_leading_dimensions_give_torchs_result(leading: tuple[int, ...], bias: bool) -> None:
     """1-D to 4-D and zero-row inputs come out as from F.linear."""
     x, weight, vector = torch.randn(*leading, 32), torch.randn(16, 32), torch.randn(16) if bias else None

@@ -14,6 +14,7 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.integrations.patching import patched
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -154,7 +155,7 @@ def test_twenty_graphs_of_a_prewarmed_model_on_two_streams(files: Files) -> None
         near(graphs[m][1], model(inputs[m]))
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "keep_plain": True}], ids=["plain", "shuffled", "both"])
+@listed("options", [{}, {"shuffle": True}, {"shuffle": True, "keep_plain": True}], ids=["plain", "shuffled", "both"])
 def test_a_converted_model_in_a_graph(options: dict[str, bool], files: Files) -> None:
     """Prewarmed it is captured with its weights as they lie, few rows and many."""
     model = two_layers()

@@ -2,9 +2,11 @@
 
 import gc
 
+import pytest
 import torch
+from tunedgemm.dispatch import hot
 from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.dispatch.hot import hot_functions, on_hot
+from tunedgemm.dispatch.hot import hot_functions
 from tunedgemm.dispatch.tuned_gemm import TunedGemm, tgemm
 from tunedgemm.ops import op_named
 
@@ -25,20 +27,24 @@ def test_arguments_are_placed_as_call_takes_them() -> None:
     assert torch.equal(dispatcher.call(*operands, otype=otype, **fields), tgemm.gemm_a16w16(x, weight, **arguments))
 
 
-def test_later_ones_are_told() -> None:
-    """Whoever asked hears of functions that are made afterwards; none of them is kept alive for it."""
-    told = []
+def test_later_functions_are_added_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered graph ops learn of functions from before and after, and keep none of them alive."""
+    learned = []
 
-    def tell(inner, dispatcher, place):
-        told.append(dispatcher.op.name)
+    class Learning:
+        def add(self, function, dispatcher, place):
+            learned.append(dispatcher.op.name)
 
-    on_hot.append(tell)
-    try:
-        TunedGemm()
-        Dispatcher(op_named("a16w16")).hot(lambda: torch.ones(1), lambda: ((), None, {}))
-    finally:
-        on_hot.remove(tell)
-    assert told == ["a16w16", "a16w16"]
+        def stand_in(self, dispatcher, otype, fields):
+            return None
+
+    monkeypatch.setattr(hot, "_graph_ops", [])
+    hot.register_graph_ops(Learning())
+    before = len(learned)
+    assert before == len(hot_functions)
+    TunedGemm()
+    Dispatcher(op_named("a16w16")).hot(lambda: torch.ones(1), lambda: ((), None, {}))
+    assert learned[before:] == ["a16w16", "a16w16"]
     gc.collect()
     alive = len(hot_functions)
     made = TunedGemm()

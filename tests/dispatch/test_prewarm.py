@@ -24,6 +24,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.row import Row
 from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 Met = list[tuple[str, tuple[int, ...]]]
 
@@ -104,7 +105,7 @@ def test_weights_of_other_types_are_left_out(met: Met) -> None:
     assert met == []
 
 
-@pytest.mark.parametrize("m", [0, -1, (2, True), (2.5,), ()])
+@listed("m", [0, -1, (2, True), (2.5,), ()])
 def test_a_wrong_m_is_told(m: int | tuple[int, ...]) -> None:
     """Rows are whole numbers from 1 on."""
     with pytest.raises(UserError, match=r"prewarm: m (must be|holds)"):

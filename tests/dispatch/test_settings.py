@@ -7,9 +7,10 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
+from tunedgemm.testing.listed import listed
 
 
-@pytest.mark.parametrize(
+@listed(
     ("environment", "ops"),
     [
         ({}, ()),
@@ -30,10 +31,10 @@ def test_the_variables_say_which_ops(environment: dict[str, str], ops: tuple[str
     assert (settings.online_seconds, settings.online_libtype) == (30.0, "all")
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
+@listed("text", ["soon", "0", "-3", "inf", "nan"])
 def test_seconds_are_a_number_above_0(text: str) -> None:
     """A mistake in the variable is named."""
-    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS must be a number of seconds above 0 .got '{text}'"):
+    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS: must be a number of seconds above 0 .got '{text}'"):
         Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": text})
 
     settings = Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": "2.5", "TUNEDGEMM_ONLINE_LIBTYPE": "triton,torch"})

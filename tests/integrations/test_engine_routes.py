@@ -48,7 +48,7 @@ def bf16_layer(n: int = N, name: str = "model.layers.0.qkv_proj") -> tuple[Any, 
 
 def bound(m: int, n: int = N) -> bool:
     """Whether a table's row was bound for a16w16 of M rows."""
-    return dispatcher("a16w16").knows(Shape("a16w16", m, n, K, "bf16"), current_device())
+    return dispatcher("a16w16").is_bound(Shape("a16w16", m, n, K, "bf16"), current_device())
 
 
 @in_every_form

@@ -82,7 +82,7 @@ def test_a_layer_with_a_row_is_routed(sglang_table) -> None:
 
     assert own == [4, 8, 3000, 3000]  # all of the other layer, and the last of the first
     assert [bool(each.tunedgemm_route) for each in (one, other)] == [True, False]
-    assert all(dispatcher("a16w16").knows(Shape("a16w16", m, N, K, "bf16"), current_device()) for m in (4, 8))
+    assert all(dispatcher("a16w16").is_bound(Shape("a16w16", m, N, K, "bf16"), current_device()) for m in (4, 8))
 
 
 @pytest.mark.parametrize("skipped", [False, True])

@@ -45,7 +45,7 @@ def made_layer(**parameters: torch.Tensor | None) -> torch.nn.Module:
 
 def served(shape: Shape) -> bool:
     """Whether a shape's row was bound here."""
-    return dispatcher(shape.op).knows(shape, current_device())
+    return dispatcher(shape.op).is_bound(shape, current_device())
 
 
 def fp8_kernel(kind: str, shape: tuple[int, int] = (N, K), *, symmetric: bool = True, out: torch.dtype = torch.bfloat16) -> Any:

@@ -161,7 +161,7 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
     assert type(kernel.fused_experts).__name__ == "TunedGemmExperts" and found.dtype == torch.bfloat16
     assert (found.float() - expected).norm() < 0.02 * expected.norm()
     assert vllm_captured("fmoe") == {5: 1}
-    assert dispatcher("fmoe").knows(shape, current_device())  # tables serve no subclasses of torch's parameters
+    assert dispatcher("fmoe").is_bound(shape, current_device())  # tables serve no subclasses of torch's parameters
 
 
 @in_every_form
@@ -330,7 +330,7 @@ def test_a_row_routes_its_number_of_tokens(on_gpu, vllm_table, kind) -> None:
 
     [route] = engine_routes.routes.values()
     assert route.calls == {4: route.ours, 1: route.theirs} and calls == [1]
-    assert dispatcher("fmoe").knows(shape, current_device()) and route.reasons[1] == "no row"
+    assert dispatcher("fmoe").is_bound(shape, current_device()) and route.reasons[1] == "no row"
     assert "1 layers go through tables (torch)" in "".join(engine_routes.summary([4], current_device()))
 
 

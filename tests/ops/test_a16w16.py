@@ -7,6 +7,7 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
 BF16 = torch.bfloat16
@@ -38,7 +39,7 @@ class TestShapeOf:
         weight.layout_name = "aiter16x16"
         assert OP.shape_of(ones(2, 8), weight).layout == "aiter16x16"
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((ones(2, 8), ones(4)), r"the weight must be 2-D \[N, K\]"),
@@ -103,7 +104,7 @@ class TestColumns:
         assert shape == Shape("a16w16", 16, 512, 7168, "bf16", "fp32", "bias", scale="tensor", layout="aiter16x16")
         assert {name: OP.columns.format(shape)[name] for name in row} == row
 
-    @pytest.mark.parametrize(
+    @listed(
         "shape",
         [
             Shape("a16w16", 1, 2, 3),
@@ -116,7 +117,7 @@ class TestColumns:
         """What a row cannot say in AITER's columns it says in ours."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "message"),
         [
             ({"M": "1.5"}, "column 'M' must be a whole number"),
@@ -160,7 +161,7 @@ class TestReference:
         """The result has one row for each row of x."""
         assert OP.reference(Shape("a16w16", 6, 5, 4), (ones(2, 3, 4), ones(5, 4))).shape == (6, 5)
 
-    @pytest.mark.parametrize("before", [True, False])
+    @listed("before", [True, False])
     def test_tf32_is_as_it_was(self, before):
         """The process's TF32 switch is put back, also where the product fails."""
         switch = torch.backends.cuda.matmul

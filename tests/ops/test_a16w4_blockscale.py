@@ -13,6 +13,7 @@ from tunedgemm.ops.formats.quant import per_1x32_f4_quant, shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a16w4_blockscale")
@@ -41,9 +42,9 @@ def shape(m, n, k, layout="row", **fields):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize("pair", [FP4, torch.uint8])
-    @pytest.mark.parametrize("byte", [E8M0, torch.uint8])
-    @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+    @listed("pair", [FP4, torch.uint8])
+    @listed("byte", [E8M0, torch.uint8])
+    @listed("dtype", ["bf16", "fp16"])
     def test_the_dtype_is_that_of_x(self, pair, byte, dtype):
         """Weight and scales may be typed as what they are or as bytes; without a word the output is of x's dtype."""
         found = OP.shape_of(X.to(torch_dtype(dtype)), fp4(5, 48, dtype=pair), ones(5, 3, dtype=byte))
@@ -55,7 +56,7 @@ class TestShapeOf:
         found = OP.shape_of(x, shuffle_weight(fp4(272, 160)), ones(512, 16), torch.ones(272), otype=torch.float32)
         assert found == shape(6, 272, 320, "aiter16x16", dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="fp32")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((X.float(), fp4(5, 48), ones(5, 3)), "x must be torch.bfloat16, torch.float16 (got torch.float32)"),
@@ -99,9 +100,9 @@ class TestColumns:
         }  # fmt: skip
         found = OP.columns.parse(row)
         assert OP.columns.format(found) == row
-        assert OP.kin(found) == (found, shape(1, 512, 4096))
+        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096))
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "message"),
         [
             ({"K": "4100"}, r"K must be a multiple of 32, which share a scale \(got K=4100"),
@@ -160,7 +161,7 @@ def test_inputs():
     assert w_scale.shape == (256, 16)
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
+@listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
     """Who rounds x to the weight's format computes another op."""
     which = shape(32, 48, 2048, outdtype=outdtype)
@@ -192,8 +193,8 @@ def test_fakes_serve_meta_tensors():
 class TestFunction:
     """gemm_a16wfp4, with AITER's arguments and two of ours behind them."""
 
-    @pytest.mark.parametrize("layout", ["aiter16x16", "row"])
-    @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+    @listed("layout", ["aiter16x16", "row"])
+    @listed("dtype", ["bf16", "fp16"])
     def test_aiters_arguments(self, layout, dtype):
         """x, w, w_scales, atomic_add, dtype, y and config; then bias and bpreshuffle."""
         which = shape(6, 32, 64, layout, dtype=dtype, outdtype="fp32", epilogue="bias", bias_dtype="fp32")
@@ -212,7 +213,7 @@ class TestFunction:
         assert TunedGemm().gemm_a16wfp4(*operands).dtype == torch.bfloat16
         assert TunedGemm().gemm_a16wfp4(*operands, dtype=None).dtype == torch.float16
 
-    @pytest.mark.parametrize(
+    @listed(
         ("layout", "fields", "message"),
         [
             ("row", {"y": torch.empty(2, 32)}, "y is not taken, the output is a new tensor; call y.copy_(…) with it"),

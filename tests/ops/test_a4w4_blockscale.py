@@ -12,6 +12,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.quant import dequant_fp4, shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a4w4_blockscale")
@@ -39,8 +40,8 @@ def shape(m, n, k, layout="row", **fields):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize("pair", [FP4, torch.uint8])
-    @pytest.mark.parametrize("byte", [E8M0, torch.uint8])
+    @listed("pair", [FP4, torch.uint8])
+    @listed("byte", [E8M0, torch.uint8])
     def test_k_counts_elements(self, pair, byte):
         """Two in each byte of x and of the weight, which may be typed as what they are or as bytes."""
         found = OP.shape_of(fp4(6, 48, dtype=pair), fp4(5, 48, dtype=pair), ones(6, 3, dtype=byte), ones(5, 3, dtype=byte))
@@ -58,7 +59,7 @@ class TestShapeOf:
         )
         assert found == shape(6, 272, 320, "aiter16x16", outdtype="fp16", epilogue="bias", bias_dtype="fp32")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((torch.ones(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3)), "x must be torch.float4_e2m1fn_x2, torch.uint8 (got torch.float32)"),
@@ -102,7 +103,7 @@ class TestColumns:
         row = {"M": "1", "N": "512", "K": "4096", "layout": "row", "outdtype": "torch.float32", "bias": "True"}
         found = OP.columns.parse(row)
         assert OP.columns.format(found) == row
-        assert OP.kin(found) == (found, shape(1, 512, 4096, "aiter16x16"))
+        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096, "aiter16x16"))
 
     def test_k_of_a_table(self):
         """A row that no operands can have is refused when it is read."""
@@ -153,7 +154,7 @@ def test_inputs():
     assert (x_scale.shape, w_scale.shape) == ((256, 16), (256, 16))
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
+@listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
     """A product summed in float32 and rounded once uses less than half of what is allowed; bf16 holds the operands exactly."""
     which = shape(32, 48, 2048, outdtype=outdtype)
@@ -185,7 +186,7 @@ def test_fakes_serve_meta_tensors():
 class TestFunction:
     """AITER's gemm_a4w4."""
 
-    @pytest.mark.parametrize("layout", ["aiter16x16", "row"])
+    @listed("layout", ["aiter16x16", "row"])
     def test_aiters_arguments(self, layout):
         """A, B, A_scale, B_scale, bias, dtype, alpha, beta and bpreshuffle."""
         which = shape(6, 32, 64, layout, outdtype="fp16", epilogue="bias", bias_dtype="fp32")
@@ -194,7 +195,7 @@ class TestFunction:
         assert (out.shape, out.dtype) == ((2, 3, 32), torch.float16)
         assert worst_row_error(out, OP.reference(which, (x, *rest))) <= OP.tolerance(which).row_error
 
-    @pytest.mark.parametrize(
+    @listed(
         ("layout", "fields", "message"),
         [
             ("aiter16x16", {"alpha": 2.0}, "alpha and beta are only taken as 1 and 0 (got alpha=2.0, beta=0.0)"),

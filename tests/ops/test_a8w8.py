@@ -11,6 +11,7 @@ from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a8w8")
@@ -29,14 +30,14 @@ def scale(*sizes, dtype=torch.float32, device=None):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize("x_scale", [(6,), (6, 1), (2, 3, 1)], ids=str)
-    @pytest.mark.parametrize("w_scale", [(4,), (4, 1), (1, 4)], ids=str)
+    @listed("x_scale", [(6,), (6, 1), (2, 3, 1)], ids=str)
+    @listed("w_scale", [(4,), (4, 1), (1, 4)], ids=str)
     def test_scales_by_row(self, x_scale, w_scale):
         """M values for the leading dimensions of x and N for the weight, in each of the forms that callers have."""
         shape = OP.shape_of(int8(2, 3, 8), int8(4, 8), scale(*x_scale), scale(*w_scale))
         assert shape == Shape("a8w8", 6, 4, 8, "int8", "bf16", scale="row")
 
-    @pytest.mark.parametrize("sizes", [(), (1,), (1, 1)], ids=str)
+    @listed("sizes", [(), (1,), (1, 1)], ids=str)
     def test_scales_of_the_whole_tensor(self, sizes):
         """One value each."""
         assert OP.shape_of(int8(6, 8), int8(4, 8), scale(*sizes), scale(*sizes)).scale == "tensor"
@@ -55,7 +56,7 @@ class TestShapeOf:
         with_bias = OP.shape_of(*operands, scale(1, 4, dtype=torch.float16), otype=torch.float32)
         assert with_bias == Shape("a8w8", 2, 4, 8, "fp8_e4m3fn", "fp32", "bias", "fp16", "row")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((int8(2, 8), int8(4), scale(2), scale(4)), "the weight must be 2-D [N, K] (x (2, 8) torch.int8, weight (4,) torch.int8)"),
@@ -125,7 +126,7 @@ class TestColumns:
         assert (shape.scale, shape.outdtype, shape.bias) == ("tensor", "fp16", True)
         assert OP.columns.format(shape) == row
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "error", "message"),
         [
             ({"M": "1.5"}, ShapeError, "column 'M' must be a whole number"),
@@ -145,15 +146,15 @@ class TestColumns:
         """A call with a bias, one scale each and fp16 out is served by its own rows, then by AITER's of its dtype."""
         plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
         call = attrs.evolve(plain, outdtype="fp16", epilogue="bias", bias_dtype="fp32", scale="tensor")
-        assert OP.kin(call) == (call, plain)
-        assert OP.kin(plain) == (plain,)
+        assert OP.equivalent_shapes(call) == (call, plain)
+        assert OP.equivalent_shapes(plain) == (plain,)
 
 
 class TestReference:
     """The exact result that everything is compared with."""
 
-    @pytest.mark.parametrize("x_scale", [(2,), (2, 1)], ids=str)
-    @pytest.mark.parametrize("w_scale", [(3,), (3, 1), (1, 3)], ids=str)
+    @listed("x_scale", [(2,), (2, 1)], ids=str)
+    @listed("w_scale", [(3,), (3, 1), (1, 3)], ids=str)
     def test_scales_by_row_and_bias(self, x_scale, w_scale):
         """(x @ weight.T) * x_scale[:, None] * w_scale[None, :] + bias[None, :], whatever form the scales have."""
         scales = torch.tensor([0.5, 2.0]).reshape(x_scale), torch.tensor([1.0, 10.0, 100.0]).reshape(w_scale)
@@ -177,8 +178,8 @@ class TestReference:
 class TestInputs:
     """Random operands of a shape."""
 
-    @pytest.mark.parametrize("kind", ["row", "tensor"])
-    @pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3fn", "fp8_e4m3fnuz"])
+    @listed("kind", ["row", "tensor"])
+    @listed("dtype", ["int8", "fp8_e4m3fn", "fp8_e4m3fnuz"])
     def test_the_whole_range_is_used_and_nothing_is_nan(self, dtype, kind):
         """Each row (or the tensor) reaches the largest value of its dtype: 127, 448, or 240 of gfx942's fp8."""
         shape = Shape("a8w8", 17, 33, 256, dtype, "bf16", scale=kind)
@@ -201,8 +202,8 @@ class TestInputs:
         assert worst_row_error(rolled, reference) > 10 * OP.tolerance(shape).row_error
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3fn"])
+@listed("outdtype", ["bf16", "fp16", "fp32"])
+@listed("dtype", ["int8", "fp8_e4m3fn"])
 def test_a_float32_sum_is_well_inside_the_tolerance(dtype, outdtype):
     """A product summed in float32 and rounded once uses less than half of what is allowed."""
     shape = Shape("a8w8", 32, 48, 2048, dtype, outdtype, "bias", "fp32", "row")
@@ -229,7 +230,7 @@ def test_fakes_serve_meta_tensors():
 class TestFunction:
     """AITER's gemm_a8w8."""
 
-    @pytest.mark.parametrize("name", ["gemm_a8w8", "gemm_a8w8_CK"])
+    @listed("name", ["gemm_a8w8", "gemm_a8w8_CK"])
     def test_aiters_arguments(self, name):
         """XQ, WQ, x_scale, w_scale, bias, dtype and splitK, by place or by name; the output keeps leading dimensions."""
         shape = Shape("a8w8", 6, 16, 32, "int8", "fp16", "bias", scale="row")

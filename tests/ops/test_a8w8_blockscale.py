@@ -12,6 +12,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.quant import dequant_blocks
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a8w8_blockscale")
@@ -33,7 +34,7 @@ def scale(*sizes, dtype=torch.float32, device=None):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize("x_scale", [(6, 3), (2, 3, 3)], ids=str)
+    @listed("x_scale", [(6, 3), (2, 3, 3)], ids=str)
     def test_tails_and_leading_dimensions(self, x_scale):
         """The last blocks of N and K may be short; the scales of x have its leading dimensions, or one for all rows."""
         shape = OP.shape_of(fp8(2, 3, 300), fp8(130, 300), scale(*x_scale), scale(2, 3))
@@ -45,7 +46,7 @@ class TestShapeOf:
         shape = OP.shape_of(fp8(2, 128, dtype=fnuz), fp8(16, 128, dtype=fnuz), scale(2, 1), scale(1, 1), otype=torch.float16)
         assert (shape.dtype, shape.outdtype) == ("fp8_e4m3fnuz", "fp16")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((fp8(2, 256), fp8(16, 128), scale(2, 2), scale(1, 2)), "the last dimension of x must equal that of the [N, K] weight"),
@@ -81,7 +82,7 @@ class TestColumns:
         row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32"}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
-        assert OP.kin(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
 
     def test_int8_is_of_another_family(self):
         """A cell that is wrong is named by its column."""
@@ -108,7 +109,7 @@ class TestReference:
         assert OP.reference(shape, (fp8(2, 3, 4), fp8(5, 4), scale(2, 3, 1), scale(1, 1))).shape == (6, 5)
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fnuz"])
+@listed("dtype", ["fp8_e4m3fn", "fp8_e4m3fnuz"])
 def test_inputs_use_the_whole_range(dtype):
     """Each block reaches the largest value of its dtype, and its scale differs from its neighbours'."""
     x, weight, x_scale, w_scale = OP.make_inputs(Shape("a8w8_blockscale", 9, 257, 300, dtype, "bf16", scale="block"), CPU, 0)
@@ -122,7 +123,7 @@ def test_inputs_use_the_whole_range(dtype):
     assert len(set(w_scale.flatten().tolist())) == 9
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
+@listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
     """Blocks scaled and summed in float32 and rounded once use less than half of what is allowed."""
     shape = Shape("a8w8_blockscale", 32, 200, 2000, "fp8_e4m3fn", outdtype, scale="block")

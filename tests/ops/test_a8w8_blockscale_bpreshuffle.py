@@ -67,7 +67,7 @@ class TestColumns:
         row = {"M": "16", "N": "512", "K": "7168", "layout": "aiter32x16", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float16"}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
-        assert OP.kin(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16", layout="aiter16x16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16", layout="aiter16x16"))
 
     def test_plain_weights_are_of_another_family(self):
         """A row cannot say that its weight is plain."""

@@ -8,6 +8,7 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_bpreshuffle")
@@ -22,7 +23,7 @@ def scale(*sizes):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize(
+    @listed(
         ("dtype", "sides", "layout"),
         [(torch.int8, (16, 16), "aiter16x16"), (torch.int8, (32, 16), "aiter32x16"), (torch.float8_e4m3fn, (16, 16), "aiter16x16")],
     )
@@ -33,7 +34,7 @@ class TestShapeOf:
             shape = OP.shape_of(x, given, scale(2), scale(32))
             assert (shape.layout, shape.n, shape.k) == (layout, 32, 64)
 
-    @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+    @listed("dtype", [torch.int8, torch.float8_e4m3fn])
     def test_a_plain_weight_is_refused(self, dtype):
         """The error names both ways to a typed weight and the function for plain ones."""
         sides = r"\(16, 16\)"
@@ -52,7 +53,7 @@ class TestShapeOf:
 class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
-    @pytest.mark.parametrize("dtype", ["torch.int8", "torch.float8_e4m3fn"])
+    @listed("dtype", ["torch.int8", "torch.float8_e4m3fn"])
     def test_the_layout_of_aiters_rows(self, dtype):
         """AITER's kernels take fp8 and int8 in (16, 16)."""
         row = {"M": "16", "N": "512", "K": "7168", "q_dtype_w": dtype}
@@ -65,7 +66,7 @@ class TestColumns:
         shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
         assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
         assert OP.columns.format(shape)["layout"] == "aiter32x16"
-        assert OP.kin(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
 
     def test_plain_weights_are_of_another_family(self):
         """A row cannot say that its weight is plain."""
@@ -86,7 +87,7 @@ def test_the_reference_is_that_of_the_plain_weight():
 class TestFunctions:
     """AITER's gemm_a8w8_bpreshuffle and gemm_a8w8_ASM."""
 
-    @pytest.mark.parametrize(("name", "dtype"), [("gemm_a8w8_bpreshuffle", "fp8_e4m3fn"), ("gemm_a8w8_ASM", "int8")])
+    @listed(("name", "dtype"), [("gemm_a8w8_bpreshuffle", "fp8_e4m3fn"), ("gemm_a8w8_ASM", "int8")])
     def test_aiters_arguments(self, name, dtype):
         """By place or by name; a bias may be there or not, with either dtype."""
         shape = Shape("a8w8_bpreshuffle", 6, 32, 64, dtype, "bf16", "bias", "fp32", "row", "aiter16x16")

@@ -10,6 +10,7 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("batched_a8w8")
@@ -35,8 +36,8 @@ X, W, S, T = whole(3, 4, 8), whole(3, 5, 8), scale(3, 4, 1), scale(3, 5, 1)
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    @pytest.mark.parametrize("x_sizes", [(3, 4, 1), (3, 4)])
-    @pytest.mark.parametrize("w_sizes", [(3, 1, 5), (3, 5, 1), (3, 5)])
+    @listed("x_sizes", [(3, 4, 1), (3, 4)])
+    @listed("w_sizes", [(3, 1, 5), (3, 5, 1), (3, 5)])
     def test_scales_in_every_form(self, x_sizes, w_sizes):
         """One float32 value for each row of x and of the weight, however it is laid out."""
         assert OP.shape_of(X, W, scale(*x_sizes), scale(*w_sizes)) == plain()
@@ -49,7 +50,7 @@ class TestShapeOf:
         assert biased == plain(epilogue="bias", bias_dtype="fp32")
         assert plain(epilogue="bias").bias_dtype == "bf16"
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "message"),
         [
             ((X, W, scale(4, 1), T), r"x_scale must be \[3, 4, 1\] or \[3, 4\], torch.float32 on cpu \(got \(4, 1\)"),
@@ -80,7 +81,7 @@ class TestColumns:
         assert OP.columns.parse(row) == plain()
         assert OP.columns.format(plain()) == {**row, "dtype": "", "outdtype": "", "bias": ""}
 
-    @pytest.mark.parametrize("shape", [plain(dtype="fp8_e4m3fnuz"), plain(outdtype="fp32", epilogue="bias")], ids=str)
+    @listed("shape", [plain(dtype="fp8_e4m3fnuz"), plain(outdtype="fp32", epilogue="bias")], ids=str)
     def test_round_trip(self, shape):
         """What the key does not tell is in columns of ours."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
@@ -90,7 +91,7 @@ class TestColumns:
         with pytest.raises(ShapeError, match="'dtype' must be one of int8, fp8_e4m3fn, fp8_e4m3fnuz"):
             OP.columns.parse({"B": "3", "M": "4", "N": "5", "K": "8", "dtype": "bf16"})
 
-    @pytest.mark.parametrize("name", ["a8w8_tuned_batched_gemm.csv", "a8w8_untuned_batched_gemm.csv"])
+    @listed("name", ["a8w8_tuned_batched_gemm.csv", "a8w8_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
         """Each row is a shape of its own, whose key is that of the row."""
         path = CONFIGS / name
@@ -106,10 +107,10 @@ class TestColumns:
 def test_kin_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's."""
     other = plain(dtype="fp8_e4m3fn", outdtype="fp16", epilogue="bias")
-    assert OP.kin(other) == (other, plain())
+    assert OP.equivalent_shapes(other) == (other, plain())
 
 
-@pytest.mark.parametrize(("x_sizes", "w_sizes"), [((2, 2, 1), (2, 1, 1)), ((2, 2), (2, 1))])
+@listed(("x_sizes", "w_sizes"), [((2, 2, 1), (2, 1, 1)), ((2, 2), (2, 1))])
 def test_reference(x_sizes, w_sizes):
     """Each row's product is scaled by its own scales, and the bias comes after them."""
     x = torch.tensor([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], dtype=INT8)
@@ -154,7 +155,7 @@ class TestFunctions:
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_a8w8"] is functions["batched_gemm_a8w8_CK"]
 
-    @pytest.mark.parametrize("shape", [plain(4, 16, 32), plain(4, 16, 32, dtype="fp8_e4m3fn", epilogue="bias")], ids=str)
+    @listed("shape", [plain(4, 16, 32), plain(4, 16, 32, dtype="fp8_e4m3fn", epilogue="bias")], ids=str)
     def test_the_result(self, shape):
         """The scaled product in bf16, or in the dtype asked for; splitK changes nothing."""
         dispatcher = Dispatcher(OP)

@@ -11,6 +11,7 @@ from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 
 OP = op_named("batched_bf16")
 BF16, FP16, CPU = torch.bfloat16, torch.float16, torch.device("cpu")
@@ -40,7 +41,7 @@ class TestShapeOf:
             biased = OP.shape_of(ones(3, 4, 8), ones(3, 5, 8), ones(*sizes, dtype=torch.float32), otype=torch.float32)
             assert biased == plain(outdtype="fp32", epilogue="bias", bias_dtype="fp32")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("operands", "otype", "message"),
         [
             ((ones(4, 8), ones(3, 5, 8)), None, r"x must be 3-D \[B, M, K\] and the weight 3-D \[B, N, K\] \(x \(4, 8\)"),
@@ -81,7 +82,7 @@ class TestColumns:
         assert OP.columns.parse(OP.columns.format(shape)) == shape
         assert OP.columns.parse({"B": "3", "M": "4", "N": "5", "K": "8", "dtype": "0", "outdtype": "0", "bias": "0"}) == plain()
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "error", "message"),
         [
             ({"B": "0"}, ShapeError, "'B' must be at least 1"),
@@ -98,7 +99,7 @@ class TestColumns:
         with pytest.raises(error, match=message):
             OP.columns.parse({"B": "3", "M": "4", "N": "5", "K": "8", **cells})
 
-    @pytest.mark.parametrize("name", ["bf16_tuned_batched_gemm.csv", "bf16_untuned_batched_gemm.csv"])
+    @listed("name", ["bf16_tuned_batched_gemm.csv", "bf16_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
         """Each row is a shape of its own, whose key is that of the row."""
         path = CONFIGS / name
@@ -113,10 +114,10 @@ class TestColumns:
 
 def test_kin_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's; the ladder is the exact M alone."""
-    assert OP.kin(plain()) == (plain(),)
+    assert OP.equivalent_shapes(plain()) == (plain(),)
     other = plain(dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="bf16")
-    assert OP.kin(other) == (other, plain())
-    assert dict(OP.ladder(17, 64)) == {17: "exact"}
+    assert OP.equivalent_shapes(other) == (other, plain())
+    assert dict(OP.padded_m(17, 64)) == {17: "exact"}
 
 
 def test_reference():
@@ -149,7 +150,7 @@ class TestFunctions:
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_bf16"] is functions["batched_gemm_bf16_CK"]
 
-    @pytest.mark.parametrize("bias", [False, True])
+    @listed("bias", [False, True])
     def test_the_result(self, bias):
         """The product in AITER's default dtype, x's own, or the one asked for, and the launcher is kept."""
         dispatcher = Dispatcher(OP)

@@ -24,6 +24,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows, read_untuned
 from tunedgemm.table.row import key_shape
+from tunedgemm.testing.listed import listed
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
@@ -171,7 +172,7 @@ def test_the_page_of_ops_is_as_it_was_written(matrix: ModuleType) -> None:
     assert matrix.RESULT.read_text() == matrix.text(matrix.read())
 
 
-@pytest.mark.parametrize("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
+@listed("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
     """For a sample of the valid rows of AITER's own tables, explain on that row's device names its libtype or the reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"

@@ -13,6 +13,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 
 OP = op_named("fmoe")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -54,7 +55,7 @@ class TestShapeOf:
         other = OP.shape_of(*operands, otype=torch.float16, activation=1, quant_type=2, doweight_stage1=True)
         assert (other.outdtype, other["act"], other["doweight_stage1"]) == ("fp16", "gelu", True)
 
-    @pytest.mark.parametrize("cells", [TENSOR, {}, BLOCK, FP4], ids=lambda cells: cells.get("q_type", "QuantType.per_Token"))
+    @listed("cells", [TENSOR, {}, BLOCK, FP4], ids=lambda cells: cells.get("q_type", "QuantType.per_Token"))
     def test_scales_in_every_form(self, cells):
         """Scales may be flattened or have a last dimension of one where nothing can be mistaken."""
         shape, operands = inputs(**cells)
@@ -89,7 +90,7 @@ class TestShapeOf:
         OP.entry(dispatcher)["fused_moe"](*operands[:5], quant_type=2, w1_scale=operands[5], w2_scale=operands[6])
         assert seen == [torch.int32]
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "change", "message"),
         [
             ({}, {0: lambda x: x[0]}, r"hidden must be \[T, model_dim\], w1 \[E, rows, model_dim\].*hidden \(128,\)"),
@@ -156,7 +157,7 @@ class TestColumns:
         assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": ""}
         assert OP.columns.format(shape_from())["layout"] == "row"
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "message"),
         [
             (
@@ -194,7 +195,7 @@ class TestColumns:
         assert read({"libtype": "torch", "us": "5"}) == {"libtype": "torch", "us": "5"}
         assert read({"err1": "much", "err2": "1%"})["err_ratio"] == "much"
 
-    @pytest.mark.parametrize("name", ["one", "one+two", ""])
+    @listed("name", ["one", "one+two", ""])
     def test_what_is_written_is_read_again(self, name):
         """Written in AITER's columns, a solution of ours comes back."""
         cells = {"libtype": "torch", "kernelName": name, "splitK": "3", "us": "12.5", "err_ratio": "0.02", "tflops": "1.5"}
@@ -210,7 +211,7 @@ class TestColumns:
         written = OP.columns.write(cells)
         assert (written["err1"], written["err2"], written["block_m"]) == ("0.3%", "12.1%", "32")
 
-    @pytest.mark.parametrize(
+    @listed(
         ("name", "libtypes"),
         [
             ("tuned_fmoe.csv", {"asm+ck", "ck", "asm"}),
@@ -248,22 +249,22 @@ class TestKin:
     def test_layouts_come_before_other_activations(self):
         """The shape, AITER's shuffled row of it, and only then rows of another activation."""
         shape = shape_from()
-        assert [(kin.layout, kin["act"]) for kin in OP.kin(shape)] == [
+        assert [(kin.layout, kin["act"]) for kin in OP.equivalent_shapes(shape)] == [
             (layout, act) for act in ("silu", "gelu", "swiglu") for layout in ("row", "aiter16x16")
         ]
         shuffled = attrs.evolve(shape, layout="aiter16x16", outdtype="fp16")
-        assert [(kin.layout, kin.outdtype) for kin in OP.kin(shuffled)[:3]] == [
+        assert [(kin.layout, kin.outdtype) for kin in OP.equivalent_shapes(shuffled)[:3]] == [
             ("aiter16x16", "fp16"), ("aiter16x16", "bf16"), ("row", "bf16"),
         ]  # fmt: skip
 
     def test_ungated_experts_have_no_swiglu(self):
         """No row of swiglu can serve weights without a gate."""
-        assert {kin["act"] for kin in OP.kin(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
+        assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
 
     def test_ladder_of_tokens(self):
         """The exact number of tokens, then AITER's power of two or tier."""
-        assert dict(OP.ladder(300, 128)) == {300: "exact", 512: "padded"}
-        assert list(OP.ladder(200000, 128)) == [200000, 131072, 32768]
+        assert dict(OP.padded_m(300, 128)) == {300: "exact", 512: "padded"}
+        assert list(OP.padded_m(200000, 128)) == [200000, 131072, 32768]
 
 
 class TestWork:
@@ -274,7 +275,7 @@ class TestWork:
         assert OP.flops(shape_from()) == 4 * 2 * 2 * 128 * 3 * 64
         assert OP.flops(shape_from(use_g1u1="0")) == 4 * 2 * 2 * 128 * 2 * 64
 
-    @pytest.mark.parametrize(
+    @listed(
         ("cells", "expert"),
         [
             (PLAIN, 3 * 64 * 128 * 2),

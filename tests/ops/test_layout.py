@@ -8,6 +8,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.ops.layout import layout_of, plain_layout, shuffled_layout
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 
 WEIGHT = torch.randn(32, 64).bfloat16()
 
@@ -28,7 +29,7 @@ def test_the_other_kind_is_refused():
         shuffled_layout("a8w8", WEIGHT, "(16, 16)", "other")
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
+@listed("name", sorted(ops()))
 def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(name):
     """AITER marks the tensors that its function has shuffled; multiplied as they are, they would give wrong numbers without a word."""
     op = op_named(name)

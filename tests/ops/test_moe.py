@@ -11,6 +11,7 @@ from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe import ActivationType, QuantType
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
@@ -43,7 +44,7 @@ class TestWords:
         assert moe.quant_word(QuantType.per_1x128) == moe.quant_word(4) == moe.quant_word(Theirs.per_1x128) == "per_1x128"
         assert moe.quant_word(QuantType.per_128x128) == "per_1x128"
 
-    @pytest.mark.parametrize("value", [3, -1, "Silu", None, 1.5j])
+    @listed("value", [3, -1, "Silu", None, 1.5j])
     def test_activations_that_are_not_computed(self, value):
         """The message lists those that are."""
         with pytest.raises(OperandError, match=r"no ActivationType .* is computed here; known: Silu \(0\), Gelu \(1\), Swiglu \(2\)"):
@@ -182,7 +183,7 @@ def by_hand(shape, operands):
 class TestReference:
     """The exact result that everything is compared with."""
 
-    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row"], ids=str)
+    @listed("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row"], ids=str)
     def test_against_the_definition(self, shape):
         """Every kind of quantisation, activation and weighting, one token and one expert at a time.
 
@@ -191,7 +192,7 @@ class TestReference:
         operands = OP.make_inputs(shape, CPU, 5)
         assert worst_row_error(OP.reference(shape, operands), by_hand(shape, operands)) <= OP.tolerance(shape).row_error / 5
 
-    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row" and not shape.n % 32], ids=str)
+    @listed("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row" and not shape.n % 32], ids=str)
     def test_shuffled_weights_give_the_same(self, shape):
         """Weights, and mxfp4's scales, in AITER's order are put in order first."""
         operands = list(OP.make_inputs(shape, CPU, 0))
@@ -228,7 +229,7 @@ class TestReference:
         assert torch.equal(OP.reference(shape, (*operands, top.view(1), None)), dynamic)
         assert not torch.equal(OP.reference(shape, (*operands, one, one)), dynamic)
 
-    @pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
+    @listed("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
     def test_scales_of_other_experts_show(self, kind):
         """With the scales of another expert, of either weight, the result of random operands is out of bounds."""
         shape = example(q_type=kind, layout="row")

@@ -8,6 +8,7 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
@@ -33,7 +34,7 @@ class TestFunction:
         fused_moe = OP.entry(dispatcher)["fused_moe"]
         return fused_moe(*operands[:5], **{**fields, "doweight_stage1": shape["doweight_stage1"], **scales, **more})
 
-    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m in (5, 16, 24)], ids=str)
+    @listed("shape", [shape for shape in OP.examples if shape.m in (5, 16, 24)], ids=str)
     def test_the_result(self, shape):
         """The mixture in the dtype of the hidden states; the launcher is kept and serves equal calls."""
         dispatcher, operands = Dispatcher(OP), OP.make_inputs(shape, CPU, 0)
@@ -93,7 +94,7 @@ class TestFunction:
         assert worst_row_error(out[:3], reference[:3]) <= OP.tolerance(shape).row_error
         assert not out[3:].any()
 
-    @pytest.mark.parametrize("cells", [PLAIN, TENSOR])
+    @listed("cells", [PLAIN, TENSOR])
     def test_padding_may_hold_anything(self, cells):
         """What lies beyond the local tokens reaches neither the output nor a scale of all tokens."""
         shape, operands = inputs(**cells)
@@ -105,7 +106,7 @@ class TestFunction:
             operands[0][3:] = rubbish
             assert torch.equal(self.call(Dispatcher(OP), shape, operands, num_local_tokens=count), wanted)
 
-    @pytest.mark.parametrize(
+    @listed(
         ("change", "arguments", "message"),
         [
             ({4: None}, {"num_local_tokens": torch.tensor([3])}, "topk_ids must be a tensor .got NoneType"),
@@ -132,7 +133,7 @@ class TestFunction:
             with pytest.raises(OperandError, match="no ActivationType"):
                 self.call(Dispatcher(OP), shape, operands, activation=wrong)
 
-    @pytest.mark.parametrize(
+    @listed(
         ("argument", "value"),
         [("bias1", torch.zeros(8, 128)), ("bias2", torch.zeros(1)), ("hidden_pad", 64), ("intermediate_pad", 1), ("swiglu_limit", 5.0),
          ("gate_mode", "interleave"), ("shared_expert_id", 3), ("shared_w1", torch.zeros(1))],

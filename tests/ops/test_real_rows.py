@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.ops import op_named
+from tunedgemm.testing.listed import listed
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "aiter" / "configs"
 OPS = ("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale")
@@ -21,20 +22,20 @@ def rows(name):
 
 
 @pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's files are not here")
-@pytest.mark.parametrize(("name", "least"), zip(OPS, (645, 2150, 14277, 2204, 1724), strict=True))
+@listed(("name", "least"), zip(OPS, (645, 2150, 14277, 2204, 1724), strict=True))
 def test_each_row_comes_back_as_it_was(name, least):
     """Every row is a shape of the op, its key is written as AITER wrote it, and no column of ours is needed for it."""
     columns, count = op_named(name).columns, 0
     for file, row in rows(name):
         shape = columns.parse(row)
         assert {column: text for column, text in columns.format(shape).items() if text} == row, file
-        assert op_named(name).kin(shape) == (shape,), file
+        assert op_named(name).equivalent_shapes(shape) == (shape,), file
         count += 1
     assert count >= least
 
 
 @pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's files are not here")
-@pytest.mark.parametrize("name", OPS)
+@listed("name", OPS)
 def test_columns_are_those_of_aiters_files(name):
     """The key and the values, in AITER's order, behind gfx and cu_num."""
     columns = op_named(name).columns

@@ -37,14 +37,17 @@ def lying(operand: torch.Tensor, form) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_operands_may_lie_in_any_way(shape, device):
+@pytest.mark.parametrize("name", sorted({shape.op for shape in SHAPES}))
+def test_operands_may_lie_in_any_way(name, device):
     """Activations and weights that are misaligned, transposed or have gaps, one by one and together."""
-    op, gemm = op_named(shape.op), TunedGemm(fake_registry(), settings=Settings())
-    operands = op.make_inputs(shape, torch.device(device), 0)
-    reference, fields = op.reference(shape, operands), op.fields(shape)
-    for places in ((0,), (1,), (0, 1, 2) if op.name == "fmoe" else (0, 1)):
-        for form in (misaligned, flipped, apart):
-            given = [lying(operand, form) if place in places else operand for place, operand in enumerate(operands)]
-            out = gemm.call(op.name, *given, otype=torch_dtype(shape.outdtype), **fields)
-            assert worst_row_error(out, reference) <= op.tolerance(shape).row_error, (places, form.__name__)
+    op, gemm, faults = op_named(name), TunedGemm(fake_registry(), settings=Settings()), []
+    for shape in (shape for shape in SHAPES if shape.op == name):
+        operands = op.make_inputs(shape, torch.device(device), 0)
+        reference, fields = op.reference(shape, operands), op.fields(shape)
+        for changed in ((0,), (1,), (0, 1, 2) if name == "fmoe" else (0, 1)):
+            for form in (misaligned, flipped, apart):
+                given = [lying(operand, form) if index in changed else operand for index, operand in enumerate(operands)]
+                out = gemm.call(name, *given, otype=torch_dtype(shape.outdtype), **fields)
+                if not worst_row_error(out, reference) <= op.tolerance(shape).row_error:
+                    faults.append((shape, changed, form.__name__))
+    assert not faults

@@ -33,14 +33,15 @@ DEVICES = [Device("sm_90", 132, "nvidia-h200"), Device("sm_90", 132, "nvidia-h10
 
 #: an op that also takes rows of another output dtype and of a plain layout, after its own
 WITH_KIN = attrs.evolve(
-    OP, kin=lambda shape: tuple(dict.fromkeys((shape, attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, layout="row"))))
+    OP,
+    equivalent_shapes=lambda shape: tuple(dict.fromkeys((shape, attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, layout="row")))),
 )
 
 
 def of_an_op(op: Op) -> list[Shape]:
-    """Shapes of an op, some of them the kin of others."""
+    """Shapes of an op, some of them equivalent to others."""
     shapes = [*op.examples[:4]]
-    return list(dict.fromkeys(kin for shape in shapes for kin in op.kin(attrs.evolve(shape, m=0))))
+    return list(dict.fromkeys(kin for shape in shapes for kin in op.equivalent_shapes(attrs.evolve(shape, m=0))))
 
 
 def plain(op: Op) -> list[Shape]:
@@ -72,8 +73,8 @@ def random_rows(draw: random.Random, shapes: Sequence[Shape], count: int) -> lis
 
 def search(op: Op, layers: Sequence[Sequence[Row]], shape: Shape, device: Device) -> list[tuple[Row, str, bool]]:
     """What `Table.candidates` promises, by a search through all rows for each place of the order."""
-    rungs = [(0, "pinned"), *((m, word) for m, word in op.ladder(shape.m, shape.n).items() if m)]
-    keys = [(word, attrs.evolve(kin, m=m, bias_dtype="")) for m, word in rungs for kin in op.kin(shape)]
+    rungs = [(0, "pinned"), *((m, word) for m, word in op.padded_m(shape.m, shape.n).items() if m)]
+    keys = [(word, attrs.evolve(kin, m=m, bias_dtype="")) for m, word in rungs for kin in op.equivalent_shapes(shape)]
     found = []
     for same in (True, False):
         for word, key in keys:

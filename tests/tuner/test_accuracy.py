@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tunedgemm.ops.op import Tolerance
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import accuracy
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
@@ -35,8 +36,8 @@ def test_worst_row_is_found_among_good_ones():
     assert worst_row_error(out, ref) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["out", "ref"])
+@listed("bad", [math.nan, math.inf, -math.inf])
+@listed("where", ["out", "ref"])
 def test_values_that_are_not_finite_fail_both(bad, where):
     """A NaN or an infinity anywhere, also in the reference, is the worst result."""
     tensors = {"out": torch.ones(4, 4), "ref": torch.ones(4, 4)}
@@ -58,7 +59,7 @@ def test_empty_outputs_are_right():
     assert worst_row_error(torch.empty(0, 8), torch.empty(0, 8)) == 0.0
 
 
-@pytest.mark.parametrize("out", [torch.ones(3, 4), torch.ones(4, 2), torch.tensor(1.0)], ids=["rows", "columns", "scalar"])
+@listed("out", [torch.ones(3, 4), torch.ones(4, 2), torch.tensor(1.0)], ids=["rows", "columns", "scalar"])
 def test_other_sizes_are_wrong(out):
     """An output of another size is wrong, never an exception."""
     assert error_ratio(out, torch.ones(2, 4), TIGHT) == 1.0

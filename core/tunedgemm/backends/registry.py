@@ -6,7 +6,7 @@ A broken plugin is skipped and remembered with its reason; asked for by name it 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -82,16 +82,29 @@ class Backend:
         return [split.added(near) for near in found] if split.is_split(solution) else found
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
+        return list(dict.fromkeys(self.iterate(hook, *arguments)))
+
+    def iterate(self, hook: str, *arguments: Any) -> Iterator[Solution]:
+        """Yield the solutions that a hook gives, in the plugin's order and as the plugin lists them.
+
+        Raises:
+            PluginError: the hook raised, or gave something that is not a Solution of this libtype.
+        """
+        solution: Any = None
         try:
-            found = list(dict.fromkeys(self.hooks[hook](*arguments)))
+            for solution in self.hooks[hook](*arguments):
+                if not isinstance(solution, Solution) or solution.libtype != self.libtype:
+                    break
+                if solution.kernel_name.endswith(ADD):
+                    break
+                yield solution
+            else:
+                return
         except Exception as error:
             raise PluginError(f"libtype {self.libtype!r}: {hook}() raised {type(error).__name__}: {error}") from error
-        for solution in found:
-            if not isinstance(solution, Solution) or solution.libtype != self.libtype:
-                raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
-            if split.is_split(solution):
-                raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
-        return found
+        if not isinstance(solution, Solution) or solution.libtype != self.libtype:
+            raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
+        raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """The plugin's own choice for an untuned call; None where it has none or its hook fails."""

@@ -56,7 +56,7 @@ def product(shape: Shape) -> Shape | None:
 
 def of(solution: Solution, shape: Shape) -> tuple[Solution, Shape] | Unsupported:
     """What a backend is asked about: the solution and the shape as they are, or those of the product before a bias is added."""
-    if not is_split(solution):
+    if not solution.kernel_name.endswith(ADD):
         return solution, shape
     if solution.libtype == BUILTIN:
         return Unsupported(f"{BUILTIN} adds a bias by a route of its own, not by {ADD}")

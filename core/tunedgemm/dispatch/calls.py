@@ -1,4 +1,4 @@
-"""One call: what tells it from others, and what may stand between it and its launcher."""
+"""Cache keys of calls, and the wrappers that a launcher may need: copies, captures, gradients, counters."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 
-from tunedgemm.dispatch.duals import dual, levels
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.ops.op import Op
-from tunedgemm.shape import Shape
-from tunedgemm.workload.capture import Capture
-
-Call = Callable[..., torch.Tensor]
+from tunedgemm.ops.serving import Call
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells a call of any op from others; None where a field cannot be hashed, or an operand has no memory to look at.
+    """Make the cache key of a call of any op; None where a field cannot be hashed or an operand has no storage.
 
     Raises:
-        OperandError: an operand is no tensor.
+        OperandError: an operand is not a tensor.
     """
-    key: list[Any] = [otype, tuple(fields.items())]
+    key: list[Any] = [otype, forward_ad._current_level, tuple(fields.items())]
     aligned = True
-    for place, operand in enumerate(operands):
+    for position, operand in enumerate(operands):
         if operand is None:
             key.append(None)
             continue
         if not isinstance(operand, torch.Tensor):
-            name = op.operands[place] if place < len(op.operands) else f"operand {place + 1}"
+            name = op.operands[position] if position < len(op.operands) else f"operand {position + 1}"
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
         # An op may refuse one operand that is not contiguous and take another.
         key += (operand.shape, operand.dtype, operand.get_device(), type(operand), operand.is_contiguous())
@@ -45,19 +42,22 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
             return None
     key += (aligned, needs_gradient(operands))
     try:
-        hash(key[1])
+        hash(key[2])
     except TypeError:
         return None
     return tuple(key)
 
 
 def plain(operands: tuple[Any, ...]) -> bool:
-    """Whether operands are tensors as launchers know them, and no subclass of another's making."""
-    return all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
+    """Check that operands are tensors that launchers know: no subclasses but parameters and shuffled weights."""
+    for operand in operands:
+        if operand is not None and type(operand) not in _PLAIN and not isinstance(operand, ShuffledWeight):
+            return False
+    return True
 
 
-def memoryless(operands: tuple[Any, ...]) -> bool:
-    """Whether an operand has no memory to look at, as in a functional transform (vmap, jvp, grad), or while a program is exported."""
+def has_no_storage(operands: tuple[Any, ...]) -> bool:
+    """Check for an operand without an address, as in functional transforms (vmap, jvp, grad) and while a program is exported."""
     for operand in operands:
         if isinstance(operand, torch.Tensor):
             try:
@@ -67,47 +67,68 @@ def memoryless(operands: tuple[Any, ...]) -> bool:
     return False
 
 
+def open_dual_levels() -> int:
+    """Return how many levels of forward-mode differentiation are open, in any thread: torch has one stack for all.
+
+    The address, type and sizes of a tensor with a tangent are those of any other, so inside a level no launcher is cached.
+    The level is part of every cache key, so that a call inside one finds no launcher from outside.
+    """
+    return forward_ad._current_level + 1
+
+
+def has_tangent(operand: torch.Tensor | None) -> bool:
+    """Check whether a tensor has a tangent of an open level."""
+    return operand is not None and forward_ad._current_level >= 0 and forward_ad.unpack_dual(operand).tangent is not None
+
+
 def needs_gradient(operands: tuple[Any, ...]) -> bool:
-    """Whether a gradient, or a tangent of forward mode, is to be kept for one of the operands."""
-    if levels and any(dual(operand) for operand in operands):
+    """Check whether the gradient or the tangent of an operand must be kept."""
+    if forward_ad._current_level >= 0 and any(has_tangent(operand) for operand in operands):
         return True
-    return is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    if is_grad_enabled():
+        for operand in operands:
+            if operand is not None and operand.requires_grad:
+                return True
+    return False
 
 
 def may_wait(operands: tuple[Any, ...]) -> bool:
-    """Whether a call is one for launchers that runs now, and so may wait while its shape is tuned: neither traced nor captured."""
+    """Check whether a call runs now, neither traced nor captured, and so may wait while its shape is tuned."""
     if not plain(operands) or needs_gradient(operands) or operands[0].is_meta or torch.compiler.is_compiling():
         return False
     return not (operands[0].is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether a call failed for want of memory, which no solution is to blame for."""
+    """Check whether a call failed because memory ran out, which blames no solution."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-def dense(operand: torch.Tensor | None) -> bool:
-    """Contiguous and 16-byte aligned, as launchers expect; an absent operand is."""
+def is_contiguous_aligned(operand: torch.Tensor | None) -> bool:
+    """Check that an operand is contiguous and 16-byte aligned, as launchers expect, or absent."""
     return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
 
 
 def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
-    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call.
+    """Wrap a launcher so that it gets contiguous, aligned copies of the activations.
 
     Args:
-        native: torch's own call; None where there is none, so that a weight has to be copied, too.
+        call: the launcher.
+        native: torch's call, which serves where a weight would have to be copied at each call; None where torch has none, so that
+            weights are copied, too.
+        weights: positions of the weights.
     """
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
-        if native is not None and not all(dense(operands[place]) for place in weights if place < len(operands)):
+        if native is not None and not all(is_contiguous_aligned(operands[index]) for index in weights if index < len(operands)):
             return native(*operands)
-        return call(*(operand if operand is None or dense(operand) else duplicate(operand, dense=True) for operand in operands))
+        return call(*(operand if is_contiguous_aligned(operand) else duplicate(operand, contiguous=True) for operand in operands))  # type: ignore[arg-type]
 
     return copied
 
 
 def eager_only(call: Call, native: Call) -> Call:
-    """The launcher, except while a graph is captured, which it would spoil: there torch's own call."""
+    """Wrap a launcher that breaks a graph capture: torch's call serves while one is under way."""
     capturing = torch.cuda.is_current_stream_capturing
 
     def eager(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -117,38 +138,39 @@ def eager_only(call: Call, native: Call) -> Call:
 
 
 def with_gradient(op: str, call: Call) -> Call:
-    """Torch's own call for operands of which one requires a gradient or has a tangent; an OperandError where either would be lost."""
+    """Wrap torch's call for operands that need a gradient or have a tangent; an OperandError where either would be lost."""
     hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
 
     def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
         try:
             out = call(*operands)
         except NotImplementedError as error:
-            if not levels:
+            if not open_dual_levels():
                 raise
-            raise OperandError(f"{op}: an operand has a tangent, and torch's own call has none to give: {error}") from error
-        if levels and any(dual(operand) for operand in operands):
-            if not dual(out):
-                raise OperandError(f"{op}: an operand has a tangent of forward mode, and this op gives none for it; unpack_dual it first")
+            raise OperandError(f"{op}: an operand has a tangent, but torch's call has no forward derivative: {error}") from error
+        if any(map(has_tangent, operands)):
+            if not has_tangent(out):
+                raise OperandError(f"{op}: an operand has a tangent, but this op gives none; unpack_dual it first")
         elif not out.requires_grad:
-            raise OperandError(f"{op}: an operand requires a gradient, and this op gives none for it; {hint}")
+            raise OperandError(f"{op}: an operand requires a gradient, but this op gives none; {hint}")
         return out
 
     return differentiable
 
 
-#: The graphs that torch is capturing, by their ids. While there is none no call asks the driver, which takes it 0.3 us.
+#: Ids of the graphs that torch is capturing. Without one no call asks the driver, which takes 0.3 us.
 _captures: set[int] = set()
 
-#: Stands among them for a graph whose capture had begun before they were watched.
+#: Stands among them for a graph whose capture began before `watch_graphs`.
 _UNSEEN = 0
 
 
 @functools.cache
 def watch_graphs() -> None:
-    """Have torch's graphs tell when their capture begins and ends, so that calls need not ask unless there is one.
+    """Keep track of the graphs that torch captures, so that calls ask the driver only while there is one.
 
-    A capture that is begun without `torch.cuda.CUDAGraph` is not seen, and its calls count as if they ran at once.
+    Called when shapes are captured, and not before: it replaces two methods of `torch.cuda.CUDAGraph`. A capture that begins without
+    that class is not seen, and its calls count as eager ones.
     """
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
@@ -175,30 +197,24 @@ def watch_graphs() -> None:
 
 
 def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
-    """How to ask whether a call on this operand is being recorded into a graph; None where no call is."""
+    """Return the function that says whether a call on this operand is recorded into a graph; None on a CPU."""
     return torch._C._cuda_isCurrentStreamCapturing if operand.is_cuda else None
 
 
 def recorded(ask: Callable[[], bool] | None) -> bool:
-    """Whether a call is being recorded: what `recording` answers, asked only while `watch_graphs` knows of a capture."""
+    """Call what `recording` returned, but only while `watch_graphs` knows of a capture."""
     return ask is not None and bool(_captures) and ask()
 
 
-def noted(call: Call, capture: Capture, shape: Shape, operands: tuple[Any, ...]) -> Call:
-    """The launcher of a call whose shape is captured, with a count of the calls that it answers."""
-    ask = recording(operands[0])
-    return counted(call, capture.meet(shape, recorded=recorded(ask)), ask, len(operands))
+def with_call_counter(call: Call, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Call:
+    """Wrap a launcher so that the calls it serves are counted, while shapes are captured.
 
-
-def counted(call: Call, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Call:
-    """The launcher with a count of the calls that it answers, used while shapes are captured.
-
-    One that raises is not counted: whoever serves the call instead counts it.
+    A call that raises is not counted: whatever serves it instead counts it.
 
     Args:
         call: the launcher.
-        counter: the calls that ran at once, and those that were recorded into graphs.
-        ask: how to ask which a call is (`recording`); see `recorded`.
+        counter: how many calls ran at once, and how many were recorded into graphs.
+        ask: what `recording` returned.
         operands: how many each call has.
     """
     if ask is None:

@@ -1,6 +1,6 @@
-"""Which solution serves a call, and why: table rows first, then heuristics in the untuned order, then torch.
+"""Choose the solution of a call: table rows first, then heuristics in the untuned order, then torch.
 
-Every offer on the way is kept with the reason it was passed over, which is what `explain` prints.
+Each offer that is passed over is kept with the reason, which `explain` prints.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: What fits every shape: the built-in backend's own call.
+#: The built-in backend's call, which fits every shape.
 NATIVE = Solution(BUILTIN, "native")
 
-#: Kernels that a message about a part of their names lists.
+#: Names that a message about an ambiguous kernel name lists.
 _NAMES = 5
 
 
 @attrs.frozen
 class Offer:
-    """One solution that may serve a shape.
+    """A solution that may serve a shape.
 
     Attributes:
-        solution: what would run.
+        solution: the solution.
         origin: ``table`` (a row), ``unbiased`` (a row of the shape without its bias), ``heuristic`` (a backend's own choice) or
             ``builtin``.
-        why: where it comes from, in words: the row's file and line, or whose heuristic.
+        why: its source in words: the row's file and line, or the backend of the heuristic.
         us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver: the library version that the row was tuned with, else "".
         partial: whether the kernel's name may be a part of one, as in a row that names no device; see `resolve`.
-        match: the row, how its M relates to the one asked for, and whether its device is of this name; None where it is no row.
+        match: the row of the very shape, how its M relates to the call's, and whether its device has this name; else None.
     """
 
     solution: Solution
@@ -58,23 +58,23 @@ class Offer:
 
 @attrs.frozen
 class Explanation:
-    """What serves a shape on a device, and every offer that was passed over before it."""
+    """The offer that serves a shape on a device, and each offer that was passed over before it."""
 
     shape: Shape
     device: Device
     offer: Offer
     passed_over: tuple[tuple[Offer, str], ...] = ()
-    #: why not even the last offer can run, and so nothing does; "" where *offer* runs
+    #: why not even the last offer can run; "" where *offer* runs
     refused: str = ""
 
     @property
     def libtype(self) -> str:
-        """The libtype that runs."""
+        """Return the libtype that runs."""
         return self.offer.solution.libtype
 
     @property
     def tuned(self) -> bool:
-        """Whether a table row answers."""
+        """Check whether a table row answers."""
         return self.offer.origin == "table"
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Explanation:
 
 
 def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:
-    """All that may serve the shape, best first; the last one always can."""
+    """Yield the solutions that may serve a shape, best first; the last one always can."""
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
@@ -103,13 +103,13 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
 
 
 def _of_row(match: Match, known: Match | None = None) -> Offer:
-    """The offer of a row; *known* where the row is of the very shape."""
+    """Make the offer of a row; *known* is its match where the row has the very shape."""
     row = match.row
     return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
-    """Rows of a shape without its bias: each with the bias given to its kernel, then with an add after it."""
+    """Yield the rows of a shape without its bias, each with the bias passed to its kernel, then with an add after it."""
     plain, product = split.unbiased(shape), split.product(shape)
     for asked in dict.fromkeys((plain, product)):
         for match in table.candidates(asked, device) if asked is not None else ():
@@ -121,70 +121,80 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
-    """The backend that can serve an offer by its static limits, or why none can."""
+    """Return the backend that can serve an offer by its static limits, or the reason why none can."""
     libtype = offer.solution.libtype
-    why = absent(libtype) if libtype not in registry else ""
-    backend = Unsupported(why) if why else registry.get(libtype)
+    backend = registry.get(libtype)
     if isinstance(backend, Unsupported):
-        return Unsupported(f"libtype {libtype!r}: {backend.reason}")
+        reason = ("" if libtype in registry else absent(libtype)) or backend.reason
+        return Unsupported(f"libtype {libtype!r}: {reason}")
     answer = backend.supports(shape, device, offer.solution)
     return backend if answer else Unsupported(str(answer))
 
 
 def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:
-    """An offer with the whole name of a solution, where its row may give a part of it, or none.
+    """Return an offer with the whole name of a solution, where its row may give a part of it or none.
 
-    A row that names no device was written by hand: without a kernel's name it means the backend's heuristic, else any
-    part of a name that one kernel alone among those for the shape has; of its solutions then the backend's first.
+    A row that names no device was written by hand. Without a kernel's name it means the backend's heuristic. Else it means the first
+    solution with that name, or with the one name for this shape that contains it.
     """
     if not offer.partial:
         return offer
-    whole = split.of(offer.solution, shape)
-    if isinstance(whole, Unsupported):
-        return whole
-    wanted, shape = whole
-    named = split.added if split.is_split(offer.solution) else _as_it_is
-    if not wanted.kernel_name:
-        choice = backend.heuristic_fallback(shape, device)
+    asked = split.of(offer.solution, shape)
+    if isinstance(asked, Unsupported):
+        return asked
+    wanted, shape = asked
+    solution: Solution | Unsupported
+    why = offer.why
+    if wanted.kernel_name:
+        solution = _named(wanted, backend, shape, device)
+    else:
+        solution = backend.heuristic_fallback(shape, device) or Unsupported(f"heuristic of {backend.libtype} has no choice")
         why = f"{offer.why}; heuristic of {backend.libtype}"
-        return (
-            attrs.evolve(offer, solution=named(choice), why=why) if choice else Unsupported(f"heuristic of {backend.libtype} has no choice")
-        )
+    if isinstance(solution, Unsupported):
+        return solution
+    return attrs.evolve(offer, solution=split.added(solution) if split.is_split(offer.solution) else solution, why=why)
+
+
+def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
+    """Return the first solution of a shape with a kernel's name, else with the one name that contains it."""
+    parts: list[Solution] = []
     try:
-        solutions = [found for found in backend.solutions(shape, device) if wanted.split_k in (0, found.split_k)]
+        for solution in backend.iterate("enumerate_solutions", shape, device):
+            if wanted.split_k in (0, solution.split_k):
+                if solution.kernel_name == wanted.kernel_name:
+                    return solution
+                if wanted.kernel_name in solution.kernel_name:
+                    parts.append(solution)
     except PluginError as error:
         return Unsupported(str(error))
-    fitting = [found for found in solutions if found.kernel_name == wanted.kernel_name]
-    fitting = fitting or [found for found in solutions if wanted.kernel_name in found.kernel_name]
-    names = list(dict.fromkeys(found.kernel_name for found in fitting))
+    names = list(dict.fromkeys(solution.kernel_name for solution in parts))
     if len(names) == 1:
-        return attrs.evolve(offer, solution=named(fitting[0]))
+        return parts[0]
     if names:
-        told = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
-        return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {told}")
+        listed = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+        return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {listed}")
     return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
 
 
-def _as_it_is(solution: Solution) -> Solution:
-    return solution
-
-
 def choose(
-    found: Iterator[Offer], shape: Shape, device: Device, registry: Registry, veto: Callable[[Solution], str]
+    untried: Iterator[Offer], shape: Shape, device: Device, registry: Registry, veto: Callable[[Solution], str] | None
 ) -> tuple[Explanation, Launcher | None]:
-    """Walk the offers to the first that works; binds it where the device is present.
+    """Walk the offers to the first that works, and bind it where the device is present.
 
     Args:
-        veto: the reason why a solution is not to be used for this shape any more, or "".
+        untried: the offers, best first, at least one.
+        shape, device: of the call.
+        registry: the backends.
+        veto: returns why a solution failed for this shape before, or ""; None where none has.
     """
-    present = device.kind == "cpu" or device.index >= 0
+    present = device.index >= 0 or device.kind == "cpu"
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
-    for offer in found:
+    for offer in untried:
         backend = examine(offer, shape, device, registry)
         whole = backend if isinstance(backend, Unsupported) else resolve(offer, backend, shape, device)
         last = whole if isinstance(whole, Offer) else offer
-        reason = whole.reason if isinstance(whole, Unsupported) else veto(whole.solution)
+        reason = whole.reason if isinstance(whole, Unsupported) else veto(whole.solution) if veto is not None else ""
         if not reason and isinstance(backend, Backend) and not present:
             reason = backend.lacks(last.solution, device)
             if not reason:
@@ -192,7 +202,8 @@ def choose(
         elif not reason and isinstance(backend, Backend):
             launcher = backend.bind(last.solution, shape, device)
             if isinstance(launcher, Launcher):
-                _revalidated(last, backend, device)
+                if last.libver:
+                    _report_version(last, backend, device)
                 return Explanation(shape, device, last, tuple(passed)), launcher
             reason = f"{backend.libtype} refuses: {launcher.reason}"
         passed.append((last, reason))
@@ -201,16 +212,12 @@ def choose(
     return Explanation(shape, device, last, tuple(passed[:-1]), passed[-1][1]), None
 
 
-_told: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
-def _revalidated(offer: Offer, backend: Backend, device: Device) -> None:
-    """Tell once that rows of another library version are in use; `bind` has just accepted this one."""
-    if not offer.libver:
-        return
+def _report_version(offer: Offer, backend: Backend, device: Device) -> None:
+    """Log once that rows of another library version are in use; `bind` has just accepted this one."""
     now = backend.library_version(device)
-    if now != offer.libver and (backend.libtype, offer.libver) not in _told:
-        _told.add((backend.libtype, offer.libver))
-        _log.info(
-            "rows of %s were tuned with version %s, this is %s: still accepted by it, retuning may pay", backend.libtype, offer.libver, now
-        )
+    if now != offer.libver and (backend.libtype, offer.libver) not in _reported:
+        _reported.add((backend.libtype, offer.libver))
+        _log.info("%s: rows tuned with version %s are accepted by %s; retuning may pay", backend.libtype, offer.libver, now)

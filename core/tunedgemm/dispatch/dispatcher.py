@@ -1,4 +1,4 @@
-"""shape → launcher: one flat tuple, one dict hit, one call.
+"""Dispatcher: one op's calls to launchers, by one cache key, one dict look-up and one call.
 
 The first call of a key is resolved by table, heuristics and torch (`choice`), bound, and cached. A launcher that
 raises is demoted once for its shape and the next offer takes over, so every call ends in a kernel that works.
@@ -7,7 +7,6 @@ raises is demoted once for its shape and the next offer takes over, so every cal
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,35 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.calls import (
-    Call,
     call_key,
     copying,
-    dense,
     eager_only,
+    has_no_storage,
+    is_contiguous_aligned,
     may_wait,
-    memoryless,
     needs_gradient,
-    noted,
     out_of_memory,
     plain,
+    recorded,
     recording,
     watch_graphs,
+    with_call_counter,
     with_gradient,
 )
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers
-from tunedgemm.dispatch.duals import levels, watch
-from tunedgemm.dispatch.hot import Place, note, without_memory
+from tunedgemm.dispatch.hot import register_hot_function, serve_without_storage
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.op import Op
+from tunedgemm.ops.serving import Call, Place
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table
@@ -55,8 +55,6 @@ _log = logging.getLogger("tunedgemm")
 MAX_LAUNCHERS = 65_536
 
 _TORCHS = Offer(NATIVE, "builtin", "torch's own call")
-#: What fills `Dispatcher.on_miss`: above dispatch, and so loaded by its name, where the environment asks for it.
-_ONLINE = "tunedgemm.dispatch.online"
 
 
 class Dispatcher:
@@ -64,16 +62,18 @@ class Dispatcher:
 
     Args:
         op: the op.
-        registry, settings: other backends and settings than the installed ones and the environment's.
+        registry, settings: used in place of the installed backends and of the environment's settings.
         above: tuned files that rank above all layers.
-        table: the table to use in place of the layers.
+        table: used in place of the layers.
 
     Attributes:
-        on_miss: asked about a shape and a device that no row serves, before their call: whether a table has a row now. None unless
-            online tuning is asked for.
-        unbound: shapes that were met first while a graph was captured, and how many captured calls of each torch serves. A shape
-            leaves it when it is prewarmed.
-        preferences: of calls that have a weight in two orders, whether they get the shuffled one; see `tunedgemm.dispatch.preshuffle`.
+        launchers: cache key to launcher.
+        on_miss: tunes a shape that no row serves before its call, and returns whether a table has a row now. None unless the
+            settings ask for online tuning.
+        unbound: shapes met first while a graph was captured, and how many captured calls of each torch serves. `prewarm` removes a
+            shape.
+        preferences: by cache key, whether a call with a weight in two orders gets the shuffled one; see
+            `tunedgemm.dispatch.preshuffle`.
         above: the tuned files that rank above all layers.
     """
 
@@ -92,7 +92,6 @@ class Dispatcher:
         self._given = (registry, settings, table)
         self._lock = threading.RLock()
         self._clear()
-        watch(self, Dispatcher._forget)
 
     def _clear(self) -> None:
         registry, settings, self._table = self._given
@@ -107,13 +106,10 @@ class Dispatcher:
             watch_graphs()
         self.on_miss: Callable[[Shape, Device], bool] | None = None
         if self._table is None and self.settings.tunes_online(self.op.name):  # no row gets into a table that was given
-            self.on_miss = importlib.import_module(_ONLINE).Online(self.op, self.settings)
-        self.launchers.clear()
+            from tunedgemm.dispatch.online import Online  # tables, processes and locks that serving does not need
 
-    def _forget(self) -> None:
-        """Drop what calls find by their keys; what is bound stays so."""
-        with self._lock:
-            self.launchers.clear()
+            self.on_miss = Online(self.op, self.settings)
+        self.launchers.clear()
 
     def reload(self) -> None:
         """Read the environment, the tables and the installed backends again."""
@@ -131,7 +127,7 @@ class Dispatcher:
 
     @property
     def table(self) -> Table:
-        """The merged table, read at the first use."""
+        """Return the merged table, read at the first use."""
         if self._table is None:
             with self._lock:
                 if self._table is None:
@@ -139,18 +135,18 @@ class Dispatcher:
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
-        """What would serve this shape, and why not the others; binds nothing for a device that is not present."""
+        """Explain what would serve a shape, and why not the others; binds nothing for a device that is not present."""
         device = device or current_device()
         found = offers(shape, device, self.table, self.registry, self.settings.untuned)
         return choose(found, shape, device, self.registry, self._veto(shape, device))[0]
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-        """The way of every op, whatever its operands: slower by a microsecond or two than the functions that ops have of their own.
+        """Serve a call of any operands: a microsecond or two slower than the op's public functions.
 
         Args:
             operands: in the op's order; absent ones are None, or left out at the end.
             otype: dtype of the output, the op's default if absent.
-            fields: what the op's `shape_of` takes beside them.
+            fields: further arguments of the op's `shape_of`.
 
         Raises:
             OperandError: the operands do not form this op.
@@ -167,8 +163,8 @@ class Dispatcher:
             return self.demote(error, key, operands, otype, **fields)
 
     def hot(self, inner: Call, place: Place) -> Call:
-        """Note an entry's function (`tunedgemm.dispatch.hot`), whose arguments *place* turns into those of `call`; returns inner."""
-        return note(inner, self, place)
+        """Register a hot function; see `tunedgemm.dispatch.hot.register_hot_function`."""
+        return register_hot_function(inner, self, place)
 
     def resolve(
         self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
@@ -176,27 +172,28 @@ class Dispatcher:
         """Serve a call whose key is new: choose, bind, cache, run.
 
         Args:
-            key: what tells this call from others; None where nothing does, and nothing is to be cached.
+            key: the cache key; None where there is none, and nothing is cached.
             operands: in the op's order.
             otype: dtype of the output, or None.
-            fields: what the op's `shape_of` takes beside them.
+            fields: further arguments of the op's `shape_of`.
 
         Raises:
             OperandError: the operands do not form this op.
         """
-        if (key is None or torch.compiler.is_exporting()) and memoryless(operands):
-            return without_memory(self, operands, otype, fields)
+        if (key is None or torch.compiler.is_exporting()) and has_no_storage(operands):
+            return serve_without_storage(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         while operands[-1] is None:
             operands = operands[:-1]
         device = device_of(operands[0].get_device())
         if self.on_miss is not None and shape.m and may_wait(operands):
-            self._missed(self.on_miss, shape, device)
+            self._tune_missing(self.on_miss, shape, device)
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
-            call = self.with_capture(call, shape, operands)
-            # Only a choice that holds for the next call of the key, too, is kept.
-            if key is not None and solution is not None and not levels:
+            if self._capture is not None:
+                call = self.with_capture(call, shape, operands)
+            # Only a choice that holds for the next call of the key, too, is kept. Inside a level of forward mode there may be another.
+            if key is not None and solution is not None and forward_ad._current_level < 0:
                 if len(self.launchers) >= MAX_LAUNCHERS:
                     self.launchers.clear()
                     self._bound.clear()
@@ -207,11 +204,14 @@ class Dispatcher:
             return self.demote(error, key, operands, otype, **fields)
 
     def with_capture(self, call: Call, shape: Shape, operands: tuple[Any, ...]) -> Call:
-        """Wrap a call, of this library or of an engine, so that capture counts it; without capture it stays as it is."""
-        return call if self._capture is None else noted(call, self._capture, shape, operands)
+        """Wrap a call, of this library or of an engine, so that capture counts it; without capture, return it unchanged."""
+        if self._capture is None:
+            return call
+        ask = recording(operands[0])
+        return with_call_counter(call, self._capture.meet(shape, recorded=recorded(ask)), ask, len(operands))
 
-    def _missed(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
-        """Ask about a shape that no row answers for, usable or not, and read the tables again where one does now."""
+    def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
+        """Have a shape without any row tuned, and read the tables again where it has one now."""
         if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
             with self._lock:  # what is bound for other shapes stays
                 self._table = Table.load(self.op, above=self.above)
@@ -222,8 +222,8 @@ class Dispatcher:
         self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
     ) -> torch.Tensor:
         """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
-        if memoryless(operands):  # no solution is to blame
-            return without_memory(self, operands, otype, fields)
+        if has_no_storage(operands):  # blames no solution
+            return serve_without_storage(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         with self._lock:
@@ -242,30 +242,30 @@ class Dispatcher:
         """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
 
         Args:
-            shapes: those to expect; without them every row of the tables that this device uses.
-            device: where; the present default one if absent.
+            shapes: the expected shapes; by default those of every row of the tables that this device uses.
+            device: the device that runs them; the default device if absent.
         """
         device = device or current_device()
         expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
         return sum(self.warm(shape, device) for shape in dict.fromkeys(expected))
 
     def warm(self, shape: Shape, device: Device, operands: tuple[Any, ...] = ()) -> bool:
-        """Bind one shape and run it, on these operands or on random ones; whether there was memory to run it."""
+        """Bind one shape and run it on these or random operands; returns whether there was memory to run it."""
         with self._lock:
             _, launcher = self._bind(shape, device)
             self.unbound.pop(shape, None)
         try:
             operands = operands or self.op.make_inputs(shape, device.torch_device, 0)
             launcher.call(*operands)
-        except (torch.OutOfMemoryError, MemoryError) as error:  # experts of a whole model, beside a model
-            _log.warning("%s is bound, but was not run: no memory for its operands: %s", shape, error)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # random experts of a whole model, next to that model
+            _log.warning("%s is bound but was not run: no memory for its operands: %s", shape, error)
             return False
         except Exception as error:  # a kernel of a plugin may raise anything
             self.demote(error, None, operands, torch_dtype(shape.outdtype), **self.op.fields(shape))
         return True
 
     def fingerprint(self) -> str:
-        """A digest of the merged table and the backends' versions: equal on all ranks that dispatch alike."""
+        """Return a digest of the merged table and the backends' versions: equal on all ranks that dispatch alike."""
         parts, device = [self.table.fingerprint()], current_device()
         for libtype in self.registry.libtypes:
             backend = self.registry.get(libtype)
@@ -273,77 +273,84 @@ class Dispatcher:
             parts.append(f"{libtype} {versions}")
         return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
 
-    def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str]:
+    def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
+        """Return what gives the reason against a solution of a shape; None where no solution has failed."""
+        if not self._vetoed:
+            return None
         return lambda solution: self._vetoed.get((shape, device.index, solution), "")
 
-    def knows(self, shape: Shape, device: Device) -> bool:
-        """Whether a shape is bound on a device."""
+    def is_bound(self, shape: Shape, device: Device) -> bool:
+        """Check whether a shape is bound on a device."""
         return (shape, device.index) in self._bound
 
     def bound(self, shape: Shape, device: Device) -> Explanation:
-        """Bind a shape on a device that is present, and say what serves it.
+        """Bind a shape on a device that is present, and explain what serves it.
 
         Raises:
-            UserError: nothing does.
+            UserError: no backend takes it.
         """
         with self._lock:
             return self._bind(shape, device)[0]
 
-    def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
-        """Of a weight in two orders the one for this call; see `tunedgemm.dispatch.preshuffle.preferred_weight`."""
-        return preferred_weight(self, x, weight, shuffled_weight, rest, otype)
+    #: Chooses between a plain weight and its shuffled copy.
+    preferred = preferred_weight
 
     def _bind(self, shape: Shape, device: Device) -> tuple[Explanation, Launcher]:
-        found = self._bound.get((shape, device.index))
-        if found is None:
+        bound = self._bound.get((shape, device.index))
+        if bound is None:
             if len(self._bound) >= MAX_LAUNCHERS:
                 self._bound.clear()
             untried = offers(shape, device, self.table, self.registry, self.settings.untuned)
             explanation, launcher = choose(untried, shape, device, self.registry, self._veto(shape, device))
             if launcher is None:
                 raise UserError(f"{shape} on {device}: no backend takes it\n{explanation}")
-            found = self._bound[shape, device.index] = explanation, launcher
+            bound = self._bound[shape, device.index] = explanation, launcher
             if self.settings.log_choices:
                 _log.warning("%s", explanation)
-        return found
+        return bound
 
     def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
-        """The function for these operands, and the solution it belongs to, None where it serves this one call only."""
+        """Return the function for these operands and its solution; None for a solution that serves this one call only."""
         x = operands[0]
-        grad = needs_gradient(operands)
-        if not plain(operands) or grad or shape.m == 0:
-            call = self.torchs(shape, device)
-            return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
+        gradient = needs_gradient(operands)
+        if gradient or shape.m == 0 or not plain(operands):
+            call = self.torch_fallback(shape, device)
+            return with_gradient(self.op.name, call) if gradient and shape.m else call, NATIVE
         ask = recording(x)
         capturing = ask is not None and ask()
-        if capturing and not self.knows(shape, device):
+        if capturing and not self.is_bound(shape, device):
             if shape not in self.unbound:
-                _log.warning("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
+                _log.warning("%s: met first while a graph is captured, so torch serves it there; call prewarm() before", shape)
             self.unbound[shape] = self.unbound.get(shape, 0) + 1
-            return self.torchs(shape, device), None
+            return self.torch_fallback(shape, device), None
         explanation, launcher = self._bind(shape, device)
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
-            return self.torchs(shape, device), None
-        all_dense, spoils = all(map(dense, operands)), x.is_cuda and not launcher.graph_safe and solution != NATIVE
-        if all_dense and not spoils:
+            return self.torch_fallback(shape, device), None
+        breaks_capture = x.is_cuda and not launcher.graph_safe and solution != NATIVE
+        contiguous = all(map(is_contiguous_aligned, operands))
+        if contiguous and not breaks_capture:
             return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
-        native = self.torchs(shape, device) if covered else None
+        native = self.torch_fallback(shape, device) if covered else None
         # A later call of the same key may be captured.
-        call = eager_only(launcher.call, native) if spoils and native is not None else launcher.call
-        if all_dense:
+        call = eager_only(launcher.call, native) if breaks_capture and native is not None else launcher.call
+        if contiguous:
             return call, solution
         if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
-            native = copying(native, None, ())  # torch's products of bytes want them contiguous and aligned, too
+            native = copying(native, None, ())  # torch's products of bytes need contiguous, aligned operands, too
         return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
 
-    def torchs(self, shape: Shape, device: Device) -> Call:
-        """Torch's own call: what keeps gradients, takes subclasses and any strides, and is safe to capture."""
+    def torch_fallback(self, shape: Shape, device: Device) -> Call:
+        """Return torch's call, which keeps gradients, takes subclasses and any strides, and is safe to capture.
+
+        Raises:
+            UserError: torch has none for this op.
+        """
         backend = self.registry.get(BUILTIN)
         if isinstance(backend, Backend) and self.op.name not in backend.ops and shape.m == 0:
             op, otype = self.op, torch_dtype(shape.outdtype)
-            return lambda *operands: op.fake(*operands, otype=otype)  # it is empty, and so all there is of it
+            return lambda *operands: op.fake(*operands, otype=otype)  # an empty output is the whole result
         able = examine(_TORCHS, shape, device, self.registry)
         launcher = able.bind(NATIVE, shape, device) if isinstance(able, Backend) else able
         if not isinstance(launcher, Launcher):

@@ -1,4 +1,4 @@
-"""What would serve a call, without making it."""
+"""Explain what would serve a call, without making it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def explain(
     device: Device | None = None,
     **fields: Any,
 ) -> Explanation:
-    """Say which solution serves a shape (or the operands of a call) on a device, and why not the others.
+    """Explain which solution serves a shape (or the operands of a call) on a device, and why not the others.
 
     Args:
-        what: a Shape, which tells its op, or the first operand of a call; its other operands follow.
+        what: a Shape, which names its op, or the first operand of a call; its other operands follow.
         op: the op of the operands.
         otype, fields: as in `call`.
-        device: where; the operands' device, or the present default one. May describe a device that is not present.
+        device: the operands' device or the default device if absent. May describe a device that is not present.
     """
     if isinstance(what, Shape):
         return tgemm.of(what.op).explain(what, device)
@@ -44,11 +44,11 @@ def is_tuned(
     device: Device | None = None,
     **fields: Any,
 ) -> bool:
-    """Whether a table row serves this shape (or these operands) on the device; the arguments are those of `explain`."""
+    """Check whether a table row serves a shape (or operands) on a device; the arguments are those of `explain`."""
     return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
 
 
 def fingerprint() -> str:
-    """A short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
+    """Return a short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
     parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

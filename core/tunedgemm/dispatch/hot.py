@@ -1,61 +1,76 @@
-"""The functions that calls go through, known by name: they read their operands' memory, which no tracing compiler can follow."""
+"""Hot functions and traced graphs: which dispatcher a function calls, and what stands for its calls in a graph.
+
+A hot function reads addresses, which a tracing compiler cannot follow. `tunedgemm.integrations.graph_ops` registers a `GraphOps`
+that stands in for it.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import Call, needs_gradient, with_gradient
+from tunedgemm.dispatch.calls import needs_gradient, with_gradient
+from tunedgemm.ops.serving import Call, Place
 
 if TYPE_CHECKING:
-    from tunedgemm.dispatch.serving import Serving
+    from tunedgemm.dispatch.dispatcher import Dispatcher
 
-#: (a hot function's arguments) to the operands in the op's order, the output's dtype or None, and the op's fields; traceable Python.
-Place = Callable[..., tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]]
-
-#: The hot functions in use, each with its dispatcher and what places its arguments.
-hot_functions: weakref.WeakKeyDictionary[Call, tuple[Serving, Place]] = weakref.WeakKeyDictionary()
-
-#: Called with each hot function made from here on; those made before stand in `hot_functions`.
-on_hot: list[Callable[[Call, Serving, Place], None]] = []
+#: The hot functions in use, each with its dispatcher and with what turns its arguments into those of `Dispatcher.call`.
+hot_functions: weakref.WeakKeyDictionary[Call, tuple[Dispatcher, Place]] = weakref.WeakKeyDictionary()
 
 
-#: From a dispatcher and a call, whose operands are traced without a compiler, to the function that a graph has for it, or None.
-in_graph: list[Callable[[Serving, torch.dtype | None, dict[str, Any]], Call | None]] = []
+class GraphOps(Protocol):
+    """Stand-ins for calls in traced graphs."""
+
+    def add(self, function: Call, dispatcher: Dispatcher, place: Place) -> None:
+        """Learn of a hot function, so that compilers trace something else in its place."""
+
+    def stand_in(self, dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+        """Return the function that a graph gets for a call which is traced by running it; None where it gets torch's call."""
 
 
-def note(inner: Call, dispatcher: Serving, place: Place) -> Call:
-    """Note a function that an entry made.
+_graph_ops: list[GraphOps] = []
+
+
+def register_graph_ops(graph_ops: GraphOps) -> None:
+    """Set what stands for calls in traced graphs, and add the hot functions that exist already."""
+    for function, (dispatcher, place) in list(hot_functions.items()):
+        graph_ops.add(function, dispatcher, place)
+    _graph_ops[:] = [graph_ops]
+
+
+def register_hot_function(function: Call, dispatcher: Dispatcher, place: Place) -> Call:
+    """Register a hot function.
 
     Args:
-        inner: the function, a closure over the dispatcher's launchers.
-        dispatcher: whose tables answer.
-        place: from inner's arguments to those of `Dispatcher.call`.
+        function: a closure over the dispatcher's launchers.
+        dispatcher: the dispatcher that serves its calls.
+        place: from the function's arguments to those of `Dispatcher.call`.
 
     Returns:
-        inner.
+        The function.
     """
-    hot_functions[inner] = dispatcher, place
-    for tell in on_hot:
-        tell(inner, dispatcher, place)
-    return inner
+    hot_functions[function] = dispatcher, place
+    for graph_ops in _graph_ops:
+        graph_ops.add(function, dispatcher, place)
+    return function
 
 
-def without_memory(dispatcher: Serving, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
-    """Serve a call whose operands are `memoryless`: by what a graph has for it, else by torch's own call.
+def serve_without_storage(
+    dispatcher: Dispatcher, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]
+) -> torch.Tensor:
+    """Serve a call whose operands have no storage: by its stand-in in a graph, else by torch's call.
 
     Raises:
         OperandError: the operands do not form this op, or one needs a gradient that the op does not give.
     """
     while operands[-1] is None:
         operands = operands[:-1]
-    found = (serving(dispatcher, otype, fields) for serving in in_graph)
-    call = next(filter(None, found), None)
+    call = _graph_ops[0].stand_in(dispatcher, otype, fields) if _graph_ops else None
     if call is None:
         shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
-        call = dispatcher.torchs(shape, device_of(operands[0].get_device()))
+        call = dispatcher.torch_fallback(shape, device_of(operands[0].get_device()))
     return with_gradient(dispatcher.op.name, call)(*operands) if needs_gradient(operands) else call(*operands)

@@ -1,12 +1,12 @@
 """Online tuning: a shape that no row serves is tuned at its first call, once per machine, and the call is served by its row.
 
-The tuner runs in a child of its own, by the interpreter and not by multiprocessing: a server's process may be a daemon, which
+The tuner runs in a child process of the interpreter and not of multiprocessing: a server's process may be a daemon, which
 may have no children of that kind, or have a main module that does not bear to be imported again; neither its environment nor
 its signals are touched; and one kill ends everything at the bound.
 
-Who meets a shape that another process or thread is tuning waits for it, no longer than the bound, and never tunes it after
-that: ranks go on together, with the same row or all without, and a shape that cannot be tuned costs its bound once and not
-once for each. Who tunes waits for nobody, so ranks cannot wait for each other in a circle.
+A process that calls a shape which another process or thread is tuning waits, no longer than the bound, and never tunes it after
+that. So ranks continue together, all with the same row or all without, and a shape that cannot be tuned costs its bound once. The
+process that tunes waits for no other, so ranks cannot deadlock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _POLL = 0.05
 
 
 class Online:
-    """What `Dispatcher.on_miss` is where online tuning is asked for.
+    """Online tuning of one op: `Dispatcher.on_miss`.
 
     Args:
         op: the op; its ordinary table gets the rows.
@@ -66,9 +66,9 @@ class Online:
         self._off = False
 
     def __call__(self, shape: Shape, device: Device) -> bool:
-        """Have a shape tuned once; whether the op's table has a row that answers for it.
+        """Tune a shape once; returns whether the op's table has a row for it now.
 
-        What went wrong is one warning, and is not tried again before the next `reload`.
+        A failure is one warning, and is not tried again before the next `reload`.
         """
         asked = key_shape(shape), device
         if self._off or asked in self._tried or not self._wanted(shape, device):
@@ -93,7 +93,7 @@ class Online:
         return found
 
     def _wanted(self, shape: Shape, device: Device) -> bool:
-        """Whether AITER would tune it; the device has finished then what it was given before this call.
+        """Check whether AITER would tune it; waits for the device's earlier work.
 
         That is waited for here and not under the lock: a collective among it may wait for a rank that waits for the lock.
         """
@@ -135,7 +135,7 @@ class Online:
             lock.release()
 
     def _stored(self, shape: Shape, device: Device) -> bool:
-        """Whether the table, as it is on disk, answers for a shape.
+        """Check whether the table on disk has a row for a shape.
 
         Raises:
             TableError: it cannot be read.
@@ -146,7 +146,7 @@ class Online:
         return next(table.candidates(shape, device), None) is not None
 
     def _tuned(self, shape: Shape, device: Device) -> str:
-        """Tune in a child, for no longer than the bound; why that gave nothing, as far as it is known."""
+        """Tune in a child, for no longer than the bound; returns why that gave nothing, if known."""
         started, seconds = time.monotonic(), self._settings.online_seconds
         question = {
             "shape": shape.to_dict(), "table": str(self._table), "seconds": seconds, "libtype": self._settings.online_libtype,
@@ -171,7 +171,7 @@ class Online:
 
 
 def _environment(device: Device) -> dict[str, str]:
-    """The environment of the child: it finds what this process finds, is the same device, and tunes nothing online itself."""
+    """Make the environment of the child: it finds what this process finds, is the same device, and tunes nothing online itself."""
     kept = {name: text for name, text in os.environ.items() if name not in (ONLINE, ONLINE_MOE)}
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     # A CPU's rows are for so many threads; MKL's variable goes before OpenMP's.
@@ -180,7 +180,7 @@ def _environment(device: Device) -> dict[str, str]:
 
 
 def child() -> None:
-    """In the child: tune the shape that its last argument names; the last line that it writes says why that gave nothing."""
+    """Tune the shape of the last argument, in the child; its last line of output says why that gave nothing."""
     from tunedgemm.tuner import Options, tune
     from tunedgemm.tuner.report import why_failed
 

@@ -1,4 +1,4 @@
-"""A weight that a model keeps twice, plain and shuffled: which of them a call gets."""
+"""Choose between a plain weight and its shuffled copy, for a model that keeps both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.calls import needs_gradient, plain, recording
 from tunedgemm.dispatch.choice import Explanation
-from tunedgemm.dispatch.duals import levels
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
@@ -19,28 +19,28 @@ from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
 
 if TYPE_CHECKING:
-    from tunedgemm.dispatch.serving import Serving
+    from tunedgemm.dispatch.dispatcher import Dispatcher
 
-#: Without a row for either, the shuffled weight is taken from so many rows on: kernels for shuffled weights are made for
-#: products that compute more than they read, and slow down decoding at batch 1. AITER has the same number.
+#: Without a row for either, the shuffled weight is taken from so many rows on. Its kernels are made for products that compute more
+#: than they read, and slow down decoding at batch 1. AITER has the same number.
 PRESHUFFLE_M_THRESHOLD = 128
 
-#: Remembered choices; more of them start over.
+#: Remembered choices; with more of them the cache starts over.
 _REMEMBERED = 65_536
 
 
 def preferred_weight(
-    dispatcher: Serving,
+    dispatcher: Dispatcher,
     x: torch.Tensor,
     weight: torch.Tensor,
-    shuffled_weight: torch.Tensor,
-    rest: tuple[torch.Tensor | None, ...],
-    otype: torch.dtype | None,
+    shuffled_weight: Any,
+    *rest: torch.Tensor | None,
+    otype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The weight that serves a call best; the plain one where a gradient or a tangent is to be kept, and for an empty batch.
+    """Return the weight that serves a call best; the plain one for an empty batch and where a gradient or a tangent is kept.
 
     Args:
-        dispatcher: whose tables and backends answer.
+        dispatcher: the dispatcher that serves the call.
         x: activations [..., K].
         weight: [N, K], plain.
         shuffled_weight: the same values by `shuffle_weight`.
@@ -51,58 +51,61 @@ def preferred_weight(
         OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain or *shuffled_weight* is.
     """
     try:
-        if levels or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
+        if forward_ad._current_level >= 0 or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
             return weight
-        key = (
+        key: tuple[Any, ...] = (
             x.shape, weight.shape, shuffled_weight.shape, x.dtype, weight.dtype, shuffled_weight.dtype,
             x.get_device(), weight.get_device(), shuffled_weight.get_device(), type(x), type(weight), type(shuffled_weight), otype,
-            *[None if operand is None else operand.dtype for operand in rest],
         )  # fmt: skip
-    except AttributeError:  # an operand that is no tensor
+        for operand in rest:
+            if operand is not None:
+                key = (*key, *[other if other is None else other.dtype for other in rest])
+                break
+    except AttributeError:  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
-        return weight  # whose call says what is wrong
-    found = dispatcher.preferences.get(key)
-    if found is None:
-        found = _decide(dispatcher, x, weight, shuffled_weight, rest, otype)
-        if found is None:
+        return weight  # its call says what is wrong
+    shuffled = dispatcher.preferences.get(key)
+    if shuffled is None:
+        shuffled = _decide(dispatcher, x, weight, shuffled_weight, rest, otype)
+        if shuffled is None:
             return weight
         if len(dispatcher.preferences) >= _REMEMBERED:
             dispatcher.preferences.clear()
-        dispatcher.preferences[key] = found
-    return shuffled_weight if found else weight
+        dispatcher.preferences[key] = shuffled
+    return shuffled_weight if shuffled else weight
 
 
 def _decide(
-    dispatcher: Serving,
+    dispatcher: Dispatcher,
     x: torch.Tensor,
     weight: torch.Tensor,
     shuffled_weight: torch.Tensor,
     rest: tuple[torch.Tensor | None, ...],
     otype: torch.dtype | None,
 ) -> bool | None:
-    """Whether such calls get the shuffled weight; None where that cannot be told while a graph is captured."""
+    """Decide whether such calls get the shuffled weight; None where a capture leaves that open."""
     _check(dispatcher.op.name, weight, shuffled_weight)
-    shapes = [dispatcher.op.shape_of(x, one, *rest, otype=otype) for one in (weight, shuffled_weight)]
+    shapes = [dispatcher.op.shape_of(x, either, *rest, otype=otype) for either in (weight, shuffled_weight)]
     if shapes[0].m == 0 or x.is_meta or not plain((x, weight)):
         return False
-    device, ask = device_of(x.get_device()), recording(x)
-    if ask is not None and ask() and not all(dispatcher.knows(shape, device) for shape in shapes):
+    device, capturing = device_of(x.get_device()), recording(x)
+    if capturing is not None and capturing() and not all(dispatcher.is_bound(shape, device) for shape in shapes):
         return None
     return prefers_shuffled(dispatcher, shapes[0], shapes[1], device)
 
 
-def prefers_shuffled(dispatcher: Serving, row: Shape, shuffled: Shape, device: Device) -> bool:
-    """Whether a call is better served by its shuffled weight; binds both shapes.
+def prefers_shuffled(dispatcher: Dispatcher, row: Shape, shuffled: Shape, device: Device) -> bool:
+    """Decide whether a call is better served by its shuffled weight; binds both shapes.
 
-    Rows decide: where both shapes have one, the lower time of one layer of tables, else the higher layer; where one has, that
-    one. Without rows it is the shuffled weight from `PRESHUFFLE_M_THRESHOLD` on, if a kernel for its layout serves it: torch
-    would put the weight back in order at each call.
+    Rows decide. Where both shapes have one: the lower time of one layer of tables, else the higher layer. Where one has: that
+    one. Without rows the shuffled weight serves from `PRESHUFFLE_M_THRESHOLD` on, if a kernel for its layout does: torch would put
+    the weight back in order at each call.
 
     Args:
-        dispatcher: whose tables and backends answer.
+        dispatcher: the dispatcher that serves the call.
         row: the shape with the plain weight.
         shuffled: the shape with the shuffled one.
-        device: where it runs.
+        device: the device that runs it.
     """
     try:
         of_shuffled = dispatcher.bound(shuffled, device)
@@ -114,25 +117,25 @@ def prefers_shuffled(dispatcher: Serving, row: Shape, shuffled: Shape, device: D
         return True
     if of_plain.tuned and of_shuffled.tuned:
         layers = table_layers(dispatcher.op, dispatcher.above)
-        places = {path: place for place, layer in enumerate(layers) for path in layer.paths}
-        return _standing(of_shuffled, places) < _standing(of_plain, places)
+        depths = {path: depth for depth, layer in enumerate(layers) for path in layer.paths}
+        return _rank(of_shuffled, depths) < _rank(of_plain, depths)
     if of_plain.tuned or of_shuffled.tuned:
         return of_shuffled.tuned
     return row.m >= PRESHUFFLE_M_THRESHOLD and of_shuffled.libtype != BUILTIN
 
 
-def _standing(explanation: Explanation, places: dict[Path, int]) -> tuple[bool, int, float]:
-    """What ranks a row against that of the other weight, lower first: of another device, its layer, its time."""
+def _rank(explanation: Explanation, depths: dict[Path, int]) -> tuple[bool, int, float]:
+    """Rank a row against that of the other weight, lower first: of another device, its layer, its time."""
     match: Any = explanation.offer.match
-    return not match.same_device, places.get(match.row.source, 0), explanation.offer.us
+    return not match.same_device, depths.get(match.row.source, 0), explanation.offer.us
 
 
 def _check(op: str, weight: Any, shuffled_weight: Any) -> None:
-    """Raises OperandError unless the two are one weight, plain and shuffled."""
+    """Raise OperandError unless the two are one weight, plain and shuffled."""
     if not isinstance(shuffled_weight, ShuffledWeight):
         raise OperandError(f"{op}: shuffled_weight must come from shuffle_weight or as_shuffled (got {type(shuffled_weight).__name__})")
     if isinstance(weight, ShuffledWeight) or not isinstance(weight, torch.Tensor):
-        raise OperandError(f"{op}: beside a shuffled_weight the weight must be the plain one (got {type(weight).__name__})")
-    ours, theirs = (f"{tuple(one.shape)} {one.dtype} on {one.device}" for one in (weight, shuffled_weight))
-    if ours != theirs:
-        raise OperandError(f"{op}: weight and shuffled_weight must be the same values in two orders (got {ours} and {theirs})")
+        raise OperandError(f"{op}: with a shuffled_weight the weight must be the plain one (got {type(weight).__name__})")
+    plain_text, shuffled_text = (f"{tuple(either.shape)} {either.dtype} on {either.device}" for either in (weight, shuffled_weight))
+    if plain_text != shuffled_text:
+        raise OperandError(f"{op}: weight and shuffled_weight must be the same values in two orders (got {plain_text} and {shuffled_text})")

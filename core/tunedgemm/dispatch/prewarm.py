@@ -1,4 +1,4 @@
-"""What is bound before it is called, so that graphs may be captured, and what was met unbound while one was."""
+"""Bind shapes before they are called, so that graphs may be captured; list those that a capture met unbound."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ OpCall = tuple[str, tuple[Any, ...], torch.dtype | None]
 
 @runtime_checkable
 class Calling(Protocol):
-    """A module that tells which calls its forward makes."""
+    """A module that lists the calls of its forward."""
 
     def tuned_calls(self, m: int) -> Iterable[OpCall]:
-        """The calls of an input of m rows, with the module's own weights."""
+        """List the calls for an input of m rows, with the module's weights."""
 
 
 def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | Iterable[int] = (1,), device: Device | None = None) -> int:
-    """Bind and run what will be called, once each, so that graphs may be captured afterwards; returns how many shapes.
+    """Bind and run shapes once each, so that graphs may be captured afterwards; returns how many.
 
-    Torch's own products are run on the device, too, on the current stream and on another: they serve what is not bound, and their
-    libraries do not all start while a graph is captured. All memory taken for it is given back.
+    Torch's products run, too, on the current stream and on another: they serve what is not bound, and not all of their libraries
+    start while a graph is captured. All memory taken for it is given back.
 
     Args:
-        what: shapes of any ops; or a model, whose every linear layer is run on its own weights; or None for every tuned shape of the
-            device, of every op.
+        what: shapes of any ops; a model, whose linear layers run on their own weights; or None for every tuned shape of the device.
         m: rows of the inputs of a model's layers (the product of all dimensions but the last): one number or several.
-        device: where; the present default one if absent. A model's layers are bound where their weights lie.
+        device: the device that runs them; the default device if absent. A model's layers run on the device of their weights.
 
     Raises:
-        UserError: a model's weights are on the meta device, or *m* is no number of rows.
+        UserError: a model's weights are on the meta device, or *m* is not a number of rows.
     """
     if isinstance(what, torch.nn.Module):
         return _prewarm_model(what, tuple(dict.fromkeys([m] if isinstance(m, int) else m)))
@@ -58,11 +57,11 @@ def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | I
 
 
 def unbound() -> dict[Shape, int]:
-    """The shapes met first while a graph was captured, each with how many captured calls of it torch's own product serves.
+    """Return the shapes met first while a graph was captured, each with how many of its captured calls torch serves.
 
     ``prewarm(unbound())`` binds them for the next capture, and takes them off the list.
     """
-    return {shape: count for one in tgemm.dispatchers for shape, count in one.unbound.items()}
+    return {shape: count for dispatcher in tgemm.dispatchers for shape, count in dispatcher.unbound.items()}
 
 
 def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
@@ -79,7 +78,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
                 dispatcher, index = tgemm.of(op), operands[0].get_device()
                 try:
                     shape = dispatcher.op.shape_of(*operands, otype=otype)
-                except OperandError:  # no layer that the tables serve
+                except OperandError:  # the tables serve no such layer
                     continue
                 if (shape, index) in met:
                     continue
@@ -93,7 +92,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
 
 
 def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
-    """The calls of one module, of an input of zeros."""
+    """Yield the calls of one module, for an input of zeros."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.is_meta:
         raise UserError(f"prewarm: the weight of {name or type(module).__name__!r} is on the meta device; load the model first")
@@ -107,12 +106,12 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
 
 
 def _whole(dtype: torch.dtype) -> torch.dtype:
-    """The dtype, or bf16 for one of less than 16 bits, which torch's plain products do not take."""
+    """Return the dtype, or bf16 for one of less than 16 bits, which torch's plain products do not take."""
     return dtype if dtype.itemsize > 1 else torch.bfloat16
 
 
 def _start_torch(index: int, dtype: torch.dtype) -> None:
-    """Run torch's own products on a GPU, with a bias and without, on the current stream and on another."""
+    """Run torch's products on a GPU, with a bias and without, on the current stream and on another."""
     if index < 0:
         return
     with torch.cuda.device(index):

@@ -1,4 +1,4 @@
-"""The environment variables that the core reads at run time, read once and again only by `reload`."""
+"""Read the environment variables of dispatch: once, and again only by `reload`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN, UNTUNED
 
-#: AITER's variables for online tuning: of every op, and of the one op beside it alone.
+#: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
 ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
 
 #: The longest that a call waits for online tuning, in seconds.
@@ -23,33 +23,33 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    """A number of seconds above 0.
+    """Read a number of seconds above 0.
 
     Raises:
-        UserError: the variable is none.
+        UserError: the variable holds something else.
     """
     text = environment.get(name, "").strip()
     try:
-        found = float(text or default)
+        seconds = float(text or default)
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
-        raise UserError(f"{name} must be a number of seconds above 0 (got {text!r})")
-    return found
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{name}: must be a number of seconds above 0 (got {text!r})")
+    return seconds
 
 
 @attrs.frozen
 class Settings:
-    """What the environment asks of dispatch.
+    """Settings of dispatch.
 
     Attributes:
-        capture: ``AITER_TUNE_GEMM``: note every shape that is met.
-        log_choices: ``AITER_LOG_TUNED_CONFIG``: say once per shape what was chosen and why.
+        capture: ``AITER_TUNE_GEMM``: capture every shape that is called.
+        log_choices: ``AITER_LOG_TUNED_CONFIG``: log once per shape what was chosen and why.
         untuned: ``TUNEDGEMM_FALLBACK``, a comma list of the libtypes that may answer untuned calls, in order.
-        online: ``HIP_ONLINE_TUNING``: tune a shape that no row serves at its first call.
+        online: ``HIP_ONLINE_TUNING``: tune a shape without a row at its first call.
         online_moe: ``AITER_ONLINE_TUNE``: the same for the op fmoe alone.
         online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: the longest that a call waits for that.
-        online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: what ``--libtype`` is then.
+        online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: the ``--libtype`` of online tuning.
     """
 
     capture: bool = False
@@ -65,7 +65,7 @@ class Settings:
         """Read the variables.
 
         Raises:
-            UserError: one that is a number is none.
+            UserError: one that must be a number is not.
         """
         listed = environment.get("TUNEDGEMM_FALLBACK")
         names = UNTUNED if listed is None else tuple(text.strip() for text in listed.split(",") if text.strip())
@@ -81,9 +81,9 @@ class Settings:
 
     @property
     def passive(self) -> Settings:
-        """The same for looking on: shapes that are looked at are no shapes of a workload, and are neither captured nor tuned."""
+        """Return these settings without capture and online tuning, for shapes that are examined and not called."""
         return attrs.evolve(self, capture=False, online=False, online_moe=False)
 
     def tunes_online(self, op: str) -> bool:
-        """Whether shapes of an op are tuned at their first call."""
+        """Check whether shapes of an op are tuned at their first call."""
         return self.online or (self.online_moe and op == MOE)

@@ -1,4 +1,4 @@
-"""The instances that programs call: AITER's ``TunedGemm``, the default one, and `call` for any op by its name."""
+"""TunedGemm: AITER's class, its default instance, and `call` for any op by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from tunedgemm.backends.registry import Registry
-from tunedgemm.dispatch.calls import Call
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
+from tunedgemm.ops.serving import Call
 
 
 class TunedGemm:
-    """AITER's ``TunedGemm``: one set of tables, and the public functions of every op over them as attributes."""
+    """One set of tables, with the public functions of every op over them as attributes; AITER's ``TunedGemm``."""
 
     def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
         self._given = (registry, settings)
@@ -27,25 +27,25 @@ class TunedGemm:
         self.mm = self.gemm_a16w16
 
     def of(self, op: str) -> Dispatcher:
-        """The dispatcher of an op, made at its first use.
+        """Return the dispatcher of an op, made at its first use.
 
         Raises:
             UnknownOpError: no such op.
         """
-        found = self._dispatchers.get(op)
-        if found is None:
+        made = self._dispatchers.get(op)
+        if made is None:
             with self._lock:
                 registry, settings = self._given
-                found = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
-        return found
+                made = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
+        return made
 
     @property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """Those in use."""
+        """Return the dispatchers in use."""
         return tuple(self._dispatchers.values())
 
     def __getattr__(self, name: str) -> Call:
-        """The public function of that name, of whichever op has it."""
+        """Return the public function of that name, of whichever op has it."""
         op = None if name.startswith("_") else functions().get(name)
         if op is None or op.entry is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
@@ -74,7 +74,7 @@ tgemm = TunedGemm()
 
 
 def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
-    """The dispatcher behind an op's public functions, made at its first use.
+    """Return the dispatcher behind an op's public functions, made at its first use.
 
     Raises:
         UnknownOpError: no such op.
@@ -83,13 +83,13 @@ def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
 
 
 def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-    """Call an op by its name, as its own function would be; the way to an op that has none.
+    """Call an op by its name, as its public function would be; the way to an op without one.
 
     Args:
         op: name of the op.
         operands: in the op's order (`Op.operands`); absent ones are None, or left out at the end.
         otype: dtype of the output; the op's default if absent.
-        fields: what the op's `shape_of` takes beside them.
+        fields: further arguments of the op's `shape_of`.
 
     Returns:
         A new tensor.
@@ -103,5 +103,5 @@ def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = No
 
 def reload() -> None:
     """Read the environment, tables and backends again, and forget every bound launcher."""
-    for one in tgemm.dispatchers:
-        one.reload()
+    for used in tgemm.dispatchers:
+        used.reload()

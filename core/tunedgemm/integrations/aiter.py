@@ -205,7 +205,7 @@ def get_torch_quant(qType: Any) -> Callable[..., Quantised]:
     """AITER's function of torch for a kind, with the arguments of that function; the answer is `get_quant`'s for the others."""
     import tunedgemm
 
-    functions = {"per_Tensor": tunedgemm.per_tensor_quant, "per_Token": tunedgemm.pertoken_quant}
+    functions: dict[str, Callable[..., Quantised]] = {"per_Tensor": tunedgemm.per_tensor_quant, "per_Token": tunedgemm.pertoken_quant}
     found: Callable[..., Quantised] = functions.get(_kind(qType)) or get_quant(qType)
     return found
 

@@ -1,7 +1,7 @@
-"""What torch's compiler is told about functions of ours: which function it traces in place of one that runs.
+"""Teach torch's compiler which function to trace in place of one that reads addresses.
 
-A function that looks at addresses cannot be traced. `teach` names one that can, and costs the function that runs nothing: it asks in
-no call whether it is being traced. The compiler is not loaded for it: what is taught before waits until torch loads it.
+`teach` marks the function, costs it nothing when it runs, and loads nothing of the compiler. Nothing of torch is changed either.
+What must happen when torch loads a module of its own waits until `watch_loading`, which `patch` and traced graphs call.
 """
 
 from __future__ import annotations
@@ -14,44 +14,30 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import torch
-
-_COMPILER = "torch._dynamo"
-
-#: What is to be done when a module of torch has been loaded.
+#: What to do when a module of torch has been loaded.
 _awaiting: dict[str, list[Callable[[], None]]] = {}
 
-#: Makes torch's functions those that it came with, while a module of torch is loaded. Modules of the compiler keep what they find:
-#: one that found a routed function would have it in graphs that are made after routing has ended.
+#: Restores torch's functions while a module of torch is loaded. Modules of the compiler keep what they see: one that saw a routed
+#: function would use it in graphs that are made after routing has ended.
 _unrouted: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
-def teach(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
+def teach(function: Any, traced: Callable[..., Any]) -> None:
     """Have the compiler trace *traced*, which takes the same arguments, wherever *function* is called.
 
-    The compiler keeps both for ever, and what a function was taught is not to be changed.
+    The compiler finds both by attributes that it reads of any function.
     """
 
-    def tell() -> None:
-        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
-        _behind_a_frame(function)
+    def framed(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
 
-    when_loaded(_COMPILER, tell)
-
-
-def _behind_a_frame(function: Any) -> None:
-    """Have ``torch.compile(function)`` compile a frame that calls the function, as it does for functions without a frame.
-
-    What is traced in place of a function counts only where the function is called. Torch 2.13 adds that frame, and 2.11 does not: it
-    follows these two attributes to what a function stands for.
-    """
-    from torch._dynamo.external_utils import wrap_inline
-
-    function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = wrap_inline(function), id(function)
+    function._torchdynamo_inline = traced
+    # torch.compile(function) compiles this frame instead: what is traced in place of a function counts only where it is called.
+    function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = framed, id(function)
 
 
 def when_loaded(module: str, do: Callable[[], None]) -> None:
-    """Do something when torch has loaded a module of its own, which is not loaded for it; at once where it is."""
+    """Do something once torch has loaded a module of its own: now if it has, else when `watch_loading` sees it."""
     if module in sys.modules:
         do()
     else:
@@ -60,7 +46,22 @@ def when_loaded(module: str, do: Callable[[], None]) -> None:
 
 def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     """Enter this context around the loading of each module of torch from here on."""
-    _unrouted.append(unrouted)
+    if unrouted not in _unrouted:
+        _unrouted.append(unrouted)
+    watch_loading()
+
+
+def watch_loading() -> None:
+    """Watch the loading of torch's modules from here on, and do what waits for those that are loaded."""
+    if _LOADING not in sys.meta_path:
+        sys.meta_path.insert(0, _LOADING)
+    for module in [module for module in _awaiting if module in sys.modules]:
+        _loaded(module)
+
+
+def _loaded(module: str) -> None:
+    for do in _awaiting.pop(module, ()):
+        do()
 
 
 @contextlib.contextmanager
@@ -69,12 +70,11 @@ def _around(name: str) -> Iterator[None]:
         for unrouted in _unrouted:
             stack.enter_context(unrouted())
         yield
-    for do in _awaiting.pop(name, ()):
-        do()
+    _loaded(name)
 
 
 class _Loading(importlib.abc.MetaPathFinder):
-    """Finds modules of torch as the other finders do, and stands around their loading."""
+    """A finder that finds modules of torch by the other finders, and acts around their loading."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not fullname.startswith("torch."):
@@ -93,4 +93,4 @@ class _Loading(importlib.abc.MetaPathFinder):
         return spec
 
 
-sys.meta_path.insert(0, _Loading())
+_LOADING = _Loading()

@@ -20,7 +20,7 @@ import torch
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
-from tunedgemm.integrations.graph_ops import _torchs, graph_op
+from tunedgemm.integrations.graph_ops import graph_op, torch_fallback
 from tunedgemm.integrations.lowering import straight
 from tunedgemm.ops import DEFAULT_OP
 
@@ -152,7 +152,7 @@ def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
 ) -> torch.Tensor:
     """`gemm_a16w16` without scales in a graph, as Inductor knows it."""
     del scale_a, scale_b, scale_c, weight_layout, fields
-    return _torchs(x, weight, bias, otype)
+    return torch_fallback(x, weight, bias, otype)
 
 
 def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:

@@ -1,8 +1,8 @@
-"""How torch.compile's Inductor writes calls of our ops: straight to the function that computes them.
+"""Have torch.compile's Inductor call our ops directly, by the function that computes them.
 
 By default Inductor writes ``torch.ops.tunedgemm.<op>.default(…)``, and every call goes through torch's dispatcher and back into Python,
-which takes longer than what we do. A graph that Inductor has made needs nothing of the dispatcher: gradients, casts and functional
-transforms are behind it. Nothing is loaded for this: Inductor is told when torch loads it.
+which takes longer than our own code. A graph that Inductor has made needs nothing of the dispatcher: gradients, casts and functional
+transforms are done. Inductor is not loaded for this: the lowering is set when torch loads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tunedgemm.integrations.dynamo import when_loaded
 
 _LOWERING = "torch._inductor.lowering"
 
-#: Of an op's name, where what computes it is found.
+#: Where generated code finds the function of an op, by the op's name.
 _STRAIGHT = "torch.ops.tunedgemm.{}_straight"
 
 
@@ -25,18 +25,18 @@ def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
     """Have the code that Inductor writes from here on call *run* for an op, as ``torch.ops.tunedgemm.<name>_straight``.
 
     Args:
-        op: of ``torch.ops.tunedgemm``, one tensor its output.
-        name: of the op.
-        run: takes the op's arguments; its output is contiguous. Code that is in Inductor's caches finds it by that name.
+        op: an op of ``torch.ops.tunedgemm`` with one tensor as output.
+        name: the op's name.
+        run: takes the op's arguments; its output is contiguous. Code in Inductor's caches finds it by that name.
     """
     setattr(torch.ops.tunedgemm, _STRAIGHT.format(name).rpartition(".")[2], run)
     when_loaded(_LOWERING, functools.partial(_lower, op))
 
 
 def _lower(op: Any) -> None:
-    """Give the op Inductor's lowering for ops that it does not look into, with another function to call.
+    """Give the op Inductor's lowering for opaque ops, with another function to call.
 
-    Code in C++ and in FX finds ops in the dispatcher, and keeps to it.
+    Code in C++ and in FX finds ops in the dispatcher, and still calls them there.
     """
     from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
 
@@ -51,11 +51,11 @@ def _lower(op: Any) -> None:
 
 
 def straight(out: Any) -> Any:
-    """Have what Inductor has for an output be computed by a straight call, if it is a call of an op of ours; returns it."""
+    """Make an output of Inductor's a direct call, if it comes from an op of ours; returns the output."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    # What computes an output has several, of which this is one, for Inductor: a buffer in a box in a box.
+    # In Inductor an output is one of several of its kernel: a buffer in a box in a box.
     output: Any = getattr(getattr(out, "data", None), "data", None)
     kernel = output.inputs[0] if isinstance(output, ir.MultiOutput) else None
     named = f"{getattr(kernel, 'op_overload', '')}"  # tunedgemm.<op>.default

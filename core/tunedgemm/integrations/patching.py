@@ -74,6 +74,7 @@ def patch(*, linear: bool = True, products: bool = True) -> None:
         products: ``torch.mm``, ``torch.addmm`` and ``torch.matmul`` of a weight's transpose. Methods and operators (``x @ w``), and
             names that were imported before, stay torch's.
     """
+    load_unrouted(_unrouted)
     with _lock:
         places = _places(linear, products)
         _asked.append(places)
@@ -95,6 +96,7 @@ def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
 
     Blocks may be nested, and be under way in several threads: a function is torch's again when the last has ended.
     """
+    load_unrouted(_unrouted)
     with _lock:
         places = _places(linear, products)
         _asked.append(places)
@@ -119,6 +121,3 @@ def _unrouted() -> Iterator[None]:
         with _lock:
             _loading[0] -= 1
             _settle()
-
-
-load_unrouted(_unrouted)

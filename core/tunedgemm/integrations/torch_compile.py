@@ -1,6 +1,6 @@
-"""Ops of torch that stand for calls of ours in compiled graphs, which trace them as one node each and look no further.
+"""Define ops of torch that stand for calls of ours in compiled graphs, as one opaque node each.
 
-What is inside runs at every call of the compiled graph: tables, capture, fallback to torch, all as in eager mode.
+What is inside runs at every call of the compiled graph, as in eager mode: tables, capture, fallback to torch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.lowering import call_straight
 
-#: Kept, for an op lives as long as the library that defines it.
+#: Kept alive: an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
 
@@ -21,16 +22,17 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
     Args:
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
-        run: what computes it, on any device; its output is new and contiguous, for compiled code takes that for granted.
-        fake: takes the same arguments on fake tensors, from which graphs learn the output's sizes and dtype and what is wrong with
-            the operands, whatever the strides of its own.
+        run: computes it, on any device. Its output is new and contiguous, which compiled code takes for granted.
+        fake: takes the same arguments as fake tensors; graphs learn from it the output's sizes and dtype, and what is wrong with the
+            operands. The strides of its output do not count.
 
     Returns:
-        The op, to be called in what a graph traces, unless `unseen`.
+        The op, for traced functions to call unless `unseen`.
     """
     name = schema.partition("(")[0]
 
     def fake_contiguous(*arguments: Any, **named: Any) -> torch.Tensor:
+        watch_loading()  # a graph is being traced, and Inductor may be loaded for it
         out = fake(*arguments, **named)
         return out.new_empty(out.shape)
 
@@ -43,7 +45,7 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
 
 def plain(parameter: Any) -> Any:
-    """Unwrap a parameter of a subclass, as engines have them to load weights: tables serve none, and graphs need its data alone."""
+    """Unwrap a parameter of a subclass, as engines use them to load weights: tables serve none, and graphs need only its data."""
     of = type(parameter)
     if parameter is None or of is torch.Tensor or of is torch.nn.Parameter or not isinstance(parameter, torch.nn.Parameter):
         return parameter
@@ -52,10 +54,10 @@ def plain(parameter: Any) -> Any:
 
 
 def unseen() -> bool:
-    """Tell whether what is under way sees into no op of ours: a functional transform (vmap, jvp, grad), or an export."""
+    """Check for a functional transform (vmap, jvp, grad) or an export under way, which cannot use an opaque op."""
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
 
-# Asked once while a graph is traced, of Python itself: Dynamo of torch 2.11 takes is_exporting for true. It is what
-# torch.compiler.assume_constant_result sets, which loads the compiler, too.
+# Called once by Python itself while a graph is traced: Dynamo of torch 2.11 takes is_exporting for true. torch.compiler's
+# assume_constant_result sets the same attribute, but loads the compiler, too.
 unseen._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -142,7 +142,7 @@ def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
-    for tokens in dict.fromkeys(list(known.op.ladder(power, shape.n))[-1] for power in powers):
+    for tokens in dict.fromkeys(list(known.op.padded_m(power, shape.n))[-1] for power in powers):
         if not known.explain(shape.with_m(tokens)).tuned:
             fields = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
             return f"no tuned row of fmoe serves token={tokens}, {fields}; each power of two up to {most} tokens needs one"

@@ -23,7 +23,7 @@ _others = threading.local()
 
 @functools.cache
 def ops() -> Mapping[str, Op]:
-    """All ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning.
+    """Return all ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning.
 
     A third party's op that builds on ours asks while it is imported, and gets those of this folder.
     """
@@ -51,7 +51,7 @@ def ops() -> Mapping[str, Op]:
 
 
 def op_named(name: str) -> Op:
-    """The op of this name.
+    """Return the op of this name.
 
     Raises:
         UnknownOpError: no such op; the message lists those there are.
@@ -64,7 +64,7 @@ def op_named(name: str) -> Op:
 
 @functools.cache
 def functions() -> Mapping[str, Op]:
-    """The op of each public function, by the function's name; of several ops that name one, the first has it."""
+    """Return the op of each public function, by the function's name; of several ops that name one, the first has it."""
     found: dict[str, Op] = {}
     for op in ops().values():
         for name in op.functions if op.entry is not None else ():

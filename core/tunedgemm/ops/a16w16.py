@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import flag, size
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, names_of, seen
+from tunedgemm.ops.serving import Arguments, Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
+
+_OPERANDS = ("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -64,8 +68,11 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
-    scales = {name: scale for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)) if scale is not None}
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    scales: dict[str, torch.Tensor] = {}
+    if scale_a is not None or scale_b is not None or scale_c is not None:
+        given = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
+        scales = {name: scale for name, scale in given.items() if scale is not None}
     check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         raise OperandError(_mismatch(x, weight))
@@ -83,7 +90,7 @@ def _shape_of(
 
 
 def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
-    """Why x and weight do not fit each other."""
+    """Say why x and weight do not fit each other."""
     given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     if weight.dim() != 2:
         return f"a16w16: the weight must be 2-D [N, K] ({given})"
@@ -98,7 +105,7 @@ def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype: torch.dtype | None, scaled: bool, layout: str) -> Shape:
-    """The shape of a call of one row: a layer's calls differ in their rows alone, and a new shape takes longest to check."""
+    """Return the shape of a call of one row: a layer's calls differ in rows only, and checking a new shape takes longest."""
     return Shape(
         op="a16w16",
         m=1,
@@ -114,7 +121,7 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
+    """Draw x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
     import torch
 
     from tunedgemm.ops.formats.shuffle import shuffle_weight
@@ -138,7 +145,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """The product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute the product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
@@ -160,14 +167,8 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
-    """The hot path over a dispatcher's launchers, as a closure: no attribute look-ups, no locks."""
-    from torch import is_grad_enabled
-
-    get: Callable[[tuple[Any, ...]], Callable[..., torch.Tensor] | None] = dispatcher.launchers.get
-    resolve: Callable[..., torch.Tensor] = dispatcher.resolve
-    demote: Callable[..., torch.Tensor] = dispatcher.demote
-    preferred: Callable[..., torch.Tensor] = dispatcher.preferred
+def _entry(serving: Serving) -> Mapping[str, Call]:
+    preferred = serving.preferred
 
     def gemm_a16w16(  # noqa: PLR0913 - AITER's arguments, and the weight in its other order
         x: torch.Tensor,
@@ -201,34 +202,11 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         if shuffled_weight is not None:
             weight = preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
         if scale_a is not None or scale_b is not None or scale_c is not None:
-            return dispatcher.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)  # type: ignore[no-any-return]
-        key: tuple[Any, ...]
-        try:  # memory is asked for first: operands without any must not find what serves strided ones
-            if bias is None:
-                key = (
-                    x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                    not (x.data_ptr() | weight.data_ptr()) & 15 and x.is_contiguous() and weight.is_contiguous(),
-                    is_grad_enabled() and (x.requires_grad or weight.requires_grad),
-                )  # fmt: skip
-            else:
-                key = (
-                    x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                    not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15
-                    and x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
-                    is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
-                    bias.shape, bias.dtype, bias.get_device(), type(bias),
-                )  # fmt: skip
-            call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
-            return resolve(None, (x, weight, bias), otype)
-        if call is None:
-            return resolve(key, (x, weight, bias), otype)
-        try:
-            return call(x, weight) if bias is None else call(x, weight, bias)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, (x, weight, bias), otype)
+            return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
+        return hot(x, weight, bias, otype)
 
-    return {"gemm_a16w16": dispatcher.hot(gemm_a16w16, _place)}
+    hot = hot_function(serving, _OPERANDS[:3], general=gemm_a16w16, place=_place)
+    return {"gemm_a16w16": hot}
 
 
 def _place(  # noqa: PLR0913 - those of gemm_a16w16
@@ -241,15 +219,15 @@ def _place(  # noqa: PLR0913 - those of gemm_a16w16
     scale_c: torch.Tensor | None = None,
     *,
     shuffled_weight: torch.Tensor | None = None,
-) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
-    """The arguments of `gemm_a16w16` as those of `Dispatcher.call`; of a weight in two orders the plain one."""
+) -> Arguments:
+    """Return the arguments of `gemm_a16w16` as those of `Serving.call`, with the plain one of two weights."""
     del shuffled_weight
     return (x, weight, bias, scale_a, scale_b, scale_c), otype, {}
 
 
 op = Op(
     name="a16w16",
-    operands=("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?"),
+    operands=_OPERANDS,
     weights=(1,),
     columns=Columns(
         tuned_file="bf16_tuned_gemm.csv",

@@ -7,23 +7,25 @@ each 32 of K, are [N, K/32], or, with a shuffled weight, AITER's shuffled ones: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
-from tunedgemm.ops.entry import weight_scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "a16w4_blockscale"
+_OPERANDS = ("x", "weight", "w_scale", "bias?")
 #: Of the activations; the first is that of rows that do not tell.
 _DTYPES = ("bf16", "fp16")
 
@@ -56,9 +58,9 @@ def _format(shape: Shape) -> dict[str, str]:
     }
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
-    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Return the shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
+    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
 
 
 def _shape_of(
@@ -69,7 +71,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
@@ -94,7 +96,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
+    """Draw normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -103,7 +105,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, w_scale, bias = (*operands, None)[:4]
     wide = exact_dtype(shape.m, shape.n, shape.k)
     out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
@@ -111,7 +113,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; of shuffled scales what is not padding."""
+    """Count each operand and the output once, and shuffled scales without their padding."""
     bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
@@ -121,10 +123,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = weight_scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         x: torch.Tensor,
@@ -168,7 +170,7 @@ _example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 2, 3),
     columns=Columns(
         tuned_file="a16w4_blockscale_tuned_gemm.csv",
@@ -187,10 +189,10 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
-    kin=_kin,
+    equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(16, 512, 1024, x_dtype="fp16", outdtype="fp16"),
@@ -205,7 +207,7 @@ op = Op(
         _example(0, 256, 512),  # an empty batch
         _example(0, 256, 512, layout="aiter16x16"),
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
         _example(64, 7168, 18432, layout="aiter16x16"),

@@ -8,23 +8,25 @@ the even element in the low nibble. With a shuffled weight, as AITER's kernels w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "a4w4_blockscale"
+_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -54,9 +56,9 @@ def _format(shape: Shape) -> dict[str, str]:
     }
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
-    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Return the shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
+    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
 
 
 def _shape_of(
@@ -68,7 +70,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
@@ -99,7 +101,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
+    """Draw x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x32_f4_quant
@@ -111,7 +113,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     import torch
 
     from tunedgemm.ops.formats.quant import dequant_fp4
@@ -136,16 +138,16 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; of shuffled scales what is not padding."""
+    """Count each operand and the output once, and shuffled scales without their padding."""
     bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         A: torch.Tensor,
@@ -195,7 +197,7 @@ _example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 3, 4),
     columns=Columns(
         tuned_file="a4w4_blockscale_tuned_gemm.csv",
@@ -214,10 +216,10 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
-    kin=_kin,
+    equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(257, 144, 320),  # more rows than one tile of shuffled scales; K/32 is no multiple of 8
@@ -230,7 +232,7 @@ op = Op(
         _example(0, 256, 512),  # an empty batch
         _example(0, 130, 96, layout="row"),
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
         _example(64, 7168, 18432, layout="row"),

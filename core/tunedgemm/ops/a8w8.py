@@ -6,14 +6,15 @@ Accumulation is in int32 or float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tunedgemm.ops import quantised, scaled_rows
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +31,10 @@ def _layout_of(weight: torch.Tensor) -> str:
     return plain_layout(NAME, weight, "gemm_a8w8_bpreshuffle")
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_rows.OPERANDS), torch.bfloat16
 
     def gemm_a8w8(
         XQ: torch.Tensor,
@@ -90,10 +91,10 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_rows.kin_of(_layout),
+    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512, **_FN),  # a prime M
         _example(33, 130, 99),  # ragged in all three: rows that are not 16-byte aligned
@@ -107,7 +108,7 @@ op = Op(
         _example(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
         _example(0, 256, 512, **_FN),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2048, 1408, **_FN),  # a prime M beyond one wave of tiles
         _example(16, 7168, 16384, scale="tensor", **_FN),

@@ -6,15 +6,16 @@ blocks are smaller. Accumulation is in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Columns, Op
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ NAME = "a8w8_blockscale"
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
     return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
@@ -38,10 +39,10 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales.contiguous(), w_scale
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_blocks.OPERANDS), torch.bfloat16
 
     def gemm_a8w8_blockscale(
         XQ: torch.Tensor,
@@ -68,7 +69,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         """
         if isBpreshuffled:
             raise OperandError(f"{NAME}: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights")
-        return scaled(XQ, WQ, x_scale, w_scale, None, dtype)
+        return scaled(XQ, WQ, x_scale, w_scale, dtype)
 
     return {"gemm_a8w8_blockscale": gemm_a8w8_blockscale}
 
@@ -97,9 +98,9 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_blocks.kin_of("row"),
+    equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(16, 256, 384),
@@ -112,7 +113,7 @@ op = Op(
         _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
         _example(0, 256, 512),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
         _example(64, 7168, 18432),

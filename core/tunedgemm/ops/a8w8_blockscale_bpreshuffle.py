@@ -7,15 +7,16 @@ AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is ``a8w8_blockscale_bpr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _LAYOUT = "aiter16x16"
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
@@ -49,7 +50,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands
@@ -62,10 +63,10 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.transposed_scale(scales), w_scale
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_blocks.OPERANDS), torch.bfloat16
 
     def gemm_a8w8_blockscale_bpreshuffle(
         XQ: torch.Tensor,
@@ -96,7 +97,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             raise OperandError(f"{NAME}: out is not taken, the output is a new tensor; call out.copy_(…) with it")
         if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
             x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
-        return scaled(XQ, WQ, x_scale, w_scale, None, dtype)
+        return scaled(XQ, WQ, x_scale, w_scale, dtype)
 
     return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
 
@@ -125,9 +126,9 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_blocks.kin_of(_LAYOUT),
+    equivalent_shapes=scaled_blocks.equivalent_shapes_of(_LAYOUT),
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(16, 256, 384),
@@ -140,7 +141,7 @@ op = Op(
         _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
         _example(0, 256, 512),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
         _example(64, 7168, 18432),

@@ -7,14 +7,15 @@ instructions, its int8 kernels, whatever the comments beside ``gemm_a8w8_ASM`` s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tunedgemm.ops import quantised, scaled_rows
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ NAME = "a8w8_bpreshuffle"
 
 
 def _layout(dtype: str) -> str:  # noqa: ARG001 - as other families are asked
-    """The layout that AITER's kernels want."""
+    """Return the layout of AITER's kernels."""
     return "aiter16x16"
 
 
@@ -31,10 +32,10 @@ def _layout_of(weight: torch.Tensor) -> str:
     return shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8")
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_rows.OPERANDS), torch.bfloat16
 
     def gemm_a8w8_bpreshuffle(
         XQ: torch.Tensor,
@@ -92,10 +93,10 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_rows.kin_of(_layout),
+    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512, **_INT8),  # a prime M
         _example(33, 144, 96),  # N and K: multiples of what the layout needs and of no tile
@@ -109,7 +110,7 @@ op = Op(
         _example(8, 128, 256, **_FNUZ),
         _example(0, 256, 512),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096, **_INT8),
         _example(4099, 2048, 1408),  # a prime M beyond one wave of tiles
         _example(16, 7168, 16384),

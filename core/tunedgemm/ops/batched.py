@@ -1,4 +1,4 @@
-"""What the batched ops share: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
+"""Share the parts of the batched ops: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = ("dtype", "outdtype", "bias")
 
 
 def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[Mapping[str, str]], Shape]:
-    """`Columns.parse` of a batched op; the first of *dtypes* is the one of AITER's rows."""
+    """Make `Columns.parse` of a batched op; the first of *dtypes* is the one of AITER's rows."""
 
     def parse(row: Mapping[str, str]) -> Shape:
         batches = size(row, "B")
@@ -43,7 +43,7 @@ def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[M
 
 
 def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
-    """`Columns.format` of a batched op whose rows have the dtype *default* where they do not tell."""
+    """Make `Columns.format` of a batched op whose rows have the dtype *default* where they do not tell."""
 
     def format_(shape: Shape) -> dict[str, str]:
         return {
@@ -59,13 +59,13 @@ def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
     return format_
 
 
-def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
+def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
 
-    return kin
+    return equivalent_shapes
 
 
 def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
@@ -93,7 +93,7 @@ def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Ten
 
 
 def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
-    """The short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none; raises OperandError for another."""
+    """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none; raises OperandError for another."""
     if bias is None:
         return ""
     import torch
@@ -107,18 +107,18 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
 
 
 def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """`Op.first_rows`: the activations [B, M, K] and, where there are, their scales [B, M, ...], cut to *m* rows of each batch."""
+    """Cut the first rows of the activations [B, M, K] and, where there are, their scales [B, M, ...], cut to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
     return tuple(operand[:, :m].contiguous() if place < count and place != 1 else operand for place, operand in enumerate(operands))
 
 
 def flops(shape: Shape) -> int:
-    """Operations of all batches."""
+    """Count the operations of all batches."""
     return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; scales are float32."""
+    """Count each operand and the output once; scales are float32."""
     read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
     bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0

@@ -6,22 +6,24 @@ weight of each batch. Accumulation is in int32 or float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import batched, quantised
-from tunedgemm.ops.entry import scaled_entry
-from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "batched_a8w8"
+_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 _DTYPES = ("int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
 
 
@@ -34,7 +36,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
     _check_scale("x_scale", x_scale, ((batches, m, 1), (batches, m)), x.device)
     _check_scale("w_scale", w_scale, ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
@@ -54,7 +56,7 @@ def _shape_of(
 
 
 def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raises OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
+    """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
     one = isinstance(scale, torch.Tensor)
@@ -65,7 +67,7 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Normal x [B, m, k] and weight [B, n, k], quantised by row, their scales [B, m, 1] and [B, n, 1], and bias [B, n] where asked for."""
+    """Draw x [B, m, k] and weight [B, n, k] quantised by row, scales [B, m, 1] and [B, n, 1], and bias [B, n] if asked."""
     import torch
 
     from tunedgemm.ops.formats.quant import pertoken_quant
@@ -85,7 +87,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     batches = int(shape["B"])
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)
@@ -99,10 +101,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or torch_dtype("bf16"))
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def batched_gemm_a8w8(
         XQ: torch.Tensor,
@@ -140,7 +142,7 @@ _example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 3, 4),
     columns=Columns(
         tuned_file="a8w8_tuned_batched_gemm.csv",
@@ -159,10 +161,10 @@ op = Op(
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,
-    kin=batched.kin_of(_DTYPES[0]),
-    ladder=exact,
+    equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
+    padded_m=exact,
     first_rows=batched.first_rows,
-    examples=(
+    examples=lambda: (
         _example(16, 1, 128, 256),
         _example(1, 33, 130, 72),
         _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
@@ -174,7 +176,7 @@ op = Op(
         _example(3, 8, 32, 96, dtype="fp8_e4m3fnuz"),
         _example(4, 0, 64, 128),
     ),
-    large=(
+    large=lambda: (
         _example(16, 512, 1280, 8192),
         _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
         _example(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),

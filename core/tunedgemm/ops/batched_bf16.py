@@ -5,25 +5,28 @@ AITER's ``batched_gemm_bf16``; its table is ``bf16_tuned_batched_gemm.csv``. Acc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import batched, quantised
-from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Arguments, Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "batched_bf16"
+_OPERANDS = ("x", "weight", "bias?")
 _DTYPES = ("bf16", "fp16")
 
 
 def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
     return Shape(
@@ -40,7 +43,7 @@ def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
+    """Draw x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -53,7 +56,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, bias = (*operands, None)[:3]
     wide = exact_dtype(int(shape["B"]) * shape.m, shape.n, shape.k)
     out = exact_product(x, weight, wide)
@@ -64,11 +67,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or x.dtype)
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
-    grad_enabled, bf16 = torch.is_grad_enabled, torch.bfloat16
+    bf16 = torch.bfloat16
 
     def batched_gemm_bf16(
         XQ: torch.Tensor,
@@ -92,27 +94,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         del splitK
-        operands: tuple[torch.Tensor, ...] = (XQ, WQ) if bias is None else (XQ, WQ, bias)
-        try:
-            key: tuple[Any, ...] = (
-                XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
-                not (XQ.data_ptr() | WQ.data_ptr()) & 15 and XQ.is_contiguous() and WQ.is_contiguous(),
-                grad_enabled() and (XQ.requires_grad or WQ.requires_grad),
-            )  # fmt: skip
-            if bias is not None:
-                key = (
-                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    not bias.data_ptr() & 15 and bias.is_contiguous(), grad_enabled() and bias.requires_grad,
-                )  # fmt: skip
-            call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
-            return resolve(None, operands, dtype)  # type: ignore[no-any-return]
-        if call is None:
-            return resolve(key, operands, dtype)  # type: ignore[no-any-return]
-        try:
-            return call(*operands)  # type: ignore[no-any-return]
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
+        return hot(XQ, WQ, bias, dtype)
 
     def place(
         XQ: torch.Tensor,
@@ -120,13 +102,13 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         bias: torch.Tensor | None = None,
         dtype: torch.dtype | None = bf16,
         splitK: int | None = None,
-    ) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
-        """The arguments of `batched_gemm_bf16` as those of `Dispatcher.call`."""
+    ) -> Arguments:
+        """Return the arguments of `batched_gemm_bf16` as those of `Serving.call`."""
         del splitK
         return (XQ, WQ, bias), dtype, {}
 
-    dispatcher.hot(batched_gemm_bf16, place)
-    return {"batched_gemm_bf16": batched_gemm_bf16, "batched_gemm_bf16_CK": batched_gemm_bf16}
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, place=place)
+    return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
 
 
 _parse = batched.parser(NAME, _DTYPES)
@@ -134,7 +116,7 @@ _example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 2),
     columns=Columns(
         tuned_file="bf16_tuned_batched_gemm.csv",
@@ -153,10 +135,10 @@ op = Op(
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,
-    kin=batched.kin_of(_DTYPES[0]),
-    ladder=exact,
+    equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
+    padded_m=exact,
     first_rows=batched.first_rows,
-    examples=(
+    examples=lambda: (
         _example(16, 1, 128, 256),
         _example(1, 33, 130, 72),
         _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
@@ -166,7 +148,7 @@ op = Op(
         _example(5, 7, 48, 64, dtype="fp16"),
         _example(4, 0, 64, 128),
     ),
-    large=(
+    large=lambda: (
         _example(16, 512, 1280, 8192),
         _example(128, 1024, 512, 128),  # DeepSeek V3: the absorbed projection of each head
         _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles

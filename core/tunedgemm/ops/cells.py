@@ -1,4 +1,4 @@
-"""The texts of a CSV row as values: what the ops' parsers share."""
+"""Read the texts of a CSV row as values, for the ops' parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
 
 
 def flag(row: Mapping[str, str], column: str) -> bool:
-    """True or False, as words or as 1 and 0; an absent column is False.
+    """Read True or False, as words or as 1 and 0; an absent column is False.
 
     Raises:
         ShapeError: another text.
@@ -24,7 +24,7 @@ def flag(row: Mapping[str, str], column: str) -> bool:
 
 
 def size(row: Mapping[str, str], column: str) -> int:
-    """A whole number below `MAX_SIZE`; pandas writes 16.0 where a column has gaps.
+    """Read a whole number below `MAX_SIZE`; pandas writes 16.0 where a column has gaps.
 
     Raises:
         ShapeError: the column is absent, or no such number.
@@ -42,13 +42,13 @@ def size(row: Mapping[str, str], column: str) -> int:
 
 
 def text(row: Mapping[str, str], column: str, default: str) -> str:
-    """The text of a column; *default* where it is absent or holds AITER's filler 0."""
+    """Return the text of a column; *default* where it is absent or holds AITER's filler 0."""
     said = row.get(column, "").strip()
     return default if said in ("", "0") else said
 
 
 def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
-    """The short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
+    """Read the short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
 
     Args:
         allowed: the short texts that the op takes; empty for all.
@@ -64,7 +64,7 @@ def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str,
 
 
 def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...]) -> str:
-    """One of some words; *default* where the column is absent or holds AITER's filler 0.
+    """Read one of some words; *default* where the column is absent or holds AITER's filler 0.
 
     Raises:
         ShapeError: another word.

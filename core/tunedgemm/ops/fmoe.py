@@ -16,11 +16,11 @@ from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe
-from tunedgemm.ops.ladder import tokens
 from tunedgemm.ops.moe import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
-from tunedgemm.ops.moe_entry import entry
+from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import make_inputs, shape_of
 from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
 from tunedgemm.shape import Shape
 
@@ -99,7 +99,7 @@ def _read(row: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _write(row: Mapping[str, str]) -> Mapping[str, str]:
-    """The inverse of `_read`: every cell of the row, those of every op under AITER's names."""
+    """Invert `_read`: every cell of the row, those of every op under AITER's names."""
     kept = {name: text for name, text in row.items() if name not in ("kernelName", "splitK", "err_ratio", "solidx")}
     first, _, second = row.get("kernelName", "").partition("+")
     kept |= {"kernelName1": first, "kernelName2": second, "ksplit": row.get("splitK", "0")}
@@ -117,8 +117,8 @@ def _share(text: str) -> float:
         return float("inf")
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Return the shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
     forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
     return tuple(
@@ -133,12 +133,12 @@ def _rows(shape: Shape) -> int:
 
 
 def _flops(shape: Shape) -> int:
-    """Of both stages' products, for the topk experts of each token."""
+    """Count both stages' products, for the topk experts of each token."""
     return 2 * shape.m * int(shape["topk"]) * shape.n * (_rows(shape) + shape.k)
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """The experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
+    """Count the experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
     hit = min(int(shape["expert"]), shape.m * int(shape["topk"]))
     kind, rows, bits = shape["q_type"], _rows(shape), 0
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):
@@ -208,7 +208,7 @@ _FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
 
 op = Op(
     name=moe.NAME,
-    operands=("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?"),
+    operands=OPERANDS,
     weights=(1, 2, 5, 6),
     columns=Columns(
         tuned_file="tuned_fmoe.csv",
@@ -257,10 +257,10 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=_fields,
-    kin=_kin,
-    ladder=tokens,
+    equivalent_shapes=_equivalent_shapes,
+    padded_m=tokens,
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example((1, 128, 64, 8, 2)),
         _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),
         _example((33, 64, 64, 8, 3), act="Swiglu"),
@@ -281,7 +281,7 @@ op = Op(
         _example((0, 128, 64, 4, 2)),
         _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
     ),
-    large=(
+    large=lambda: (
         _example((512, 4096, 1792, 8, 2), layout=_LAYOUT),  # Mixtral 8x7B, tensor parallel 8
         _example((64, 7168, 256, 256, 8), "per_1x128", _FP8, layout=_LAYOUT),  # DeepSeek V3, tensor parallel 8
         _example((1024, 2048, 768, 128, 8), "per_Token", _FP8),  # Qwen 3 30B A3B

@@ -36,14 +36,14 @@ _AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)"), 16
 
 
 def order_of(layout: str) -> Order | None:
-    """The order of a layout of this name; None of a plain weight, or of a name that is not known."""
+    """Return the order of a layout of this name; None of a plain weight, or of a name that is not known."""
     if found := _AITER.fullmatch(layout):
         return Order(int(found[1]), _AITER_PACK, 2 * int(found[2]))
     return _ORDERS.get(layout)
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:
-    """``row`` for a plain weight, else the layout that its type names.
+    """Return ``row`` for a plain weight, else the layout that its type names.
 
     Raises:
         OperandError: the weight is plain by its type, but AITER's ``shuffle_weight`` has marked it as shuffled.
@@ -58,7 +58,7 @@ def layout_of(op: str, weight: torch.Tensor) -> str:
 
 
 def plain_layout(op: str, weight: torch.Tensor, other: str = "") -> str:
-    """``row``.
+    """Return ``row`` for a plain weight.
 
     Args:
         other: the function that takes a shuffled weight, for the message.
@@ -74,7 +74,7 @@ def plain_layout(op: str, weight: torch.Tensor, other: str = "") -> str:
 
 
 def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> str:
-    """The layout of a shuffled weight.
+    """Return the layout of a shuffled weight.
 
     Args:
         sides: the layout that AITER's kernels want, for the message.

@@ -1,4 +1,4 @@
-"""What a fused mixture of experts computes: AITER's words for it, and the reference.
+"""Define a fused mixture of experts: AITER's words for it, and the reference.
 
 Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the quantisation of the hidden
 states and of the intermediate that its two stages do.
@@ -105,7 +105,7 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 
 
 def problem(shape: Shape) -> str:
-    """What of a shape no operands could have, or ""."""
+    """Return why no operands could have a shape, or ""."""
     experts, topk = int(shape["expert"]), int(shape["topk"])
     if not 1 <= topk <= experts:
         return f"topk must be in 1..expert (got topk={topk}, expert={experts})"
@@ -117,7 +117,7 @@ def problem(shape: Shape) -> str:
 
 
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
-    """The shape of the scales of weights [expert, rows, cols] (cols counting elements), () for none.
+    """Return the shape of the scales of weights [expert, rows, cols] (cols counting elements), () for none.
 
     mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of all experts' rows: padded to multiples of (256, 8).
     """
@@ -134,7 +134,7 @@ def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """The activation of stage 1's product [..., 2 * inter or inter] -> [..., inter], in the product's dtype.
+    """Compute the activation of stage 1's product [..., 2 * inter or inter] -> [..., inter], in the product's dtype.
 
     The first half of a gated product is the gate, the second what it is multiplied with.
     """
@@ -152,7 +152,7 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Activations [R, C] after quantisation and back, in *dtype*: what the second factor of a stage is.
+    """Return activations [R, C] after quantisation and back, in *dtype*: what the second factor of a stage is.
 
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
@@ -174,7 +174,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
 
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
-    """The scales of weights [expert, rows, cols] by expert, in order: [expert, ...]; None for weights without."""
+    """Return the scales of weights [expert, rows, cols] by expert, in order: [expert, ...]; None for weights without."""
     from tunedgemm.ops.formats.quant import unshuffle_scale
 
     if scale is None:
@@ -187,7 +187,7 @@ def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) 
 
 
 def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """One expert's matrix [rows, cols] in *dtype*, dequantised.
+    """Return one expert's matrix [rows, cols] in *dtype*, dequantised.
 
     Args:
         weight: [expert, rows, cols], plain (cols / 2 for fp4x2).
@@ -209,7 +209,7 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Each expert that is hit, and the places in the flattened [T * topk] that hit it; ids of no expert are left out."""
+    """Yield each expert that is hit, and the places in the flattened [T * topk] that hit it; ids of no expert are left out."""
     import torch
 
     ids = topk_ids.reshape(-1).long()
@@ -223,7 +223,7 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
 
 
 def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
-    """That what `local_tokens` and `local_routing` combine fits together, as far as `Op.shape_of` does not see it afterwards.
+    """Check that the operands of `local_tokens` and `local_routing` fit, as far as `Op.shape_of` does not see it afterwards.
 
     Raises:
         OperandError: names what does not.
@@ -248,7 +248,7 @@ def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, 
 
 
 def local_tokens(hidden: torch.Tensor, num_local_tokens: torch.Tensor) -> torch.Tensor:
-    """Hidden states [T, model_dim] with zeros where padding begins, whatever lies there: it must reach neither sums nor scales."""
+    """Zero hidden states [T, model_dim] where padding begins, whatever lies there: it must reach neither sums nor scales."""
     import torch
 
     padding = torch.arange(len(hidden), device=hidden.device)[:, None] >= num_local_tokens.reshape(1, 1)
@@ -262,7 +262,7 @@ def local_routing(
     num_local_tokens: torch.Tensor | None,
     experts: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The routing among the experts that are here: (weights, ids), new tensors, without a synchronisation.
+    """Return the routing among the experts that are here: (weights, ids), new tensors, without a synchronisation.
 
     A slot of an absent expert, or of a token beyond the local ones, gets the weight 0, and some expert that is here, spread
     evenly, so that it does no more harm than its work.
@@ -288,7 +288,7 @@ def local_routing(
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[T, model_dim] in float64 where that is quick, else in float32 without TF32, on the operands' device.
+    """Compute [T, model_dim] in float64 where that is quick, else in float32 without TF32, on the operands' device.
 
     Hidden states and the intermediate are quantised as q_type says; everything else is exact.
     """

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe
+from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.serving import Call, Serving
 
 if TYPE_CHECKING:
     import torch
 
+#: Names of the operands; see `tunedgemm.ops.fmoe`.
+OPERANDS = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?")
 
 #: Arguments of AITER's that change the result and are not computed here, with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -21,7 +25,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:
-    """Raises for an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
+    """Refuse an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
     for name, value in arguments.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
@@ -30,69 +34,11 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
             raise OperandError(f"fmoe: {name} is not computed here (got {given}); leave it out")
 
 
-def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
-    """The function (operands up to the routing, their scales or Nones, fields, otype or None) over a dispatcher's launchers, as a
-    closure: no attribute look-ups, no locks."""
+def entry(serving: Serving) -> Mapping[str, Call]:
+    """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
     import torch
 
-    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
-    grad_enabled = torch.is_grad_enabled
-
-    def routed(
-        operands: tuple[torch.Tensor | None, ...],
-        scales: tuple[torch.Tensor | None, ...],
-        fields: dict[str, Any],
-        otype: torch.dtype | None,
-    ) -> torch.Tensor:
-        hidden, w1, w2, weight, ids = cast("tuple[torch.Tensor, ...]", operands)
-        w1_scale, w2_scale, a1_scale, a2_scale = scales
-        try:
-            key: tuple[Any, ...] = (
-                hidden.shape, w1.shape, w2.shape, weight.shape, ids.shape, hidden.dtype, w1.dtype, w2.dtype, weight.dtype, ids.dtype,
-                hidden.get_device(), w1.get_device(), w2.get_device(), weight.get_device(), ids.get_device(),
-                type(hidden), type(w1), type(w2), type(weight), type(ids), otype, *fields.values(),
-                not (hidden.data_ptr() | w1.data_ptr() | w2.data_ptr() | weight.data_ptr() | ids.data_ptr()) & 15
-                and hidden.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and weight.is_contiguous()
-                and ids.is_contiguous(),
-                grad_enabled() and (hidden.requires_grad or w1.requires_grad or w2.requires_grad or weight.requires_grad),
-            )  # fmt: skip
-            if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
-                operands += scales if a2_scale is not None else scales[: 3 if a1_scale is not None else 2]
-                key += tuple(
-                    None if scale is None else (
-                        scale.shape, scale.dtype, scale.get_device(), type(scale), not scale.data_ptr() & 15 and scale.is_contiguous(),
-                        grad_enabled() and scale.requires_grad,
-                    )
-                    for scale in scales
-                )  # fmt: skip
-            call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, or a field that is no member, which shape_of names; no memory
-            return resolve(None, (*operands[:5], *scales), otype, **fields)  # type: ignore[no-any-return]
-        if call is None:
-            return resolve(key, operands, otype, **fields)  # type: ignore[no-any-return]
-        try:
-            return call(*operands)  # type: ignore[no-any-return]
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, operands, otype, **fields)  # type: ignore[no-any-return]
-
-    return dispatcher.hot(routed, _place)  # type: ignore[no-any-return]
-
-
-def _place(
-    operands: tuple[torch.Tensor | None, ...],
-    scales: tuple[torch.Tensor | None, ...],
-    fields: dict[str, Any],
-    otype: torch.dtype | None,
-) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
-    """The arguments of `routed_entry`'s function as those of `Dispatcher.call`."""
-    return (*operands, *scales), otype, fields
-
-
-def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
-    """`Op.entry`: `fused_moe` over a dispatcher's launchers."""
-    import torch
-
-    routed = routed_entry(dispatcher)
+    routed = hot_function(serving, OPERANDS, fields=("activation", "quant_type", "doweight_stage1"))
 
     def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
         hidden_states: torch.Tensor,
@@ -155,7 +101,7 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
-        fields = {"activation": activation, "quant_type": quant_type, "doweight_stage1": doweight_stage1}
-        return routed((hidden_states, w1, w2, topk_weight, topk_ids), (w1_scale, w2_scale, a1_scale, a2_scale), fields, dtype)
+        operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale)
+        return routed(*operands, activation, quant_type, doweight_stage1, dtype)
 
     return {"fused_moe": fused_moe}

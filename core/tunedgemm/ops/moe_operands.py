@@ -1,4 +1,4 @@
-"""The operands of fmoe: whether they fit each other, and random ones."""
+"""Check and draw the operands of fmoe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shape_of(
     quant_type: Any = moe.QuantType.No,
     doweight_stage1: bool = False,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     import torch
 
     if not 5 <= len(operands) <= 9:
@@ -113,7 +113,7 @@ def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tenso
 
 
 def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tuple[int, int], device: torch.device) -> None:
-    """Raises OperandError for a scale of weights [E, *sizes] that is missing, superfluous, or of another shape, dtype or device."""
+    """Raise OperandError for a scale of weights [E, *sizes] that is missing, superfluous, or of another shape, dtype or device."""
     kind, experts, (rows, cols) = str(shape["q_type"]), int(shape["expert"]), sizes
     wanted = moe.scale_shape(shape, rows, cols)
     allowed = {
@@ -138,7 +138,7 @@ def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tup
 
 
 def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torch.device) -> None:
-    """Raises OperandError for a scale of activations that is not one float32 value of per_Tensor."""
+    """Raise OperandError for a scale of activations that is not one float32 value of per_Tensor."""
     if scale is None:
         return
     if kind != "per_Tensor":

@@ -1,14 +1,16 @@
-"""Op: what one tensor signature must state about itself. An op is one file beside this one."""
+"""Op: the description of one tensor signature. An op is one file of this folder."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.ops.ladder import padded
+from tunedgemm.ops.padded_m import padded
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Tolerance:
-    """How far an output may be from the reference.
+    """Bounds of the error of an output against the reference.
 
     Attributes:
         atol, rtol: bounds of one element, ``|out - ref| <= atol + rtol * |ref|``; the share of elements outside
@@ -30,7 +32,7 @@ class Tolerance:
     row_error: float
 
 
-def _as_they_are(cells: Mapping[str, str]) -> Mapping[str, str]:
+def _unchanged(cells: Mapping[str, str]) -> Mapping[str, str]:
     return cells
 
 
@@ -43,9 +45,9 @@ class Columns:
         variable: the environment variable that names other files.
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
-        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises UserError for what is wrong.
-        format: a Shape to the texts of `key` and `own`; "" where a column of `own` says nothing beyond its default.
-        own: columns of ours, after AITER's, for what of a shape AITER's key does not tell.
+        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises UserError for a wrong cell.
+        format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
+        own: columns of ours, after AITER's, for the parts of a shape that AITER's key lacks.
         read: cells of `values`, absent ones left out, to the cells that every op has (``libtype``, ``kernelName``,
             ``splitK``, ``us``, ``err_ratio``), for an op whose AITER columns are others. What it does not return is
             read under its own name.
@@ -60,8 +62,8 @@ class Columns:
     parse: Callable[[Mapping[str, str]], Shape]
     format: Callable[[Shape], dict[str, str]]
     own: tuple[str, ...] = ("layout", "scale")
-    read: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are
-    write: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are
+    read: Callable[[Mapping[str, str]], Mapping[str, str]] = _unchanged
+    write: Callable[[Mapping[str, str]], Mapping[str, str]] = _unchanged
 
 
 def _nothing(shape: Shape) -> Mapping[str, Any]:
@@ -69,7 +71,7 @@ def _nothing(shape: Shape) -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
-def _told_weight_dtype(shape: Shape) -> str:
+def _weight_dtype(shape: Shape) -> str:
     return str(dict(shape.extra).get("q_dtype_w", shape.dtype))
 
 
@@ -95,23 +97,23 @@ class Op:
         operands: names of the operands in a launcher's order; optional ones end in ``?`` and come last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.
         columns: the format of its tables.
-        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for what is no such op.
+        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for operands that do not form the op.
         make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
         reference: (shape, operands) to the exact result in float32 or float64, computed from the operands as given.
         tolerance: shape to Tolerance.
         flops: shape to floating-point operations of one call.
         bytes_moved: shape to the fewest bytes of memory traffic of one call.
         fake: the operands and the output dtype to an empty output, for meta tensors.
-        fields: a Shape to the keyword arguments of `shape_of`, beside ``otype``, that the operands do not tell.
-        kin: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
+        fields: a Shape to those keyword arguments of `shape_of`, apart from ``otype``, that the operands do not determine.
+        equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
         unbiased: a Shape with a bias to the same without one, where the bias is the last operand given and nothing follows it; None
             where it is not, so that no bias is split off.
-        weight_dtype: a Shape to the short dtype of the weight as it lies in memory; by default the field ``q_dtype_w``,
+        weight_dtype: a Shape to the short dtype of the weight in memory; by default the field ``q_dtype_w``,
             else the dtype of the activations.
-        ladder: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.ladder`.
+        padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.padded_m`.
         first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of batch invariance.
-        examples, large: shapes that the conformance suite asks about, and those that are meant for a GPU; empty for an op
-            whose shapes follow from M, N and K alone.
+        examples, large: functions without arguments that return the shapes of the conformance suite, and further ones for a GPU; empty
+            for an op whose shapes follow from M, N and K alone. They are called at the first use: serving does not need them.
         functions: names of the op's public functions.
         entry: a dispatcher to those functions by name; an op without one is called by ``tunedgemm.call``.
     """
@@ -128,26 +130,36 @@ class Op:
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
-    kin: Callable[[Shape], tuple[Shape, ...]] = _itself
+    equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
-    weight_dtype: Callable[[Shape], str] = _told_weight_dtype
-    ladder: Callable[[int, int], Mapping[int, str]] = padded
+    weight_dtype: Callable[[Shape], str] = _weight_dtype
+    padded_m: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
-    examples: tuple[Shape, ...] = ()
-    large: tuple[Shape, ...] = ()
+    _examples: Callable[[], tuple[Shape, ...]] = tuple
+    _large: Callable[[], tuple[Shape, ...]] = tuple
     functions: tuple[str, ...] = ()
-    entry: Callable[[Any], Mapping[str, Callable[..., Any]]] | None = None
+    entry: Callable[[Serving], Mapping[str, Call]] | None = None
+
+    @functools.cached_property
+    def examples(self) -> tuple[Shape, ...]:
+        """Return the shapes of the conformance suite."""
+        return self._examples()
+
+    @functools.cached_property
+    def large(self) -> tuple[Shape, ...]:
+        """Return further shapes, for a GPU."""
+        return self._large()
 
     @first_rows.default
     def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:
-        """All operands but weights whose first dimension is M."""
+        """Cut all operands but weights whose first dimension is M."""
         weights = self.weights
 
         def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-            def cut(place: int, operand: Any) -> Any:
-                by_row = operand is not None and place not in weights and operand.dim() >= 2 and operand.shape[0] == shape.m
+            def cut(index: int, operand: Any) -> Any:
+                by_row = operand is not None and index not in weights and operand.dim() >= 2 and operand.shape[0] == shape.m
                 return operand[:m].contiguous() if by_row else operand
 
-            return tuple(cut(place, operand) for place, operand in enumerate(operands))
+            return tuple(cut(index, operand) for index, operand in enumerate(operands))
 
         return first_rows

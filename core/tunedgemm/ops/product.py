@@ -1,4 +1,4 @@
-"""The exact product that references are made of, and how far from it products may be."""
+"""Compute the exact product for references, and bound the error of others."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _CHUNK = 1 << 28
 
 
 def tolerance(shape: Shape) -> Tolerance:
-    """`Op.tolerance`: bounds by the dtypes of the output and of the operands; an output of less than 16 bits has those of bf16."""
+    """Return bounds by the dtypes of the output and of the operands; an output of less than 16 bits has those of bf16."""
     if shape.outdtype == "fp32" and shape.dtype.startswith("fp8"):
         return _FP8_IN_FP32
     return TOLERANCES.get(shape.outdtype, TOLERANCES["bf16"])
 
 
 def exact_dtype(m: int, n: int, k: int) -> torch.dtype:
-    """float64 where that is quick, else float32."""
+    """Return float64 where that is quick, else float32."""
     import torch
 
     return torch.float64 if m * n * k <= SMALL else torch.float32
 
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x[..., M, K] @ weight[..., N, K].T`` in *dtype* (float32 or float64), without TF32, on the operands' device.
+    """Compute ``x[..., M, K] @ weight[..., N, K].T`` in *dtype* (float32 or float64), without TF32, on the operands' device.
 
     Both have the same number of dimensions, two or three.
     """

@@ -1,4 +1,4 @@
-"""What the products ``x[..., K] @ weight[N, K].T`` of quantised operands share: columns, checks of operands, bounds; imports no torch."""
+"""Share the parts of the products ``x[..., K] @ weight[N, K].T`` of quantised operands: columns, checks of operands, bounds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 
 
 def flops(shape: Shape) -> int:
-    """`Op.flops`: multiplications and additions of the product."""
+    """Count the operations of a call: multiplications and additions of the product."""
     return 2 * shape.m * shape.n * shape.k
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    """`Op.fake`: an empty output [..., N], in bf16 where no dtype is asked for."""
+    """Make an empty output [..., N], in bf16 where no dtype is asked for."""
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
 
 
 def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
-    """The column ``layout`` of a family of shuffled weights; *usual* where it is absent or holds AITER's filler 0.
+    """Return the column ``layout`` of a family of shuffled weights; *usual* where it is absent or holds AITER's filler 0.
 
     Raises:
         ShapeError: it names the plain layout.
@@ -48,23 +48,23 @@ def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
 
 
 def outdtype_cell(shape: Shape) -> str:
-    """The column ``outdtype``: "" for AITER's default."""
+    """Return the column ``outdtype``: "" for AITER's default."""
     return "" if shape.outdtype == OUTDTYPES[0] else table_text(shape.outdtype)
 
 
 def names_of(dtypes: tuple[str, ...]) -> str:
-    """Short dtypes as a text for messages."""
+    """Join short dtypes for a message."""
     return ", ".join(map(table_text, dtypes))
 
 
-def kin_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
-    """`Op.kin` of an op whose rows of AITER's have these fields: the shape, then as AITER's key knows it."""
+def equivalent_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
+    """Return `Op.equivalent_shapes` where rows of AITER's have these fields: the shape, then as AITER's key knows it."""
     other = attrs.evolve(shape, **known)
     return (shape,) if other == shape else (shape, other)
 
 
 def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:
-    """From the numbers of the columns *sizes* and cells of other columns to the shape of such a row."""
+    """Make a function from the numbers of the columns *sizes* and cells of other columns to the shape of such a row."""
 
     def example(*numbers: int, **cells: str) -> Shape:
         return parse({**dict(zip(sizes, map(str, numbers), strict=True)), **cells})
@@ -73,14 +73,14 @@ def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str]
 
 
 def seen(operand: Any) -> str:
-    """An operand in a message: sizes, dtype and device; of something else its type."""
+    """Describe an operand in a message: sizes, dtype and device; of something else its type."""
     import torch
 
     return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
 
 
 def check_tensors(op: str, **operands: Any) -> None:
-    """That the operands that every call has are tensors.
+    """Check that the operands of every call are tensors.
 
     Raises:
         OperandError: one is missing or something else.
@@ -93,7 +93,7 @@ def check_tensors(op: str, **operands: Any) -> None:
 
 
 def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int = 1) -> None:
-    """x [..., K] and weight [N, K] on one device.
+    """Check that x [..., K] and weight [N, K] fit and are on one device.
 
     Args:
         packed: elements of K in one of the weight's, where x has them apart: the weight is [N, K/packed].
@@ -123,7 +123,7 @@ def _k_hint(x: torch.Tensor, k: int, n: int) -> str:
 
 
 def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[str, ...]) -> str:
-    """The short dtype that both have, one of *dtypes*.
+    """Return the short dtype that both have, one of *dtypes*.
 
     Raises:
         OperandError: they have others.
@@ -136,7 +136,7 @@ def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[s
 def check_scale(
     op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
 ) -> None:
-    """A scale of one of the *shapes* and *dtypes* on *device*.
+    """Check that a scale has one of the *shapes* and *dtypes* on *device*.
 
     Raises:
         OperandError: another scale.
@@ -148,7 +148,7 @@ def check_scale(
 
 
 def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ...]) -> None:
-    """An operand of one of the *dtypes*.
+    """Check that an operand has one of the *dtypes*.
 
     Raises:
         OperandError: it has another.
@@ -160,7 +160,7 @@ def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ..
 
 
 def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device) -> str:
-    """The short dtype of a bias [N] or [1, N] on *device*, "" for none.
+    """Return the short dtype of a bias [N] or [1, N] on *device*, "" for none.
 
     Raises:
         OperandError: another bias, or something else.
@@ -176,7 +176,7 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
 
 
 def outdtype_of(op: str, otype: torch.dtype | None, default: str = OUTDTYPES[0]) -> str:
-    """The short dtype of the output, *default* where none is asked for.
+    """Return the short dtype of the output, *default* where none is asked for.
 
     Raises:
         OperandError: the op does not give that dtype.
@@ -187,12 +187,12 @@ def outdtype_of(op: str, otype: torch.dtype | None, default: str = OUTDTYPES[0])
 
 
 def rows_of(x: torch.Tensor) -> int:
-    """M: the product of all dimensions of x but the last."""
+    """Return M: the product of all dimensions of x but the last."""
     return math.prod(x.shape[:-1])
 
 
 def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.Tensor:
-    """[rows, cols] normal numbers in bf16 whose rows and groups of *group* columns differ in size, so that a scale taken from the
+    """Draw [rows, cols] normal numbers in bf16 whose rows and groups of *group* columns differ in size, so that a scale taken from the
     wrong place shows."""
     import torch
 
@@ -204,7 +204,7 @@ def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.
 
 
 def draw_bias(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """A normal bias [n] as the only element, or nothing for a shape without one."""
+    """Draw a normal bias [n] as the only element, or nothing for a shape without one."""
     import torch
 
     if not shape.bias:

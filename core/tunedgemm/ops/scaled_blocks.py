@@ -1,4 +1,4 @@
-"""What a8w8_blockscale and a8w8_blockscale_bpreshuffle share: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
+"""Share the parts of both a8w8_blockscale ops: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BLOCK = 128
 
 
 def blocks(length: int) -> int:
-    """Blocks in so many elements, the last of them possibly shorter."""
+    """Count the blocks in so many elements, the last of them possibly shorter."""
     return -(-length // BLOCK)
 
 
 def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
-    """`Columns.parse` of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
+    """Make `Columns.parse` of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
 
     def parse(row: Mapping[str, str]) -> Shape:
         return Shape(
@@ -46,7 +46,7 @@ def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
 
 
 def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
-    """`Columns.format`; *layout* as in `parser`."""
+    """Make `Columns.format`; *layout* as in `parser`."""
 
     def format_(shape: Shape) -> dict[str, str]:
         own = {} if layout == "row" else {"layout": "" if shape.layout == layout else shape.layout}
@@ -62,17 +62,17 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
     return format_
 
 
-def kin_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
+def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
 
-    return kin
+    return equivalent_shapes
 
 
 def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:
-    """The shape of a call whose weight has that layout; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call whose weight has that layout; raises OperandError for operands that do not fit each other."""
     x, weight, x_scale, w_scale = operands
     quantised.check_matrices(op, x, weight)
     found = quantised.check_dtypes(op, x, weight, quantised.FP8)
@@ -83,7 +83,7 @@ def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: to
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Normal x [m, k] and plain weight [n, k], quantised; x_scale [m, ceil(k/128)] row-major and w_scale [ceil(n/128), ceil(k/128)]."""
+    """Draw x [m, k] and plain weight [n, k] quantised; x_scale [m, ceil(k/128)] row-major and w_scale [ceil(n/128), ceil(k/128)]."""
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
@@ -95,7 +95,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Te
 
 
 def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """[m, n] of a plain weight and row-major scales, in float64 where that is quick, else in float32 without TF32."""
+    """Compute [m, n] of a plain weight and row-major scales, in float64 where that is quick, else in float32 without TF32."""
     from tunedgemm.ops.formats.quant import dequant_blocks
 
     x, weight, x_scale, w_scale = operands
@@ -105,14 +105,14 @@ def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; scales are float32."""
+    """Count each operand and the output once; scales are float32."""
     bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """The 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
+    """Return 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
 
     Raises:
         OperandError: x_scale is a scalar.
@@ -121,7 +121,7 @@ def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
 
 
 def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """The inverse of `transposed_scale`: row-major scales [..., ceil(K/128)].
+    """Invert `transposed_scale`: row-major scales [..., ceil(K/128)].
 
     Raises:
         OperandError: x_scale is a scalar, or is not contiguous.

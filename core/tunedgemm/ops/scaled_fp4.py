@@ -1,4 +1,4 @@
-"""What a4w4_blockscale and a16w4_blockscale share: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
+"""Share the parts of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
 
 K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels
 want it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
@@ -24,7 +24,7 @@ GROUP = 32
 
 
 def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
-    """That scales divide K.
+    """Check that scales divide K.
 
     Raises:
         ShapeError, OperandError: as *error* says, where they do not.
@@ -34,7 +34,7 @@ def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
 
 
 def scale_sizes(layout: str, rows: int, groups: int) -> tuple[int, int]:
-    """The sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
+    """Return the sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
     return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
 
 
@@ -89,7 +89,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [n, k] as it is multiplied, in *dtype*."""
+    """Return the weight [n, k] dequantised, in *dtype*."""
     from tunedgemm.ops.formats.quant import dequant_fp4
     from tunedgemm.ops.formats.shuffle import unshuffled
 

@@ -1,4 +1,4 @@
-"""What a8w8 and a8w8_bpreshuffle share: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
+"""Share the parts of a8w8 and a8w8_bpreshuffle: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _GROUP = 128
 
 
 def kind_of(m: int, n: int, kind: str) -> str:
-    """The kind of scales; one value for one row is AITER's kind, whatever it is called."""
+    """Return the kind of scales; one value for one row is AITER's kind, whatever it is called."""
     return _KINDS[0] if m == n == 1 else kind
 
 
 def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
-    """`Columns.parse` of *op*; *default* is the dtype of rows without one, *layout* gives that of AITER for a dtype."""
+    """Make `Columns.parse` of *op*; *default* is the dtype of rows without one, *layout* gives that of AITER for a dtype."""
 
     def parse(row: Mapping[str, str]) -> Shape:
         m, n, found = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
@@ -54,7 +54,7 @@ def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Map
 
 
 def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]:
-    """`Columns.format`; *layout* as in `parser`."""
+    """Make `Columns.format`; *layout* as in `parser`."""
 
     def format_(shape: Shape) -> dict[str, str]:
         usual = layout(shape.dtype)
@@ -73,11 +73,11 @@ def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]
     return format_
 
 
-def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
+def equivalent_shapes_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
+    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(
             shape,
             outdtype=quantised.OUTDTYPES[0],
             epilogue="none",
@@ -86,11 +86,11 @@ def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]
             layout=layout(shape.dtype),
         )
 
-    return kin
+    return equivalent_shapes
 
 
 def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
-    """`Op.shape_of`; *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another."""
+    """Make `Op.shape_of`; *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another."""
 
     def shape_of(
         x: torch.Tensor,
@@ -101,7 +101,7 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
         *,
         otype: torch.dtype | None = None,
     ) -> Shape:
-        """The shape of a call; raises OperandError for operands that do not fit each other."""
+        """Return the shape of a call; raises OperandError for operands that do not fit each other."""
         quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
@@ -153,7 +153,7 @@ def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torc
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [m, k] and weight [n, k] of normal numbers, quantised; scales [m, 1] and [n, 1], or [1] each; bias [n] where asked for."""
+    """Draw x [m, k] and weight [n, k] of normal numbers, quantised; scales [m, 1] and [n, 1], or [1] each; bias [n] where asked for."""
     import torch
 
     from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
@@ -169,7 +169,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
@@ -180,14 +180,14 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 
 def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """`Op.first_rows`: x and, where they go by row, its scales."""
+    """Cut the first rows of x and, where they go by row, its scales."""
     x, weight, x_scale, *rest = operands
     x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
     return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; scales are float32."""
+    """Count each operand and the output once; scales are float32."""
     bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0

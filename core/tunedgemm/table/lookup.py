@@ -83,7 +83,7 @@ class _Asked:
     offered: dict[Any, int]
 
 
-#: N, K and kind of one of the kin.
+#: N, K and kind of one of the equivalent shapes.
 _Product = tuple[int, int, Kind]
 
 #: The numbers of the rows of one key, and that key: M, the word for it, which product, and the cu_num.
@@ -167,9 +167,9 @@ class Table:
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 
-        A row that pins every M comes first, then those of the op's ladder in its order; at each the shape itself before its
-        kin (see `Op.kin`), then a row that names the compute units before one for any, the layers by precedence, inside a
-        layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        A row that pins every M comes first, then those of `Op.padded_m` in its order. At each the shape itself comes before its
+        equivalent shapes (see `Op.equivalent_shapes`), then a row that names the compute units before one for any, the layers by
+        precedence, inside a layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
         """
         found = self._buckets(shape, device)
         if not found:
@@ -213,18 +213,18 @@ class Table:
         """Where rows may be, in order."""
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
-        for kin in self.op.kin(shape):
-            kind = kind_of(kin)
+        for equivalent in self.op.equivalent_shapes(shape):
+            kind = kind_of(equivalent)
             by_units = index.kinds.get(kind)
             if by_units is not None:
                 if units in by_units:
-                    keys.append((by_units[units], (kin.n, kin.k, kind), units))
+                    keys.append((by_units[units], (equivalent.n, equivalent.k, kind), units))
                 if units and 0 in by_units:
-                    keys.append((by_units[0], (kin.n, kin.k, kind), 0))
+                    keys.append((by_units[0], (equivalent.n, equivalent.k, kind), 0))
         found: list[_Bucket] = []
         if keys:
             parts, count = index.parts, len(index.parts)
-            rungs = self.op.ladder(shape.m, shape.n)
+            rungs = self.op.padded_m(shape.m, shape.n)
             if index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:

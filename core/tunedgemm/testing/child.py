@@ -1,7 +1,7 @@
-"""What the conformance suite asks of a backend in another process: ``python -m tunedgemm.testing.child``.
+"""Questions of the conformance suite to a backend in another process: ``python -m tunedgemm.testing.child``.
 
-Reads one JSON object from standard input: ``libtype``, ``shapes``, ``devices``, and ``prepare``, the number of
-solutions to prepare for each. The last line that it writes is the answer, one JSON object.
+The process reads one JSON object from standard input: ``libtype``, ``shapes``, ``devices``, and
+``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON object.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 
-#: No device is visible with these.
+#: Environment variables that hide all devices.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 
 def ask_child(libtype: str, shapes: Sequence[Shape], devices: Sequence[Device], *, hidden: bool, prepare: int = 0) -> dict[str, Any]:
-    """Load a backend in a fresh process and enumerate there, devices hidden or not.
+    """Load a backend in a fresh process and enumerate there, with devices hidden or visible.
 
     Returns:
         ``solutions`` (texts, a list for each shape and device in turn; None where unsupported), ``modules`` loaded by the
         import, ``cuda`` (whether a device was touched) and ``seconds`` that the import took.
 
     Raises:
-        RuntimeError: the process failed; the message is what it wrote.
+        RuntimeError: the process failed; the message holds its output.
     """
     question = {
         "libtype": libtype,

@@ -1,4 +1,4 @@
-"""Backends made of plain functions: they return what they are told, and compute what the op's reference computes."""
+"""Fake backends: made of plain functions, they return given answers and compute the op's reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 
 class FakePlugin:
-    """An object with the hooks that every backend has, each answered by what it was made with."""
+    """An object with the hooks of a backend, each of which gives an answer of the constructor."""
 
     def __init__(
         self,
@@ -40,23 +40,23 @@ class FakePlugin:
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Every shape, unless made with a function."""
+        """Support every shape, or ask the given function."""
         return True if self._supports is None else self._supports(shape, device)
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
-        """The solutions it was made with; a text stands for the kernel name of one."""
+        """List the given solutions; a text is the kernel name of one."""
         found = self._solutions(shape, device) if callable(self._solutions) else self._solutions
         return [self._solution(one) for one in found]
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
-        """The solution it was made with, or None."""
+        """Return the given solution, or None."""
         return None if self._heuristic is None else self._solution(self._heuristic)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """A launcher of the call it was made with; refuses what it does not list."""
+        """Return a launcher of the given call; refuse a solution that is not listed."""
         if solution not in [*self.enumerate_solutions(shape, device), self.heuristic_fallback()]:
             return Unsupported(f"{self._libtype} has no kernel {solution.kernel_name!r} with splitK {solution.split_k}")
         seconds = self._sleep.get(solution.kernel_name, 0.0)
@@ -73,7 +73,7 @@ class FakePlugin:
 
 
 def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
-    """The op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
+    """Compute the op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
     del solution
     op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
     operands = _typed(op, shape, operands)
@@ -81,7 +81,7 @@ def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
 
 
 def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Operands as the op's callers give them: launchers get shuffled weights as plain tensors, and references know the type."""
+    """Return operands as the op's callers give them: launchers get shuffled weights as plain tensors, references need the type."""
     if shape.layout == "row":
         return operands
     from tunedgemm.ops.formats.shuffle import as_shuffled
@@ -95,7 +95,7 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def fake_backend(libtype: str, **answers: Any) -> Backend:
-    """A backend made of what it is given, through the same checks as an installed one.
+    """Make a backend of the given answers, with the checks of an installed one.
 
     Args:
         libtype: its name.
@@ -105,14 +105,14 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
             seconds that a call takes longer, by kernel name.
 
     Raises:
-        PluginError: what it is given breaks the contract.
-        TypeError: an answer that a fake backend does not take.
+        PluginError: an answer breaks the contract.
+        TypeError: an unknown kind of answer.
     """
     return make_backend(libtype, FakePlugin(libtype, **answers), f"fake-{libtype}", "1")
 
 
 def fake_registry(*backends: Backend) -> Registry:
-    """A registry of these backends and the built-in one, whatever is installed."""
+    """Return a registry of these backends and the built-in one, without installed ones."""
     registry = Registry(entries=())
     for backend in backends:
         registry.add(backend)

@@ -1,10 +1,11 @@
-"""How the conformance suite launches: one shape's operands and launchers, in threads and in graphs."""
+"""Launches of the conformance suite: operands with their references, launchers of a shape, threads and graphs."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -13,101 +14,185 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
+from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 
+#: Bytes of operands and references that a session keeps for later checks and other backends.
+KEPT_BYTES = 1 << 29
+#: Calls of each of two threads, on a GPU and on a CPU, where a fake is slow and switches often.
+_GPU_CALLS, _CPU_CALLS = 4, 2
+
+
+@attrs.frozen(eq=False)
+class Drawn:
+    """Operands of one shape and their float64 reference."""
+
+    operands: tuple[Any, ...]
+    reference: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (*self.operands, self.reference) if tensor is not None)
+
+
+class DrawnCache:
+    """Operands and references by shape, device and seed, up to a number of bytes; the least recently used leave first."""
+
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit, self._held = limit, 0
+        self._drawn: OrderedDict[tuple[Shape, str, int], Drawn] = OrderedDict()
+
+    def draw(self, shape: Shape, device: Device, seed: int) -> Drawn:
+        """Return the operands of a seed and their reference, made at the first call."""
+        key = (shape, str(device.torch_device), seed)
+        drawn = self._drawn.get(key)
+        if drawn is None:
+            op = op_named(shape.op)
+            operands = op.make_inputs(shape, device.torch_device, seed)
+            drawn = self._drawn[key] = Drawn(operands, op.reference(shape, operands))
+            self._held += drawn.nbytes
+            while self._held > self._limit and len(self._drawn) > 1:
+                self._held -= self._drawn.popitem(last=False)[1].nbytes
+        self._drawn.move_to_end(key)
+        return drawn
+
+
+_drawn = DrawnCache()
+
 
 @attrs.frozen(eq=False)
 class Case:
-    """One shape on the present device, with the solutions of the backend that bind there."""
+    """One shape on the present device, with the solutions of the backend that bind there and those that do not."""
 
     shape: Shape
     device: Device
     op: Op
-    operands: tuple[Any, ...]
-    reference: Any
     launchers: tuple[tuple[Solution, Launcher], ...]
     refusals: tuple[tuple[Solution, object], ...]
+    _outputs: dict[Solution, Any] = attrs.field(factory=dict, init=False)
+
+    def drawn(self, seed: int) -> Drawn:
+        """Return operands and their reference; the session's cache keeps them, the case does not."""
+        return _drawn.draw(self.shape, self.device, seed)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """The operands of seed 0."""
+        return self.drawn(0).operands
+
+    def output(self, solution: Solution, launcher: Launcher) -> Any:
+        """Return the output of one call on the operands of seed 0, launched at the first call."""
+        if solution not in self._outputs:
+            self._outputs[solution] = launch(launcher, self.operands)
+        return self._outputs[solution]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the operands alone tell the shape, its output dtype included."""
+        return bool(self.op.shape_of(*self.operands, **self.op.fields(self.shape)) == self.shape)
 
     def fault(self, out: Any, reference: Any = None) -> str:
-        """What is wrong with the numbers of an output; "" for a right one."""
-        tolerance, wanted = self.op.tolerance(self.shape), self.reference if reference is None else reference
+        """Return what is wrong with the numbers of an output; "" for a right one."""
+        tolerance, wanted = self.op.tolerance(self.shape), self.drawn(0).reference if reference is None else reference
         ratio, row = errors(out, wanted, tolerance)
         if ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error:
             return ""
         return f"error ratio {ratio:.3g} (bound {MAX_ERROR_RATIO}), worst row error {row:.3g} (bound {tolerance.row_error:.3g})"
 
+    def faults_of(self, out: Any, operands: tuple[Any, ...]) -> Iterator[str]:
+        """Yield what is wrong with the form and the numbers of an output, whatever leading dimensions its operands have."""
+        wanted = self.op.fake(*operands, otype=torch_dtype(self.shape.outdtype))
+        form = f"{tuple(out.shape)} {out.dtype} on {out.device}" + ("" if out.is_contiguous() else ", not contiguous")
+        expected = f"{tuple(wanted.shape)} {wanted.dtype} on {wanted.device}"
+        if form != expected:
+            yield f"{form} instead of {expected}"
+        if fault := self.fault(out):
+            yield fault
 
-def launch(solution: Solution, launcher: Launcher, operands: Sequence[Any]) -> Any:
-    """The output of one call; an AssertionError that names the solution where it raises."""
+    def listed(self, solution: Solution, faults: Iterable[str]) -> Iterator[str]:
+        """Yield faults with the shape and the solution before each; a launch that raises is one of them."""
+        try:
+            for fault in faults:
+                yield f"{self.shape}: {solution} {fault}"
+        except LaunchFault as error:
+            yield f"{self.shape}: {solution} {error}"
+
+
+class LaunchFault(AssertionError):
+    """A launcher raised."""
+
+
+def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
+    """Return the output of one call.
+
+    Raises:
+        LaunchFault: the launcher raised; the message names the operands.
+    """
     try:
         return launcher.call(*operands)
     except Exception as error:  # a plugin may raise anything
         sizes = ", ".join("None" if operand is None else f"{tuple(operand.shape)} {operand.dtype}" for operand in operands)
-        raise AssertionError(f"{solution} raised {type(error).__name__} for {sizes}: {error}") from error
+        raise LaunchFault(f"raised {type(error).__name__} for {sizes}: {error}") from error
 
 
-def foldings(case: Case) -> Iterator[tuple[Any, ...]]:
-    """The operands as made, with a leading dimension of 1, and with the rows in two halves: of x alone, then of all activations.
+def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the operands with the rows in two halves, or below a leading dimension of 1: of x alone, then of all activations.
 
-    What the op does not take in that form, or takes as another shape, is left out.
+    Forms that the op refuses, or takes as another shape, are left out.
     """
-    yield case.operands
-    op, shape = case.op, case.shape
-    heads = [(1, shape.m)] + ([(2, shape.m // 2)] if shape.m % 2 == 0 else [])
-    seen = []
-    for head in heads:
-        for places in ((0,), tuple(place for place in range(len(case.operands)) if place not in op.weights)):
-            again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(case.operands))
-            sizes = [None if operand is None else operand.shape for operand in again]
-            with contextlib.suppress(OperandError):
-                if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
-                    yield again
-            seen.append(sizes)
+    head, seen = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
+    for places in ((0,), tuple(place for place in range(len(operands)) if place not in op.weights)):
+        again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(operands))
+        sizes = [None if operand is None else operand.shape for operand in again]
+        with contextlib.suppress(OperandError):
+            if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+                yield again
+        seen.append(sizes)
 
 
 def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
-    """The M rows of an activation in another number of dimensions; what has no such rows as it is."""
+    """Return the M rows of an activation in another number of dimensions; an operand without M rows unchanged."""
     by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
     return operand.reshape(*head, *operand.shape[1:]) if by_row else operand
 
 
-def concurrent_calls(solution: Solution, launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:
-    """The outputs of several calls from this thread, on a stream of its own."""
+def concurrent_calls(launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:
+    """Return the outputs of several calls from this thread, on a stream of its own."""
     import torch
 
-    def several() -> list[Any]:
+    def call(count: int) -> list[Any]:
         start.wait(timeout=60)
-        return [launch(solution, launcher, operands) for _ in range(4)]
+        return [launch(launcher, operands) for _ in range(count)]
 
     device = operands[0].device
     if device.type == "cpu":
-        return several()
+        return call(_CPU_CALLS)
     torch.cuda.synchronize(device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        outs = several()
+        outs = call(_GPU_CALLS)
     stream.synchronize()
     return outs
 
 
-def replayed(solution: Solution, launcher: Launcher, operands: tuple[Any, ...], later: tuple[Any, ...]) -> Any:
-    """The output of a graph captured over *operands*, replayed after they were given the values of *later*."""
+def replayed(launcher: Launcher, operands: tuple[Any, ...], later: tuple[Any, ...]) -> Any:
+    """Return the output of a graph captured over *operands*, replayed after they were given the values of *later*."""
     import torch
-
-    from tunedgemm.ops.formats.contents import duplicate, overwrite
 
     held = [None if operand is None else duplicate(operand) for operand in operands]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        launch(solution, launcher, held)  # what is slow once happens before a capture
+        launch(launcher, held)  # slow first calls happen before a capture
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = launch(solution, launcher, held)
+        out = launch(launcher, held)
     for old, new in zip(held, later, strict=True):
         if old is not None:
             overwrite(old, new)

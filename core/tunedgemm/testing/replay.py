@@ -1,4 +1,4 @@
-"""A bench that answers from a recorded trial log: the whole tuner runs in CI on times that a GPU once gave."""
+"""Replay of a trial log as a bench: the tuner runs in CI on times that were measured on a GPU."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tunedgemm.tuner.trial import Sampler, Samples
 
 
 def read_trials(path: Path) -> list[Timing]:
-    """The timings of a trial log, of all its runs, in the order in which they were written.
+    """Return the timings of a trial log, of all its runs, in the order of the file.
 
     Raises:
-        TableError: the file cannot be read, or a line is none of a trial log; names the line.
+        TableError: the file cannot be read, or a line does not belong to a trial log; names the line.
     """
     return [line.timing() for line in read_log(path) if line.kind == "trial"]
 
 
 class Replay:
-    """A `Bench` over a trial log: each recorded time in every round, and an exception for what did not pass then."""
+    """A `Bench` over a trial log: the recorded time in every round, or an exception for a solution that did not pass."""
 
     def __init__(self, path: Path) -> None:
         self._timings = {(key_shape(timing.shape), timing.solution): timing for timing in read_trials(path)}
 
     def __call__(self, op: Op, shape: Shape, device: Device) -> Sampler:
-        """The sampler of one shape; op and device are those of the log."""
+        """Return the sampler of one shape; op and device are those of the log."""
         del op, device
 
         def sample(launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:

@@ -1,4 +1,4 @@
-"""The shapes and devices that the conformance suite asks about: layers of real models, and awkward sizes."""
+"""Shapes and devices of the conformance suite: layers of real models, and awkward sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LARGE: tuple[tuple[tuple[int, int, int], dict[str, Any]], ...] = (
 
 
 def shapes_of(op_name: str, large: bool = False) -> tuple[Shape, ...]:
-    """The conformance shapes of an op: its own examples, else of the sizes and fields here those that its table can express.
+    """Return the conformance shapes of an op: its own examples, else the sizes and fields here that its table can express.
 
     Args:
         op_name: the name of a registered op; raises UnknownOpError for another.

@@ -1,8 +1,9 @@
-"""StandInConformance: the conformance suite for a backend over fakes, on machines without the hardware that its kernels need.
+"""StandInConformance: the conformance suite for a backend over fakes, on machines without its hardware.
 
-A stand-in is the plugin's own backend, under a libtype of its own, over a fake of the runtime, library or compiler that
-it calls. A distribution in a folder of the plugin's tests registers it, so the processes that the suite starts find it by
-its entry point, as they find an installed one: docs/writing-a-plugin.md, "Without the hardware".
+A stand-in is the plugin's own backend, under another libtype, over a fake of the runtime, library or
+compiler that it calls. A distribution in a folder of the plugin's tests registers it. The processes
+that the suite starts find it by its entry point, as they find an installed one. See
+docs/writing-a-plugin.md, "Without the hardware".
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tunedgemm.testing.conformance import BackendConformance
 
 @contextlib.contextmanager
 def installed(folder: Path) -> Iterator[None]:
-    """A block in which the distributions in a folder are found, by this process and by those that the suite starts.
+    """Make a block in which this process, and those that it starts, find the distributions in a folder.
 
     Raises:
         FileNotFoundError: no distribution in the folder has entry points.
@@ -38,12 +39,12 @@ def installed(folder: Path) -> Iterator[None]:
 class StandInConformance(BackendConformance):
     """The checks of `BackendConformance` for a stand-in, with the CPU in the place of the device that it fakes.
 
-    What the fakes and the processes over them read, such as environment variables, is set by an autouse fixture of the subclass.
+    An autouse fixture of the subclass sets what the fakes and the processes over them read, such as environment variables.
 
     Attributes:
         folder: holds the stand-in's distribution.
-        work: the most multiplications of a shape; larger ones are left out, as fakes are slow.
-        more: shapes of any size to ask about beside those.
+        work: the most multiplications of a shape; larger shapes are left out, as fakes are slow.
+        more: shapes of any size to check as well.
     """
 
     device: ClassVar[Device | None] = device_of(-1)
@@ -53,20 +54,20 @@ class StandInConformance(BackendConformance):
 
     @classmethod
     def loading(cls) -> contextlib.AbstractContextManager[None]:
-        """A block in which the distribution of `folder` is found."""
+        """Return a block in which the distribution of `folder` is found."""
         return installed(cls.folder)
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
-        """Those of the suite that are small enough, and `more`."""
+        """Return the shapes of the suite that are small enough, and `more`."""
         small = [shape for shape in super().every_shape() if op_named(shape.op).flops(shape) <= 2 * cls.work]
         return tuple(dict.fromkeys((*small, *cls.more)))
 
     @classmethod
     def served_shapes(cls) -> tuple[Shape, ...]:
-        """All: what the fakes read is set by a fixture, which pytest has not run yet when it collects."""
+        """Return all shapes: a fixture sets what the fakes read, and pytest has not run it yet when it collects."""
         return cls.every_shape()
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
-        """The stand-in loads where no device is visible; that the plugin imports no other is asked of the plugin itself."""
-        assert not self._elsewhere(True)["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"
+        """The stand-in loads where no device is visible; the plugin's own class checks that it imports no other."""
+        assert not self._elsewhere()[0]["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"

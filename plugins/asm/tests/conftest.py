@@ -1,10 +1,10 @@
-"""What the tests of this plugin share: the fake HIP runtime, code objects made up by the tests, the plugin's backend over both."""
+"""Provide the fake HIP runtime, made-up code objects, emulators and the backend over them."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from tunedgemm_asm import packs, sources
 
 
 def _module(stem: str) -> ModuleType:
-    """A module or package beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    """Load a sibling module or package by path, since pytest imports tests by path."""
     name = f"tunedgemm_asm_tests_{stem}"
     if name not in sys.modules:
         package = Path(__file__).with_name(stem) / "__init__.py"
@@ -30,7 +30,7 @@ def _module(stem: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packs of the machine that runs the tests, named or installed, are none of theirs."""
+    """Hide the packs of the machine that runs the tests."""
     for variable in (sources.VARIABLE, sources.OF_AITER):
         monkeypatch.delenv(variable, raising=False)
     for name in ("entry_points", "_locations"):
@@ -41,56 +41,76 @@ def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def failing() -> Callable[..., list[str]]:
+    """Return a function that runs a check on every case and lists the cases that fail."""
+
+    def failing(check: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> list[str]:
+        faults = []
+        for case in cases:
+            try:
+                check(*case)
+            except pytest.skip.Exception:
+                continue
+            except (Exception, pytest.fail.Exception) as error:
+                faults.append(f"{case}: {type(error).__name__}: {str(error)[:1000]}")
+        return faults
+
+    return failing
+
+
+@pytest.fixture(scope="session")
 def objects() -> ModuleType:
-    """The module that makes up code objects."""
+    """Return the module that makes code objects."""
     return _module("objects")
 
 
 @pytest.fixture(scope="session")
 def gcn() -> ModuleType:
-    """The emulator of AMDGCN text."""
+    """Return the emulator of AMDGCN text."""
     return _module("gcn")
 
 
 @pytest.fixture(scope="session")
 def ptx() -> ModuleType:
-    """The emulator of PTX text."""
+    """Return the emulator of PTX text."""
     return _module("ptx")
 
 
 @pytest.fixture(scope="session")
 def gpu_kinds() -> dict[str, dict[str, Any]]:
-    """What the tests of generated PTX on a GPU run, by the tests: a name to a shape, a plan and, but for stream-K, a number of splits."""
+    """Return the cases of the Hopper GPU tests by test module: shape, configuration and splits."""
     modules = {"plain": "test_ptx_gpu", "columns": "test_ptx_columns_gpu", "stream-K": "test_ptx_stream_gpu"}
     return {name: _module(stem).KINDS for name, stem in modules.items()}
 
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """The module that compiles the fake HIP runtime, and makes up AITER's tree."""
+    """Return the module that compiles the fake HIP runtime and writes AITER's tree."""
     return _module("fake")
 
 
 @pytest.fixture(scope="session")
 def over() -> ModuleType:
-    """The module with the plugin's backend over the fake."""
+    """Return the module with the backend over the fake."""
     return _module("over")
 
 
 @pytest.fixture(scope="session")
 def tree(fake: ModuleType, objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """AITER's tree with made-up code objects of all its kinds; a pack of our own kind lies beside it."""
+    """Write AITER's tree with made-up code objects, and a pack of the plugin's own layout next to
+    it.
+    """
     return fake.tree(tmp_path_factory.mktemp("packs") / "hsa", objects)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
 def backends(over: ModuleType, fake: ModuleType, tree: Path) -> dict[str, Any]:
-    """The backend over the fake with kernels of all kinds, on a CPU that stands for an MI300X (``gfx942``) and an MI355X (``gfx950``)."""
+    """Return the backend over the fake, on CPUs that stand for an MI300X and an MI355X."""
     return {gfx: over.backend(fake, tree, gfx) for gfx in ("gfx942", "gfx950")}
 
 
 @pytest.fixture
 def asm(backends: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The backend of the architecture that is the test's parameter."""
+    """Return the backend of the architecture in the test's parameter."""
     monkeypatch.setenv("FAKE_GFX", request.param)
     return backends[request.param]

@@ -1,6 +1,5 @@
-"""The fake HIP runtime: compiles it, and makes up packs for it: AITER's tree, and one of our own layout.
-
-The C source is in ``fake/``; its settings (``FAKE_*``) are described in ``hip.c``. A symbol's name says what the kernel computes.
+"""Compile the fake HIP runtime in ``fake/`` and write packs for it. Its settings (``FAKE_*``) are
+described in ``hip.c``; a symbol's name says what the kernel computes.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from typing import Any
 
 SOURCES = Path(__file__).with_name("fake")
 FLAGS = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
-#: Folder of a family below ``hsa/<gfx>`` -> its manifest, bytes of arguments that its code objects declare.
+#: Folder of a family below ``hsa/<gfx>`` -> its manifest, bytes of arguments that its code objects
+#: declare.
 FAMILIES = {
     "bf16gemm": ("bf16gemm_fp32bf16.csv", 352),
     "i8gemm": ("i8gemm_bf16_perTokenI8.csv", 256),
     "fp8gemm_blockscale": ("fp8gemm_bf16_blockscale.csv", 256),
     "f4gemm": ("f4gemm_bf16_per1x32Fp4.csv", 384),
 }
-#: AITER's manifests as they are, where this machine has them.
+#: AITER's manifests, where available.
 MANIFESTS = Path(__file__).parents[4] / "shared" / "aiter" / "manifests"
 
 _BF16 = ["knl_name", "co_name", "tn", "tileM", "tileN", "pf", "bPreshuffle", "splitK", "subK", "bias"]
@@ -36,12 +36,12 @@ _FP4 = ["tile_M", "tile_N", "splitK", "bpreshuffle", "knl_name", "co_name"]
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C compiler, or it cannot compile the fake library."""
+    """Error of a missing C compiler or a failed compilation."""
 
 
 @functools.cache
 def folder() -> Path:
-    """A folder of this process that goes with it."""
+    """Return a temporary folder that is removed with the process."""
     made = tempfile.mkdtemp(prefix="tunedgemm-fake-hip-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
@@ -49,7 +49,7 @@ def folder() -> Path:
 
 @functools.cache
 def build() -> Path:
-    """The fake library, compiled once in a process.
+    """Compile the fake library once in a process.
 
     Raises:
         NoCompilerError: ``cc`` is missing or refuses the source, with what it said.
@@ -66,12 +66,12 @@ def build() -> Path:
 
 
 def copy_of() -> Path:
-    """The fake library in a file of its own: whoever loads it shares its counts with nobody."""
+    """Copy the fake library, so that its counters are not shared."""
     return Path(shutil.copy(build(), Path(tempfile.mkdtemp(dir=folder()), "libhip.so")))
 
 
 class Launch(ctypes.Structure):
-    """What the fake was given last by this thread."""
+    """Arguments of the last launch of this thread."""
 
     _fields_ = [
         ("name", ctypes.c_char * 256), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32),
@@ -80,20 +80,20 @@ class Launch(ctypes.Structure):
 
     @property
     def content(self) -> bytes:
-        """The argument buffer."""
+        """Return the argument buffer."""
         return bytes(self.arguments[: self.bytes])
 
     def u32(self, offset: int) -> int:
-        """The 32-bit number at an offset of it."""
+        """Return the 32-bit number at an offset."""
         return int.from_bytes(self.content[offset : offset + 4], "little")
 
     def u64(self, offset: int) -> int:
-        """The address at an offset of it."""
+        """Return the address at an offset."""
         return int.from_bytes(self.content[offset : offset + 8], "little")
 
 
 def native(path: str | Path) -> Any:
-    """The fake library as ctypes has it, with its functions for tests."""
+    """Load the fake library with ctypes, with its functions for tests."""
     found = ctypes.CDLL(str(path))
     found.fake_last.restype = ctypes.POINTER(Launch)
     found.fake_last_reason.restype = ctypes.c_char_p
@@ -103,12 +103,12 @@ def native(path: str | Path) -> Any:
 
 
 def symbol(text: str) -> str:
-    """A name as a C++ compiler has it in the namespace of AITER's kernels."""
+    """Mangle a name in the namespace of AITER's kernels."""
     return f"_ZN5aiter{len(text)}{text}E"
 
 
 def bf16(tile_m: int, tile_n: int = 64, *, shuffled: bool, splits: bool = False, prefetch: int = 0) -> dict[str, Any]:
-    """A row of AITER's bf16 manifest, as its kernels are named."""
+    """Return a row of AITER's bf16 manifest."""
     if tile_n == 256:
         stem = f"bf16gemm_bf16_tn_{tile_m}x{tile_n}{'_bpreshuffle' if shuffled else ''}"
     else:
@@ -119,7 +119,7 @@ def bf16(tile_m: int, tile_n: int = 64, *, shuffled: bool, splits: bool = False,
 
 
 def scaled(stem: str, tile_m: int, tile_n: int, splits: int, header: list[str], shuffled: int = 1) -> dict[str, Any]:
-    """A row of AITER's other manifests, as its kernels are named."""
+    """Return a row of AITER's other manifests."""
     name = f"{stem}_{'BpreShuffle' if shuffled else 'noBpreShuffle'}_{tile_m}x{tile_n}"
     return dict(zip(header, (tile_m, tile_n, splits, shuffled, symbol(name), f"{name}.co"), strict=True))
 
@@ -139,7 +139,7 @@ ROWS: Mapping[str, list[dict[str, Any]]] = {
         scaled(_F4, 32, 128, 0, _FP4), scaled(_F4, 128, 512, 1, _FP4), scaled(_F4, 256, 256, 1, _FP4), scaled(_F4, 256, 256, 0, _FP4, 0),
     ],
 }  # fmt: skip
-#: Kernels of our own layout.
+#: Kernels of the plugin's layout.
 OWN = [
     dict(zip(_BF16, (stem, f"{stem}.co", 1, tile, tile, 2, int("bshuffle" in stem), int("splitk" in stem), 64, 1), strict=True))
     for tile in (32, 64)
@@ -148,7 +148,7 @@ OWN = [
 
 
 def write(place: Path, manifest: str, rows: Iterable[Mapping[str, Any]], objects: ModuleType, gfx: str, kernarg_bytes: int) -> None:
-    """A manifest and a made-up code object for each of its rows."""
+    """Write a manifest and a made-up code object for each of its rows."""
     place.mkdir(parents=True)
     rows = list(rows)
     with (place / manifest).open("w", newline="") as file:
@@ -160,7 +160,9 @@ def write(place: Path, manifest: str, rows: Iterable[Mapping[str, Any]], objects
 
 
 def tree(place: Path, objects: ModuleType, rows: Mapping[str, Mapping[str, list[dict[str, Any]]]] | None = None) -> Path:
-    """AITER's tree with these *rows*, by architecture and family, `ROWS` if absent; and kernels of our own layout beside it."""
+    """Write AITER's tree with these *rows*, `ROWS` if absent, and kernels of the plugin's layout
+    next to it.
+    """
     for gfx in ("gfx942", "gfx950"):
         for family, (manifest, size) in FAMILIES.items():
             listed = rows[gfx].get(family, []) if rows is not None else ROWS[family] if gfx == "gfx950" or family != "f4gemm" else []
@@ -173,7 +175,9 @@ def tree(place: Path, objects: ModuleType, rows: Mapping[str, Mapping[str, list[
 
 
 def published() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """All rows of AITER's manifests, by architecture and family; empty where this machine has none."""
+    """Return all rows of AITER's manifests, by architecture and family; empty where they are
+    missing.
+    """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for path in sorted(MANIFESTS.glob("*.csv")):
         gfx, _, manifest = path.name.partition("_")

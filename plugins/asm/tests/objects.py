@@ -1,6 +1,5 @@
-"""Code objects made up by the tests: ELF files with all that a loader looks at, whose code is one instruction.
-
-Written field by field after LLVM's AMDGPU user guide and the ELF specification, so that no assembler is needed.
+"""Make code objects: ELF files with all that a loader reads, written after LLVM's AMDGPU user guide
+and the ELF specification. Their code is one instruction.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-msgpack = pytest.importorskip("msgpack", reason="what the plugin reads code objects with is not installed")
-pytest.importorskip("elftools", reason="what the plugin reads code objects with is not installed")
+msgpack = pytest.importorskip("msgpack", reason="reading code objects requires msgpack and pyelftools")
+pytest.importorskip("elftools", reason="reading code objects requires msgpack and pyelftools")
 
 #: EF_AMDGPU_MACH and its features xnack and sramecc as "any".
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C, "gfx950": 0x54F, "gfx1100": 0x41}
@@ -35,14 +34,16 @@ def made(
     exported: Iterable[str] | None = None,
     descriptor_bytes: int | None = None,
 ) -> bytes:
-    """A code object with these kernels.
+    """Return a code object with these kernels.
 
     Args:
         kernels: their symbols.
         gfx: architecture of the ELF header.
-        kernarg_bytes, lds_bytes, workgroup, args: what the metadata says of each, *args* with keys of the user guide (``.offset`` …).
+        kernarg_bytes, lds_bytes, workgroup, args: what the metadata says of each, *args* with keys
+            of the user guide (``.offset`` …).
         target: that of the metadata; None for *gfx*, "" for none.
-        changes: keys of each kernel's metadata put in place of the others; None as a value removes the key.
+        changes: keys of each kernel's metadata put in place of the others; None as a value removes
+            the key.
         machine: of the ELF header; 224 is an AMD GPU.
         exported: symbols of the descriptors without ``.kd``; those of *kernels* if absent.
         descriptor_bytes: size of the arguments in the descriptors; *kernarg_bytes* if absent.
@@ -78,7 +79,7 @@ def made(
 
 
 def named(field: str, offset: int, size: int, *, pointer: bool) -> dict[str, Any]:
-    """An argument for the metadata of a kernel."""
+    """Return an argument for the metadata of a kernel."""
     kind = {".value_kind": "global_buffer", ".address_space": "global"} if pointer else {".value_kind": "by_value"}
     return {".name": field, ".offset": offset, ".size": size, **kind}
 

@@ -1,4 +1,4 @@
-"""The plugin's backend over the fake HIP runtime, and what is wrong with the output of a launch."""
+"""Build the backend over the fake HIP runtime, and check outputs of launches."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ from tunedgemm.tools import bind_driver, ops, torch_dtype
 from tunedgemm_asm import Asm, driver, launch, packs
 
 CPU = device_of(-1)
-#: What the CPU is taken for.
+#: Devices that the CPU stands for.
 HOSTS = {"gfx942": Device("gfx942", 304, "amd-instinct-mi300x"), "gfx950": Device("gfx950", 256, "amd-instinct-mi355x")}
 #: Two roundings of an output of this dtype, more of float32, whose sums are made in another order.
 ROUNDING = {"bf16": 2.0**-7, "fp32": 2.0**-18}
 
 
 def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
-    """The backend over a copy of the fake library, which shares nothing with others, and the packs of AITER's tree and beside it."""
+    """Return the backend over its own copy of the fake library, with the packs of AITER's tree and
+    next to it.
+    """
     library = bind_driver(driver.HIP, str(fake.copy_of()))
     own = tree.with_name(f"{tree.name}-own")
     found = found_in(gfx, tree, *([own] if own.is_dir() else []))
-    return Asm(found=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
+    return Asm(catalog=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
 
 
-def found_in(gfx: str, *folders: Path) -> packs.Found:
-    """The kernels of the packs in these folders."""
+def found_in(gfx: str, *folders: Path) -> packs.Catalog:
+    """Return the kernels of the packs in these folders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AITER_ASM_DIR", raising=False)
         patch.setenv("TUNEDGEMM_ASM_PACKS", ":".join(map(str, folders)))
         packs.reload()
         try:
-            return packs.found(gfx)
+            return packs.catalog_of(gfx)
         finally:
             packs.reload()
 
 
 def native(asm: Asm, fake: ModuleType) -> Any:
-    """The fake library of a backend, with its functions for tests."""
+    """Return the fake library of a backend."""
     return fake.native(asm.driver(driver.HIP).path)
 
 
 @attrs.frozen(eq=False)
 class Case:
-    """A shape with operands and what comes out of them.
+    """A shape with operands and the reference result.
 
     Attributes:
         plain: the operands as a plugin's launcher gets them.
@@ -63,7 +65,7 @@ class Case:
     wanted: torch.Tensor
 
     def wrong(self, out: torch.Tensor, splits: int = 1) -> str:
-        """What is wrong with an output, "" for a right one; parts of K that are added to it are rounded each time."""
+        """Return the fault of an output, or an empty text; each added split rounds again."""
         dtype = torch_dtype(self.shape.outdtype)
         if out.dtype != dtype or out.numel() != self.wanted.numel() or not out.is_contiguous():
             return f"{tuple(out.shape)} {out.dtype} instead of {tuple(self.wanted.shape)} {dtype}"
@@ -74,7 +76,7 @@ class Case:
         return f"{int(bad.sum())} of {bad.numel()} numbers are wrong, by up to {error.nan_to_num(torch.inf).max():.3g}" if bad.any() else ""
 
     def launched(self, launcher: Launcher, splits: int = 1) -> str:
-        """What is wrong with a launch: its output, or bytes beside it."""
+        """Launch and return the fault of the output or of memory around it."""
         with Poisoned() as poisoned:
             out = launcher.call(*self.plain)
         return self.wrong(out, splits) or ("it writes beside its output" if poisoned.overwritten() else "")
@@ -82,7 +84,7 @@ class Case:
 
 @functools.cache
 def case(shape: Shape, seed: int = 0) -> Case:
-    """Random operands of a shape."""
+    """Return random operands of a shape."""
     op = ops()[shape.op]
     operands = op.make_inputs(shape, torch.device("cpu"), seed)
     plain = tuple(None if each is None else getattr(each, "plain", each) for each in operands)
@@ -91,10 +93,7 @@ def case(shape: Shape, seed: int = 0) -> Case:
 
 @contextlib.contextmanager
 def fenced(asm: Asm, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[None]:
-    """A block in which launches may read the *operands* alone, and write what the plugin allocates for it alone.
-
-    What a wrong launch would read or write beside them is refused, and hurts nobody.
-    """
+    """Restrict launches to reading the *operands* and writing what the plugin allocates."""
     library = native(asm, fake)
 
     def registered(tensor: torch.Tensor, *, writable: bool = True) -> torch.Tensor:
@@ -120,21 +119,23 @@ def fenced(asm: Asm, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[No
 
 
 def bound(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> Launcher:
-    """A solution of that name, bound; fails with the reason where it is refused."""
+    """Bind a solution of that name; fail with the reason where it is refused."""
     answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
     return answer
 
 
 def refused(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> str:
-    """The reason for which a solution of that name does not bind."""
+    """Return the reason for which a solution of that name does not bind."""
     answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
     return answer.reason
 
 
 def fault(asm: Asm, fake: ModuleType, shape: Shape, name: str, split_k: int = 0) -> str:
-    """What is wrong with a solution: why it is refused, at the bind or at the launch, or its output."""
+    """Return the fault of a solution, at the bind, at the launch or in its output, or an empty
+    text.
+    """
     answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
     if not isinstance(answer, Launcher):
         return str(answer.reason)

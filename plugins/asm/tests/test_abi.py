@@ -1,13 +1,15 @@
-"""The layouts of kernel arguments: against what AITER's launchers are known to pass, and against its own code objects."""
+"""Compare argument layouts with AITER's launchers and its code objects."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tunedgemm.plugin import PluginError
@@ -17,7 +19,8 @@ from tunedgemm_asm.abi import ABIS, Abi, Field
 #: AITER's variable, which names its tree of code objects.
 HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 
-#: What AITER passes its bf16 kernels, by offset: 22 slots of 16 bytes. ``p`` is an address, ``f`` a float, all others are unsigned.
+#: What AITER passes its bf16 kernels, by offset: 22 slots of 16 bytes. ``p`` is an address, ``f`` a
+#: float, all others are unsigned.
 BF16 = """
 0x00 out p, 0x10 c p, 0x20 a p, 0x30 b p, 0x40 alpha f, 0x50 beta f, 0x60 stride_out0, 0x70 stride_out1, 0x80 stride_c0, 0x90 stride_c1,
 0xA0 stride_a0, 0xB0 stride_a1, 0xC0 stride_b0, 0xD0 stride_b1, 0xE0 m, 0xF0 n, 0x100 k, 0x110 splits, 0x120 out_is_bf16, 0x130 bias p,
@@ -27,7 +30,7 @@ BF16 = """
 SCALED = """
 0 out p, 16 a p, 32 b p, 48 a_scale p, 64 b_scale p, 80 bias p, 96 m, 112 n, 128 k, 144 stride_a, 160 stride_b, 176 stride_out, 192 splits
 """
-#: Its fp4 kernels, behind the head that they share with bf16.
+#: Its fp4 kernels, after the common head.
 FP4 = """
 0x110 a_scale p, 0x120 b_scale p, 0x130 stride_a_scale0, 0x140 stride_a_scale1, 0x150 stride_b_scale0, 0x160 stride_b_scale1,
 0x170 log2_splits
@@ -43,7 +46,7 @@ LAYOUTS = {
     "aiter-fp8gemm-blockscale": (SCALED + ", 208 scale_m, 224 scale_n, 240 scale_k", 256),
     "tunedgemm-bf16": (OWN, 96),
 }
-#: What AITER's code objects call our fields, where the names are not the same.
+#: Names in AITER's code objects that differ from the fields'.
 THEIRS = """
 D=out C=c A=a B=b Mdim=m Ndim=n Kdim=k M=m K=k Bias=bias BIAS=bias strideD0=stride_out0 strideD1=stride_out1 strideC0=stride_c0
 strideC1=stride_c1 strideA0=stride_a0 strideA1=stride_a1 strideB0=stride_b0 strideB1=stride_b1 strideScaleA0=stride_a_scale0
@@ -59,68 +62,79 @@ def fields_of(text: str) -> list[tuple[str, int, str]]:
     return [(part[1], int(part[0], 0), kinds[part[2]] if len(part) > 2 else "u32") for part in parts]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_field_lies_where_the_launchers_put_it(name: str) -> None:
-    """Names, offsets and kinds in order, and the size of what is passed; there is no further layout."""
-    text, size = LAYOUTS[name]
+def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
+    """Each layout has the names, offsets, kinds and size of AITER's launchers."""
 
-    assert [(field.name, field.offset, field.kind) for field in ABIS[name].fields] == fields_of(text)
-    assert ABIS[name].size == size
-    assert set(LAYOUTS) == set(ABIS)
+    def check(name: str) -> None:
+        text, size = LAYOUTS[name]
 
+        assert [(field.name, field.offset, field.kind) for field in ABIS[name].fields] == fields_of(text)
+        assert ABIS[name].size == size
+        assert set(LAYOUTS) == set(ABIS)
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_packed_value_lies_in_its_bytes_alone(name: str) -> None:
-    """One field at a time: its little-endian bytes at its offset, zeros everywhere else."""
-    abi = ABIS[name]
-    for field in abi.fields:
-        value = {"pointer": 0x7F01_2345_6789_ABC0, "u32": 0x89AB_CDEF, "f32": 1.5}[field.kind]
-        expected = bytearray(abi.size)
-        written = struct.pack({"pointer": "<Q", "u32": "<I", "f32": "<f"}[field.kind], value)
-        expected[field.offset : field.offset + len(written)] = written
-
-        assert abi.pack({field.name: value}) == bytes(expected)
-    assert abi.pack({}) == bytes(abi.size)
+    assert not failing(check, itertools.product(LAYOUTS))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"k": 1 << 32}, "k=4294967296 does not fit its field of 32 bits"),
-        ({"m": -1}, "m=-1 does not fit"),
-        ({"a": 1 << 64}, "does not fit its field of 64 bits"),
-        ({"depth": 1}, "has no field 'depth'; it has out, c, a, b, alpha"),
-    ],
-)
-def test_what_does_not_fit_is_never_cut_off(values: dict[str, int], message: str) -> None:
-    """A stride or an address that wrapped around would be read by a kernel."""
-    with pytest.raises(PluginError, match="aiter-bf16gemm") as caught:
-        ABIS["aiter-bf16gemm"].pack(values)
-    assert message in str(caught.value)
+def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
+    """A packed value changes only the bytes of its field."""
+
+    def check(name: str) -> None:
+        abi = ABIS[name]
+        for field in abi.fields:
+            value = {"pointer": 0x7F01_2345_6789_ABC0, "u32": 0x89AB_CDEF, "f32": 1.5}[field.kind]
+            expected = bytearray(abi.size)
+            written = struct.pack({"pointer": "<Q", "u32": "<I", "f32": "<f"}[field.kind], value)
+            expected[field.offset : field.offset + len(written)] = written
+
+            assert abi.pack({field.name: value}) == bytes(expected)
+        assert abi.pack({}) == bytes(abi.size)
+
+    assert not failing(check, itertools.product(LAYOUTS))
 
 
-@pytest.mark.parametrize(
-    ("fields", "sizes"),
-    [
-        ((Field("a", 0, "pointer"), Field("b", 4, "u32")), (16,)),
-        ((Field("a", 8, "u32"), Field("b", 0, "pointer")), (16,)),
-        ((Field("a", 4, "pointer"),), (16,)),
-        ((Field("a", 0, "pointer"), Field("b", 8, "pointer")), (12,)),
-        ((Field("a", 0, "pointer"),), (16, 8)),
-    ],
-    ids=["overlap", "disorder", "alignment", "too small", "sizes"],
-)
-def test_a_layout_that_cannot_be_is_refused(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
-    """Fields that overlap, are out of order or not aligned, or lie beyond the buffer."""
-    with pytest.raises(PluginError, match="abi wrong"):
-        Abi("wrong", ("a16w16",), {}, fields, sizes, 64, "aiter16x16")
+def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
+    """A value that its field cannot hold raises instead of wrapping around."""
+
+    def check(values: dict[str, int], message: str) -> None:
+        with pytest.raises(PluginError, match="aiter-bf16gemm") as caught:
+            ABIS["aiter-bf16gemm"].pack(values)
+        assert message in str(caught.value)
+
+    assert not failing(
+        check,
+        [
+            ({"k": 1 << 32}, "k=4294967296 does not fit its field of 32 bits"),
+            ({"m": -1}, "m=-1 does not fit"),
+            ({"a": 1 << 64}, "does not fit its field of 64 bits"),
+            ({"depth": 1}, "no field 'depth'; fields: out, c, a, b, alpha"),
+        ],
+    )
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
+    """Overlapping, unordered, unaligned or truncated fields raise."""
+
+    def check(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
+        with pytest.raises(PluginError, match="abi wrong"):
+            Abi("wrong", ("a16w16",), {}, fields, sizes, 64, "aiter16x16")
+
+    assert not failing(
+        check,
+        [
+            ((Field("a", 0, "pointer"), Field("b", 4, "u32")), (16,)),
+            ((Field("a", 8, "u32"), Field("b", 0, "pointer")), (16,)),
+            ((Field("a", 4, "pointer"),), (16,)),
+            ((Field("a", 0, "pointer"), Field("b", 8, "pointer")), (12,)),
+            ((Field("a", 0, "pointer"),), (16, 8)),
+        ],
+    )
+
+
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_the_layouts_are_those_of_aiters_code_objects(family: str, gfx: str) -> None:
-    """Every argument that a kernel of AITER's names is our field of its offset, size and kind, and none of ours below is missing."""
+    """Each argument of AITER's code objects is a field of the layout, and no field is missing."""
     abi, seen = ABIS[descriptor.AITER[family][1]], set()
     ours = {field.offset: field for field in abi.fields}
     names = NAMES | ({} if "c" in {field.name for field in abi.fields} else {"C": "out"})
@@ -143,11 +157,11 @@ OBJDUMP = shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")
 LOAD = re.compile(r"s_load_dword(?:x(\d+))? s\[?[\d:]+\]?, s\[0:1\], (0x[0-9a-f]+|\d+)")
 
 
-@pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="AITER_ASM_DIR names no tree of AITER's code objects, or no llvm-objdump")
+@pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="needs AITER_ASM_DIR and llvm-objdump")
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_what_aiters_kernels_load_are_our_fields(family: str, gfx: str, tmp_path: Path) -> None:
-    """By their instructions: nothing else, each as wide as the field; what a split needs by those kernels that the manifest says split."""
+    """AITER's kernels load only fields of the layout, and split-K kernels load those for splits."""
     listed, name = descriptor.AITER[family]
     abi = ABIS[name]
     fields = {field.offset: field for field in abi.fields}

@@ -1,4 +1,4 @@
-"""AITER's own code objects through the loader and the launcher, over the fake runtime; skipped where ``AITER_ASM_DIR`` names none."""
+"""Load and launch AITER's code objects over the fake runtime; needs ``AITER_ASM_DIR``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm import packs
 
-#: Read before the tests hide it.
+#: Read before a fixture hides it.
 TREE = os.environ.get("AITER_ASM_DIR", "")
-pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 
 
-def product(loaded: packs.Loaded, gfx: str) -> Shape:
-    """A small product that the kernel takes."""
+def product(loaded: packs.PackKernel, gfx: str) -> Shape:
+    """Return a small product that the kernel supports."""
     kernel = loaded.kernel
     if kernel.abi == "aiter-bf16gemm":
         layout = "aiter16x16" if kernel.shuffled else "row"
@@ -34,10 +34,10 @@ def product(loaded: packs.Loaded, gfx: str) -> Shape:
 def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
     gfx: str, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real files pass the checks, the fake finds their kernels and sizes, and what it is told makes the product."""
+    """Every real code object passes the checks, loads, and computes its product from our arguments."""
     monkeypatch.setenv("FAKE_GFX", gfx)
     asm: Any = over.backend(fake, Path(TREE), gfx)
-    found = asm.found(gfx)
+    found = asm.catalog(gfx)
     assert not found.refusals
     wrong, launched = {}, 0
     for name, loaded in found.kernels.items():

@@ -1,8 +1,9 @@
-"""Code objects: what is read of them, and every way in which one is not what was promised; nothing that is refused is launched."""
+"""Parse code objects and reject those that do not fit their manifest or device."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -17,12 +18,13 @@ import attrs
 import pytest
 from tunedgemm_asm import codeobject, descriptor, manifest
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.codeobject import read, refusal
-from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.codeobject import read
+from tunedgemm_asm.manifest import KernelConfig, PackError
+from tunedgemm_asm.resources import unfit
 
 HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 ABI = ABIS["aiter-bf16gemm"]
-KERNEL = Kernel("k", "k.co", ABI.name, 96, 64, 0, True, True, 64, True, ("bf16", "fp32"))
+KERNEL = KernelConfig("k", "k.co", ABI.name, 96, 64, 0, True, True, 64, True, ("bf16", "fp32"))
 CLANG = shutil.which("clang-19") or shutil.which("clang")
 
 SOURCE = """
@@ -72,7 +74,7 @@ amdhsa.kernels:
 
 
 def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
-    """Architecture, hash, and for each kernel sizes and arguments."""
+    """A code object's architecture, hash, sizes and arguments are read."""
     content = objects.made(["a", "k"], "gfx950", 352, 163840, args=[objects.named("D", 0, 8, pointer=True)])
     code = read(content)
 
@@ -85,7 +87,7 @@ def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
 
 @pytest.mark.skipif(CLANG is None, reason="no clang")
 def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
-    """An object that LLVM assembled and linked, field by field."""
+    """The metadata of a code object assembled by LLVM is read field by field."""
     source, path = tmp_path / "k.s", tmp_path / "k.co"
     source.write_text(SOURCE)
     command = [str(CLANG), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942", str(source), "-o", str(path)]
@@ -100,77 +102,83 @@ def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 def test_aiters_code_objects_are_what_its_manifests_say() -> None:
-    """Every kernel of every manifest: found in its file, for its architecture, with arguments and resources that can be launched."""
+    """Every kernel of AITER's manifests is in its file and fits its architecture."""
     count = 0
     for gfx in ("gfx942", "gfx950"):
         for family, (listed, name) in descriptor.AITER.items():
             for kernel in manifest.read(HSA / gfx / family / listed, ABIS[name]).kernels:
                 code = read((HSA / gfx / family / kernel.file).read_bytes())
-                assert refusal(code, kernel, ABIS[name], gfx) == ""
+                assert unfit(code, kernel, ABIS[name], gfx) is None
                 count += 1
 
     assert count == 110
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        ({"machine": 62}, "an ELF file for another machine (EM_X86_64"),
-        ({"target": "gfx950"}, "its header says gfx942 and its metadata amdgcn-amd-amdhsa--gfx950"),
-        ({"target": "gfx942:sramecc+:xnack-"}, ""),
-        ({"target": ""}, ""),
-        ({"exported": ["other"]}, "its metadata names k.kd, which it does not export"),
-        ({"descriptor_bytes": 96}, "descriptor and metadata of k disagree"),
-        ({"descriptor_bytes": 0}, ""),
-        ({"changes": {".group_segment_fixed_size": 1024}}, "descriptor and metadata of k disagree"),
-        ({"changes": {".symbol": "k"}}, "its metadata names k, which"),
-        ({"changes": {".vgpr_count": -1}}, "its metadata has '-1' where a number belongs"),
-        ({"changes": {".vgpr_count": "many"}}, "its metadata has 'many' where a number belongs"),
-        ({"changes": {".kernarg_segment_size": None}}, "garbled or cut off (KeyError: '.kernarg_segment_size')"),
-        ({"changes": {".args": 7}}, "garbled or cut off (TypeError"),
-    ],
-)
-def test_an_object_that_contradicts_itself_is_refused(made: Mapping[str, Any], reason: str, objects: ModuleType) -> None:
-    """Header, symbols, descriptor and metadata must agree; what is not stated does not contradict."""
-    content = objects.made(["k"], **made)
-    if not reason:
-        assert refusal(read(content), KERNEL, ABI, "gfx942") == ""
-        return
-    with pytest.raises(PackError) as caught:
-        read(content)
-    assert reason in str(caught.value)
+def test_an_object_that_contradicts_itself_is_refused(objects: ModuleType, failing: Any) -> None:
+    """Header, symbols, descriptor and metadata that contradict each other raise."""
+
+    def check(made: Mapping[str, Any], reason: str) -> None:
+        content = objects.made(["k"], **made)
+        if not reason:
+            assert unfit(read(content), KERNEL, ABI, "gfx942") is None
+            return
+        with pytest.raises(PackError) as caught:
+            read(content)
+        assert reason in str(caught.value)
+
+    assert not failing(
+        check,
+        [
+            ({"machine": 62}, "ELF file for another machine (got EM_X86_64"),
+            ({"target": "gfx950"}, "header and metadata disagree (got gfx942 and amdgcn-amd-amdhsa--gfx950)"),
+            ({"target": "gfx942:sramecc+:xnack-"}, ""),
+            ({"target": ""}, ""),
+            ({"exported": ["other"]}, "metadata names k.kd, which is not exported"),
+            ({"descriptor_bytes": 96}, "descriptor and metadata of k disagree"),
+            ({"descriptor_bytes": 0}, ""),
+            ({"changes": {".group_segment_fixed_size": 1024}}, "descriptor and metadata of k disagree"),
+            ({"changes": {".symbol": "k"}}, "metadata names k, which"),
+            ({"changes": {".vgpr_count": -1}}, "metadata: expected a number (got '-1')"),
+            ({"changes": {".vgpr_count": "many"}}, "metadata: expected a number (got 'many')"),
+            ({"changes": {".kernarg_segment_size": None}}, "corrupt or truncated (KeyError: '.kernarg_segment_size')"),
+            ({"changes": {".args": 7}}, "corrupt or truncated (TypeError"),
+        ],
+    )
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "not an ELF file: it begins with nothing"),
-        (b"\x7fEL", "not an ELF file"),
-        (b"__CLANG_OFFLOAD_BUNDLE__", "not an ELF file: it begins with 5f5f434c"),
-        (b"version https://git-lfs.github.com/spec/v1", "not an ELF file"),
-        (b"\x7fELF", "garbled or cut off"),
-        (b"\x7fELF\x01\x01\x01" + b"\0" * 60, "32 bits"),
-    ],
-)
-def test_what_is_no_code_object_is_refused(content: bytes, reason: str) -> None:
-    """Nothing, a bundle, a pointer of Git LFS, the head of an ELF file, or one of 32 bits."""
-    with pytest.raises(PackError) as caught:
-        read(content)
-    assert reason in str(caught.value)
+def test_what_is_no_code_object_is_refused(failing: Any) -> None:
+    """Files that are not AMD code objects raise."""
+
+    def check(content: bytes, reason: str) -> None:
+        with pytest.raises(PackError) as caught:
+            read(content)
+        assert reason in str(caught.value)
+
+    assert not failing(
+        check,
+        [
+            (b"", "not an ELF file: it begins with nothing"),
+            (b"\x7fEL", "not an ELF file"),
+            (b"__CLANG_OFFLOAD_BUNDLE__", "not an ELF file: it begins with 5f5f434c"),
+            (b"version https://git-lfs.github.com/spec/v1", "not an ELF file"),
+            (b"\x7fELF", "corrupt or truncated"),
+            (b"\x7fELF\x01\x01\x01" + b"\0" * 60, "32 bits"),
+        ],
+    )
 
 
 def test_an_object_that_is_not_linked_is_refused(objects: ModuleType) -> None:
-    """A relocatable object, as an assembler without a linker leaves it."""
+    """A relocatable object raises."""
     content = bytearray(objects.made(["k"]))
     content[16:18] = struct.pack("<H", 1)
-    with pytest.raises(PackError, match="not linked: its type is ET_REL"):
+    with pytest.raises(PackError, match="not linked: expected type ET_DYN"):
         read(bytes(content))
 
 
 def test_an_object_cut_off_anywhere_is_refused(objects: ModuleType) -> None:
-    """At every length below its own."""
+    """A code object truncated at any length raises."""
     content = objects.made(["k"])
     for length in range(len(content)):
         with pytest.raises(PackError):
@@ -178,7 +186,7 @@ def test_an_object_cut_off_anywhere_is_refused(objects: ModuleType) -> None:
 
 
 def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
-    """With bytes changed at random it is read or refused."""
+    """Randomly corrupted bytes are read or raise PackError."""
     draw, content = random.Random(11), objects.made(["a", "k"], args=[objects.named("D", 0, 8, pointer=True)])
     refused = 0
     for _ in range(1500):
@@ -186,57 +194,61 @@ def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
         for _ in range(draw.choice((1, 1, 2, 8))):
             garbled[draw.randrange(len(garbled))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
         try:
-            refusal(read(bytes(garbled)), KERNEL, ABI, "gfx942")
+            unfit(read(bytes(garbled)), KERNEL, ABI, "gfx942")
         except PackError:
             refused += 1
     assert 100 < refused < 1500
 
 
-@pytest.mark.parametrize(
-    ("made", "kernel", "reason"),
-    [
-        ({}, {}, ""),
-        ({"gfx": "gfx950"}, {}, "it is for gfx950, not gfx942"),
-        ({"gfx": "gfx90a"}, {}, "it is for gfx90a, not gfx942"),
-        ({}, {"name": "other"}, "it has no kernel other; it has k"),
-        ({"kernarg_bytes": 96}, {}, "its arguments take 96 bytes, those of aiter-bf16gemm 336 or 352"),
-        ({"kernarg_bytes": 368}, {}, "its arguments take 368 bytes"),
-        ({"kernarg_bytes": 336}, {"splits": False}, ""),
-        ({"kernarg_bytes": 336}, {}, "the manifest says that it splits K, and it does not ask for semaphore"),
-        ({"workgroup": 128}, {}, "it is for workgroups of 128 threads, aiter-bf16gemm launches 256"),
-        ({"workgroup": 2048}, {}, "a workgroup has 1024 threads at most, its 2048"),
-        ({"changes": {".reqd_workgroup_size": [64, 4, 1]}}, {}, "it is for workgroups of (64, 4, 1) threads"),
-        ({"changes": {".reqd_workgroup_size": [256, 1, 1]}}, {}, ""),
-        ({"lds_bytes": 65537}, {}, "gfx942 has 65536 bytes of LDS, it takes 65537"),
-        ({"changes": {".wavefront_size": 32}}, {}, "it has waves of 32 threads"),
-        ({"changes": {".vgpr_count": 513}}, {}, "with 513 registers"),
-        ({}, {"tile_m": 4096}, "the manifest's tile of 4096x64 has more values than a workgroup has registers"),
-    ],
-)
-def test_a_kernel_that_is_not_what_was_promised_is_refused(
-    made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str, objects: ModuleType
-) -> None:
-    """Another architecture, symbol, size of arguments or workgroup; more than the hardware has; a promise that the code cannot keep."""
-    told = refusal(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942")
-    assert reason in told and bool(reason) == bool(told)
+def test_a_kernel_that_is_not_what_was_promised_is_refused(objects: ModuleType, failing: Any) -> None:
+    """A kernel that differs from its manifest or exceeds the hardware is unfit."""
+
+    def check(made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str) -> None:
+        told = unfit(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942") or ""
+        assert reason in told and bool(reason) == bool(told)
+
+    assert not failing(
+        check,
+        [
+            ({}, {}, ""),
+            ({"gfx": "gfx950"}, {}, "built for gfx950, not gfx942"),
+            ({"gfx": "gfx90a"}, {}, "built for gfx90a, not gfx942"),
+            ({}, {"name": "other"}, "no kernel other; kernels: k"),
+            ({"kernarg_bytes": 96}, {}, "arguments take 96 bytes; aiter-bf16gemm passes 336 or 352"),
+            ({"kernarg_bytes": 368}, {}, "arguments take 368 bytes"),
+            ({"kernarg_bytes": 336}, {"splits": False}, ""),
+            ({"kernarg_bytes": 336}, {}, "manifest claims split-K, but the code does not read semaphore"),
+            ({"workgroup": 128}, {}, "built for workgroups of 128 threads; aiter-bf16gemm launches 256"),
+            ({"workgroup": 2048}, {}, "workgroup of 2048 threads exceeds 1024"),
+            ({"changes": {".reqd_workgroup_size": [64, 4, 1]}}, {}, "built for workgroups of (64, 4, 1) threads"),
+            ({"changes": {".reqd_workgroup_size": [256, 1, 1]}}, {}, ""),
+            ({"lds_bytes": 65537}, {}, "65537 bytes of LDS exceed the 65536 of gfx942"),
+            ({"changes": {".wavefront_size": 32}}, {}, "waves of 32 threads"),
+            ({"changes": {".vgpr_count": 513}}, {}, "with 513 registers"),
+            ({}, {"tile_m": 4096}, "manifest's tile of 4096x64 exceeds the registers of a workgroup"),
+        ],
+    )
 
 
 def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objects: ModuleType) -> None:
-    """By that reason, not by a size that it is taken for."""
-    told = refusal(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
-    assert told == "kernels run on gfx942 and gfx950; what gfx1100 has is not known"
+    """A kernel for an unknown architecture is unfit for that reason."""
+    told = unfit(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
+    assert told == "unknown architecture gfx1100; known: gfx942, gfx950"
 
 
-@pytest.mark.parametrize("wrong", ["missing", "moved", "narrow", "a number"])
-def test_arguments_that_are_listed_must_be_those_that_are_passed(wrong: str, objects: ModuleType) -> None:
-    """Each of our fields where the code object has an argument of its size and kind; padding between them may be listed or not."""
-    args = [objects.named(field.name, field.offset, field.bytes, pointer=field.kind == "pointer") for field in ABI.fields]
-    assert refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == ""
-    if wrong == "missing":
-        del args[3]
-    else:
-        args[3] |= {"moved": {".offset": 52}, "narrow": {".size": 4}, "a number": {".value_kind": "by_value"}}[wrong]
+def test_arguments_that_are_listed_must_be_those_that_are_passed(objects: ModuleType, failing: Any) -> None:
+    """Listed arguments must match the fields of the layout; padding may be listed."""
 
-    assert (
-        refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == "it lists no pointer at 48, where aiter-bf16gemm passes b"
-    )
+    def check(wrong: str) -> None:
+        args = [objects.named(field.name, field.offset, field.bytes, pointer=field.kind == "pointer") for field in ABI.fields]
+        assert unfit(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") is None
+        if wrong == "missing":
+            del args[3]
+        else:
+            args[3] |= {"moved": {".offset": 52}, "narrow": {".size": 4}, "a number": {".value_kind": "by_value"}}[wrong]
+
+        assert (
+            unfit(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == "no pointer argument at 48, where aiter-bf16gemm passes b"
+        )
+
+    assert not failing(check, itertools.product(["missing", "moved", "narrow", "a number"]))

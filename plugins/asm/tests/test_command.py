@@ -1,4 +1,4 @@
-"""``tunedgemm asm``, ``plugins -v`` and ``table check``: what packs are here, what is wrong with them, and which rows have no kernel."""
+"""Test ``tunedgemm asm``, ``plugins -v``, ``table check`` and ``explain`` on packs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(objects: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a pack of one architecture with kernels ``NAME: what is made up``, and puts its folder into the environment."""
+    """Return a function that writes a pack and names its folder in the environment."""
 
     def write(name: str, kernels: Mapping[str, Mapping[str, Any]], gfx: str = "gfx942", **said: Any) -> Path:
         folder = tmp_path / name
@@ -45,10 +45,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
 
 
 def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """By architecture: each pack with its folder and hash; with -v every kernel; what was refused with its reason."""
+    """`asm list` shows packs by architecture, and with -v kernels and refusals."""
     folder = write("mine", {"a": {}, "broken": {"kernarg_bytes": 8}})
     write("other", {"b": {}}, gfx="gfx950")
-    digest = packs.found("gfx942").packs[0].sha256
+    digest = packs.catalog_of("gfx942").packs[0].sha256
 
     code, out, _ = run(capsys, "asm", "list")
     assert code == 0
@@ -59,62 +59,62 @@ def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.Capt
     assert out[2] == "gfx950: 1 kernels in 1 packs" and not any("broken" in line for line in out), "code is read with -v alone"
     code, out, _ = run(capsys, "asm", "list", "-v", "--gfx", "gfx942")
     assert code == 0 and "gfx950" not in "".join(out)
-    sha256 = packs.found("gfx942").kernels["a"].sha256[:12]
+    sha256 = packs.catalog_of("gfx942").kernels["a"].sha256[:12]
     marks = "96x64, prefetch 3, shuffled weights, splits K, bias, bf16 fp32, 256 VGPRs, 65536 bytes of LDS"
     assert f"    a: {marks}, sha256 {sha256}" in out
-    assert out[-1].startswith(f"refused: pack mine ({folder}): broken.co: its arguments take 8 bytes")
+    assert out[-1].startswith(f"refused: pack mine ({folder}): broken.co: arguments take 8 bytes")
 
 
 def test_list_without_packs_says_how_to_get_some(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is no error."""
+    """Without packs, `asm list` exits with 0 and says how to get some."""
     code, out, _ = run(capsys, "asm", "list")
     assert code == 0 and out == [packs.NONE]
 
 
 def test_check_passes_a_good_pack(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 0, a line a pack, with -v its kernels; what is odd and harmless is a note."""
+    """`asm check` exits with 0 on a good pack and prints harmless oddities as notes."""
     folder = write("mine", {"a": {}, "b": {"changes": {".vgpr_spill_count": 4}}})
     (folder / "old.co").write_bytes(b"")
     code, out, _ = run(capsys, "asm", "check", "-v", folder)
 
     assert code == 0 and out[-1] == f"{folder}: no fault"
-    assert f"note: pack mine ({folder}): no usable kernel is in old.co" in out
-    assert f"note: pack mine ({folder}): b keeps 4 registers in memory" in out
+    assert f"note: pack mine ({folder}): no usable kernel in old.co" in out
+    assert f"note: pack mine ({folder}): b spills 4 registers" in out
     assert any(line.startswith("  a: 96x64") for line in out)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
-        (lambda folder: (folder / "a.co").write_bytes((folder / "a.co").read_bytes()[:900]), "a.co: cut off"),
+def test_check_names_every_fault(write: Write, capsys: pytest.CaptureFixture[str], failing: Any, tmp_path: Path) -> None:
+    """`asm check` exits with 1 and names the pack, the file or kernel, and the reason."""
+
+    def check(spoil: Callable[[Path], Any], fault: str) -> None:
+        folder = write(f"mine{len(list(tmp_path.iterdir()))}", {"a": {}, "b": {}})
+        assert run(capsys, "asm", "check", folder)[0] == 0
+        spoil(folder)
+        code, out, _ = run(capsys, "asm", "check", folder)
+        assert any(fault in line and str(folder) in line for line in out), out
+        assert code == (0 if fault == "it has no kernel" else 1)
+        assert (f"{folder}: no fault" in out) == (code == 0)
+
+    cases: list[tuple[Callable[[Path], Any], str]] = [
+        (lambda folder: (folder / "a.co").write_bytes((folder / "a.co").read_bytes()[:900]), "a.co: truncated"),
         (lambda folder: (folder / "a.co").write_bytes(b"MZ"), "a.co: not an ELF file"),
-        (lambda folder: (folder / "a.co").unlink(), "a: there is no file a.co"),
-        (lambda folder: (folder / "a.co").write_bytes((folder / "b.co").read_bytes()), "a.co: it has no kernel a; it has b"),
+        (lambda folder: (folder / "a.co").unlink(), "a: file not found: a.co"),
+        (lambda folder: (folder / "a.co").write_bytes((folder / "b.co").read_bytes()), "a.co: no kernel a; kernels: b"),
         (lambda folder: (folder / "m.csv").write_text(HEAD), "it has no kernel"),
         (lambda folder: edit(folder / "m.csv", "\nb,b.co", "\na,b.co"), "a: m.csv: listed 2 times, in lines 2, 3"),
-        (lambda folder: edit(folder / "m.csv", "a.co", "../a.co"), "'../a.co' leads out of the pack's folder"),
-        (lambda folder: edit(folder / "m.csv", ",bias", ",biased"), "columns that are not known: biased"),
-        (lambda folder: edit(folder / "pack.json", "gfx942", "gfx950"), "a.co: it is for gfx942, not gfx950"),
+        (lambda folder: edit(folder / "m.csv", "a.co", "../a.co"), "'../a.co' is outside the pack's folder"),
+        (lambda folder: edit(folder / "m.csv", ",bias", ",biased"), "unknown columns: biased"),
+        (lambda folder: edit(folder / "pack.json", "gfx942", "gfx950"), "a.co: built for gfx942, not gfx950"),
         (
             lambda folder: edit(folder / "pack.json", "aiter-bf16gemm", "tunedgemm-bf16"),
-            "its arguments take 352 bytes, those of tunedgemm-bf16 96",
+            "arguments take 352 bytes; tunedgemm-bf16 passes 96",
         ),
         (
             lambda folder: edit(folder / "pack.json", "}", ', "sha256": {"c.co": "' + "0" * 64 + '"}}'),
-            "sha256 of c.co, which no usable kernel",
+            "sha256 of c.co, which has no usable kernel",
         ),
-    ],
-)
-def test_check_names_every_fault(spoil: Callable[[Path], Any], fault: str, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 1, the pack, the file or kernel and the reason; what serves calls would lose that pack or kernel alone."""
-    folder = write("mine", {"a": {}, "b": {}})
-    assert run(capsys, "asm", "check", folder)[0] == 0
-    spoil(folder)
-    code, out, _ = run(capsys, "asm", "check", folder)
-
-    assert any(fault in line and str(folder) in line for line in out), out
-    assert code == (0 if fault == "it has no kernel" else 1)
-    assert (f"{folder}: no fault" in out) == (code == 0)
+    ]
+    assert not failing(check, cases)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -122,36 +122,36 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_check_judges_several_folders_together(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One kernel in two packs of one architecture is a fault; in those of two it is none. A folder without a pack is one."""
+    """`asm check` reports a kernel given twice for one architecture, and folders without a pack."""
     first, second, third = write("first", {"a": {}}), write("second", {"a": {}}), write("third", {"a": {}}, gfx="gfx950")
     code, out, _ = run(capsys, "asm", "check", first, third)
     assert code == 0
     code, out, _ = run(capsys, "asm", "check", first, second)
-    assert code == 1 and f"pack second ({second}): a is given by first ({first}) already" in out
+    assert code == 1 and f"pack second ({second}): a is already given by first ({first})" in out
     (empty := tmp_path / "none").mkdir()
     code, out, _ = run(capsys, "asm", "check", empty)
     assert code == 1 and "holds no pack" in out[0]
     for absent in (tmp_path / "absent", tmp_path / ("x" * 5000)):
         code, _, err = run(capsys, "asm", "check", absent)
-        assert code == 2 and f"there is no folder {absent}" in err
+        assert code == 2 and f"folder not found: {absent}" in err
 
 
 def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With -v, on the device that is present: each pack with the hash of what it may execute, and what was refused."""
+    """`plugins -v` shows the packs of the present device with hashes, and refusals."""
     monkeypatch.setenv("COLUMNS", "400")  # pytest-xdist sets 80, which folds the cell
     folder = write("mine", {"a": {}, "broken": {"workgroup": 64}})
     monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
     code, out, _ = run(capsys, "plugins", "-v")
 
     assert code == 0
-    digest = packs.found("gfx942").packs[0].sha256
+    digest = packs.catalog_of("gfx942").packs[0].sha256
     assert f"asm: pack mine ({folder}, by TUNEDGEMM_ASM_PACKS): 2 kernels of aiter-bf16gemm, sha256 {digest}" in out
-    assert any(line.startswith(f"asm: refused: pack mine ({folder}): broken.co: it is for workgroups of 64") for line in out)
-    assert any(packs.found("gfx942").version in line for line in out), "what goes into a table's column libver"
+    assert any(line.startswith(f"asm: refused: pack mine ({folder}): broken.co: built for workgroups of 64") for line in out)
+    assert any(packs.catalog_of("gfx942").version in line for line in out), "what goes into a table's column libver"
 
 
 def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
-    """Nothing else must have loaded what reads packs."""
+    """`details` works in a process that has not imported `packs`."""
     code = "from tunedgemm.plugin import Device; from tunedgemm_asm import asm; print(*asm.details(Device('gfx942', 304)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -160,7 +160,7 @@ def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
 
 
 def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A name of another architecture, or of none, is a miss with its reason; the file itself has no fault."""
+    """`table check` notes rows whose kernel is missing or of another architecture."""
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
     rows = "".join(
@@ -181,7 +181,7 @@ def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: p
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Where there is an assembler: every kernel of the generator, judged like anybody's."""
+    """`asm build` writes a pack that `asm check` accepts."""
     code, out, err = run(capsys, "asm", "build", "--gfx", gfx, "-o", tmp_path / gfx)
     if code == 2 and "assembl" in err:
         pytest.skip(err)
@@ -191,15 +191,15 @@ def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture
 
 
 def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One line with what there is."""
+    """`asm build` rejects an unknown architecture in one line."""
     code, _, err = run(capsys, "asm", "build", "--gfx", "gfx1100", "-o", tmp_path)
-    assert code == 2 and "asm build: kernels are generated for gfx942, gfx950, not for 'gfx1100'" in err and err.count("\n") == 1
+    assert code == 2 and "asm build: no generated kernels for 'gfx1100'; supported: gfx942, gfx950" in err and err.count("\n") == 1
 
 
 def test_explain_says_why_a_rows_kernel_is_not_used(
     write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row whose kernel is there serves its shape; one whose name is another architecture's is passed over with the reason."""
+    """`explain` names the reason why a row's kernel is skipped."""
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"

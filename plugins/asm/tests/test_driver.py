@@ -1,4 +1,4 @@
-"""Drivers: code objects that load or do not, once each, and the words of errors."""
+"""Load code objects through the driver, and report its errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tunedgemm_asm.driver import ENDS, HIP, function_of
 
 @pytest.fixture
 def library(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A fake driver for a gfx942 that nobody else has."""
+    """Return a fake driver of its own for gfx942."""
     monkeypatch.setenv("FAKE_GFX", "gfx942")
     return bind_driver(HIP, str(fake.copy_of()))
 
 
 def test_a_code_object_is_loaded_once(library: Driver, fake: ModuleType, objects: ModuleType) -> None:
-    """The kernels of one code object share a module; other code is another."""
+    """The kernels of one code object share one loaded module."""
     both, other = objects.made(["one", "two"]), objects.made(["one"])
     first = function_of(library, both, "one", -1)
     assert function_of(library, both, "one", -1) is first
@@ -34,7 +34,7 @@ def test_a_code_object_is_loaded_once(library: Driver, fake: ModuleType, objects
 
 
 def test_each_device_loads_it_for_itself(library: Driver, fake: ModuleType, objects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A code object is loaded once for each device, while that one is the current."""
+    """A code object is loaded once for each device, while that device is current."""
     loads, blocks = fake.native(library.path).fake_loads, []
 
     @contextlib.contextmanager
@@ -52,7 +52,7 @@ def test_each_device_loads_it_for_itself(library: Driver, fake: ModuleType, obje
 
 
 def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, objects: ModuleType) -> None:
-    """No code object, one of another architecture, a kernel that it does not have: the error names the function that was called."""
+    """A code object or kernel that does not load raises with the driver's function and message."""
     with pytest.raises(LaunchError, match="hipModuleLoadData: device kernel image is invalid"):
         function_of(library, b"\x7fELF and then nothing of use" * 10, "one", -1)
     with pytest.raises(LaunchError, match="hipModuleLoadData: no kernel image is available for execution on the device"):
@@ -62,7 +62,7 @@ def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, 
 
 
 def test_a_status_without_a_text_is_told_by_its_number(library: Driver) -> None:
-    """Every status has words."""
+    """A status without a message is reported by its number."""
     assert library.text(0) == "no error"
     assert library.text(700) == "an illegal memory access was encountered"
     silent = attrs.evolve(library, functions={**library.functions, "error": lambda status: None})
@@ -70,7 +70,7 @@ def test_a_status_without_a_text_is_told_by_its_number(library: Driver) -> None:
 
 
 def test_names_and_constants_are_hips_own() -> None:
-    """AMD's own bindings have the functions, the words of the list of extra arguments, and the statuses that the fake gives."""
+    """Functions, launch constants and statuses match AMD's own bindings."""
     hip: Any = pytest.importorskip("rocm.bindings.hip")
     assert all(hasattr(hip, name) for name, _ in HIP.functions.values())
     words = (hip.HIP_LAUNCH_PARAM_BUFFER_POINTER, hip.HIP_LAUNCH_PARAM_BUFFER_SIZE, hip.HIP_LAUNCH_PARAM_END)

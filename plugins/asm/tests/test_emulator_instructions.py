@@ -1,4 +1,4 @@
-"""The emulator's instructions, one by one, against values worked out by hand from the ISA guides."""
+"""Compare the emulator's instructions with values computed by hand from the ISA guides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LANE = np.arange(64, dtype=np.uint32)
 
 
 def floats(*values):
-    """The bits of floats."""
+    """Return the bits of floats."""
     return np.asarray(values, np.float32).view(np.uint32)
 
 
@@ -79,10 +79,13 @@ VECTOR = [
 ]
 
 
-@pytest.mark.parametrize(("text", "registers", "expected"), VECTOR, ids=[text for text, _, _ in VECTOR])
-def test_a_vector_instruction_computes_what_the_guide_says(gcn, text, registers, expected):
-    """Each lane of the result is the value worked out by hand."""
-    assert set(gcn.Bench(text).give(registers).run().vector("v9")) == {expected}
+def test_a_vector_instruction_computes_what_the_guide_says(gcn, failing):
+    """Each lane of a vector instruction has the value computed by hand."""
+
+    def check(text, registers, expected):
+        assert set(gcn.Bench(text).give(registers).run().vector("v9")) == {expected}
+
+    assert not failing(check, VECTOR)
 
 
 # Instruction that writes s9 (and SCC), the registers it reads, what they hold then.
@@ -120,16 +123,19 @@ SCALAR = [
 ]
 
 
-@pytest.mark.parametrize(("text", "registers", "expected", "condition"), SCALAR, ids=[text for text, *_ in SCALAR])
-def test_a_scalar_instruction_computes_what_the_guide_says(gcn, text, registers, expected, condition):
-    """The result and SCC are the values worked out by hand."""
-    bench = gcn.Bench(text).give(registers).run()
-    assert bench.scalar(9) == expected
-    assert bench.group.waves[0].scc == condition
+def test_a_scalar_instruction_computes_what_the_guide_says(gcn, failing):
+    """Result and SCC of a scalar instruction are the values computed by hand."""
+
+    def check(text, registers, expected, condition):
+        bench = gcn.Bench(text).give(registers).run()
+        assert bench.scalar(9) == expected
+        assert bench.group.waves[0].scc == condition
+
+    assert not failing(check, SCALAR)
 
 
 def test_sums_of_64_bits_carry(gcn):
-    """The carry goes out through a mask and in again."""
+    """A 64-bit addition passes its carry through a mask."""
     text = "v_add_co_u32_e32 v9, vcc, v1, v2\n s_nop 1\n v_addc_co_u32_e32 v8, vcc, v3, v4, vcc\n v_lshl_add_u64 v[6:7], v[2:3], 1, v[4:5]"
     bench = gcn.Bench(text).give({"v1": 0xFFFFFFFF, "v2": LANE, "v3": 1, "v4": 2, "v5": 0}).run()
     assert bench.vector("v9").tolist() == [(0xFFFFFFFF + lane) & 0xFFFFFFFF for lane in range(64)]
@@ -139,13 +145,13 @@ def test_sums_of_64_bits_carry(gcn):
 
 
 def test_a_comparison_gives_a_bit_for_each_active_lane(gcn):
-    """Lanes that are off have 0, whatever they hold."""
+    """A comparison gives 0 for inactive lanes."""
     bench = gcn.Bench("v_cmp_gt_u32_e64 s[8:9], 8, v1").give({"v1": LANE, "exec": 0xFFFFFFFFFFFFFFF0}).run()
     assert (bench.scalar(8), bench.scalar(9)) == (0xF0, 0)
 
 
 def test_lanes_that_are_off_keep_their_value(gcn):
-    """EXEC masks what a vector instruction writes; saveexec narrows it and keeps the old one."""
+    """EXEC masks vector writes; saveexec narrows it and returns the old mask."""
     text = "s_and_saveexec_b64 s[8:9], s[2:3]\n v_mov_b32_e32 v1, 5"
     bench = gcn.Bench(text).give({"v1": LANE, "s2": 3, "s3": 0}).run()
     assert bench.vector("v1").tolist() == [5, 5, *range(2, 64)]
@@ -153,36 +159,39 @@ def test_lanes_that_are_off_keep_their_value(gcn):
 
 
 def test_a_scalar_is_read_from_the_first_active_lane(gcn):
-    """v_readfirstlane, v_readlane and v_writelane move one lane."""
+    """v_readfirstlane, v_readlane and v_writelane access one lane."""
     text = "v_readfirstlane_b32 s4, v1\n v_readlane_b32 s5, v1, 9\n v_writelane_b32 v1, s6, 3"
     bench = gcn.Bench(text).give({"v1": LANE, "exec": 0xFFFFFFFFFFFFFF00, "s6": 77}).run()
     assert (bench.scalar(4), bench.scalar(5), bench.vector("v1")[3]) == (8, 9, 77)
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("quad_perm:[1,0,3,2]", [lane ^ 1 for lane in range(64)]),
-        ("row_shr:1 bound_ctrl:0", [lane - 1 if lane % 16 else 0 for lane in range(64)]),
-        ("row_newbcast:3", [lane // 16 * 16 + 3 for lane in range(64)]),
-        ("row_ror:4", [lane // 16 * 16 + (lane - 4) % 16 for lane in range(64)]),
-    ],
-)
-def test_dpp_moves_lanes(gcn, how, expected):
-    """The first source comes from another lane of its row."""
-    bench = gcn.Bench(f"v_mov_b32_dpp v9, v1 {how} row_mask:0xf bank_mask:0xf").give({"v1": LANE}).run()
-    assert bench.vector("v9").tolist() == expected
+def test_dpp_moves_lanes(gcn, failing):
+    """DPP reads the first source from another lane of the row."""
+
+    def check(how, expected):
+        bench = gcn.Bench(f"v_mov_b32_dpp v9, v1 {how} row_mask:0xf bank_mask:0xf").give({"v1": LANE}).run()
+        assert bench.vector("v9").tolist() == expected
+
+    assert not failing(
+        check,
+        [
+            ("quad_perm:[1,0,3,2]", [lane ^ 1 for lane in range(64)]),
+            ("row_shr:1 bound_ctrl:0", [lane - 1 if lane % 16 else 0 for lane in range(64)]),
+            ("row_newbcast:3", [lane // 16 * 16 + 3 for lane in range(64)]),
+            ("row_ror:4", [lane // 16 * 16 + (lane - 4) % 16 for lane in range(64)]),
+        ],
+    )
 
 
 def test_sdwa_picks_parts_of_sources_and_writes_a_part(gcn):
-    """A word or byte of a source, a word of the result, the rest of which stays."""
+    """SDWA reads parts of its sources and writes a part of its result."""
     text = "v_add_u32_sdwa v9, v1, v2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_2 src1_sel:WORD_1"
     bench = gcn.Bench(text).give({"v1": 0x00AB0000, "v2": 0x00050000, "v9": 0x11112222}).run()
     assert set(bench.vector("v9")) == {0x00B02222}
 
 
 def test_gfx950_swaps_rows_rounds_to_bf16_and_has_any_function_of_three_bits(gcn):
-    """v_permlane*_swap, v_cvt_pk_bf16_f32 and v_bitop3_b32, which gfx942 refuses."""
+    """gfx950 executes v_permlane*_swap, v_cvt_pk_bf16_f32 and v_bitop3_b32; gfx942 rejects them."""
     text = "v_permlane32_swap_b32_e32 v1, v2\n v_permlane16_swap_b32_e32 v3, v4\n v_cvt_pk_bf16_f32 v9, v5, v6\n"
     text += " v_bitop3_b32 v8, v5, v6, v7 bitop3:0x96"
     given = {"v1": LANE, "v2": LANE + 100, "v3": LANE, "v4": LANE + 100, "v5": 0x3F808000, "v6": 0x3F818000, "v7": 0xF}
@@ -199,7 +208,7 @@ def test_gfx950_swaps_rows_rounds_to_bf16_and_has_any_function_of_three_bits(gcn
 
 
 def test_lds_exchanges_lanes_and_holds_pairs(gcn):
-    """ds_bpermute reads another lane; pairs of LDS have offsets in their own unit, or in 64 of it."""
+    """ds_bpermute reads another lane, and pairs of LDS use their own offset units."""
     text = """
  v_lshlrev_b32_e32 v2, 2, v1
  v_sub_u32_e32 v3, 0xfc, v2
@@ -222,32 +231,35 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gfx", "name", "side", "depth"), LAYOUTS)
-def test_a_matrix_instruction_places_rows_columns_and_depth_as_the_guide_says(gcn, gfx, name, side, depth):
-    """One element of A and one of B that are not zero give one of D, at the lane and register that the guide's formulas name."""
-    each, count = depth * side // 64, side * side // 64
-    words = each // 2
-    a, b = f"v[10:{9 + words}]", f"v[20:{19 + words}]"
-    for row, column, k in ((0, 0, 0), (5, 9, depth - 1), (side - 1, 3, depth // 2), (6, side - 1, 3)):
-        given = {f"v{at}": 0 for at in (*range(10, 10 + words), *range(20, 20 + words))} | {f"a{at}": F[1.0] for at in range(count)}
-        for base, line, value in ((10, row, 0x4000), (20, column, 0x4040)):  # 2.0 and 3.0 in bf16
-            lane, place = line + side * (k // each), k % each
-            content = np.zeros(64, np.uint32)
-            content[lane] = value << (16 * (place % 2))
-            given[f"v{base + place // 2}"] = content
-        bench = gcn.Bench(f"{name} a[0:{count - 1}], {a}, {b}, a[0:{count - 1}]", gfx=gfx).give(given).run()
-        found = np.stack([bench.vector(f"a{at}", np.float32) for at in range(count)])
-        if side == 16:
-            register, lane = row % 4, 16 * (row // 4) + column
-        else:
-            register, lane = 4 * (row // 8) + row % 4, 32 * (row // 4 % 2) + column
-        expected = np.ones((count, 64), np.float32)
-        expected[register, lane] = 7
-        assert (found == expected).all()
+def test_a_matrix_instruction_places_rows_columns_and_depth_as_the_guide_says(gcn, failing):
+    """One nonzero element of A and of B give one of D at the guide's lane and register."""
+
+    def check(gfx, name, side, depth):
+        each, count = depth * side // 64, side * side // 64
+        words = each // 2
+        a, b = f"v[10:{9 + words}]", f"v[20:{19 + words}]"
+        for row, column, k in ((0, 0, 0), (5, 9, depth - 1), (side - 1, 3, depth // 2), (6, side - 1, 3)):
+            given = {f"v{at}": 0 for at in (*range(10, 10 + words), *range(20, 20 + words))} | {f"a{at}": F[1.0] for at in range(count)}
+            for base, line, value in ((10, row, 0x4000), (20, column, 0x4040)):  # 2.0 and 3.0 in bf16
+                lane, place = line + side * (k // each), k % each
+                content = np.zeros(64, np.uint32)
+                content[lane] = value << (16 * (place % 2))
+                given[f"v{base + place // 2}"] = content
+            bench = gcn.Bench(f"{name} a[0:{count - 1}], {a}, {b}, a[0:{count - 1}]", gfx=gfx).give(given).run()
+            found = np.stack([bench.vector(f"a{at}", np.float32) for at in range(count)])
+            if side == 16:
+                register, lane = row % 4, 16 * (row // 4) + column
+            else:
+                register, lane = 4 * (row // 8) + row % 4, 32 * (row // 4 % 2) + column
+            expected = np.ones((count, 64), np.float32)
+            expected[register, lane] = 7
+            assert (found == expected).all()
+
+    assert not failing(check, LAYOUTS)
 
 
 def test_buffers_give_zero_out_of_range_and_drop_stores(gcn):
-    """Every 4 bytes are checked for themselves against num_records; the constant and the scalar offset count."""
+    """Buffer accesses are checked in units of 4 bytes against num_records."""
     memory = gcn.Memory()
     base = memory.place("x", np.arange(64, dtype=np.uint32))
     text = """
@@ -264,7 +276,7 @@ def test_buffers_give_zero_out_of_range_and_drop_stores(gcn):
 
 
 def test_atomics_return_what_was_there(gcn):
-    """Lanes add in turn; inc wraps at its limit; pairs of bf16 add each half."""
+    """Atomics apply lane by lane and return the old value."""
     memory = gcn.Memory()
     at = memory.place("x", np.asarray([5, 3, 0x3F803F80], np.uint32))
     text = """

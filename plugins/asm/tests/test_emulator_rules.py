@@ -1,6 +1,8 @@
-"""What the emulator forbids: each rule lets the least that is right pass, and not one instruction or wait less."""
+"""Check each rule of the emulator: the minimum of waits passes, and one less fails."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ LANE = np.arange(64, dtype=np.uint32)
 PRODUCT = "v_mfma_f32_16x16x16_bf16 a[0:3], v[10:11], v[12:13], a[0:3]"
 WIDE = "v_mfma_f32_32x32x8_bf16 a[0:15], v[10:11], v[12:13], a[0:15]"
 STORE = "buffer_store_dwordx4 v[20:23], v0, s[4:7], {} offen"
-# First instruction, second instruction, wait states between them on gfx942 and on gfx950 (ISA guides; LLVM's hazard recogniser).
+# First instruction, second instruction, wait states between them on gfx942 and on gfx950 (ISA
+# guides; LLVM's hazard recogniser).
 WAIT_STATES = {
     "a vector's scalar to memory": ("v_readfirstlane_b32 s8, v0", "buffer_load_dword v1, v0, s[4:7], s8 offen", 5, 5),
     "a vector's scalar to a vector": ("v_readfirstlane_b32 s8, v0", "v_add_u32_e32 v1, s8, v2", 2, 2),
@@ -48,7 +51,7 @@ WAIT_STATES = {
 
 
 def _registers(gcn, memory):
-    """Registers that every instruction above may read: addresses in range, a buffer of memory."""
+    """Return the registers that the instructions above may read."""
     base = memory.place("buffer", np.zeros(1024, np.uint32))
     vectors = {f"v{at}": 0 for at in range(32)} | {f"a{at}": 0 for at in range(32)}
     scalars = {"s4": base & 0xFFFFFFFF, "s5": base >> 32, "s6": 4096, "s7": 0x20000, "s8": 0, "s9": 0, "s10": 0}
@@ -63,26 +66,28 @@ def _between(first, second, states):
     return "\n ".join([first, *nops, second])
 
 
-@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("name", WAIT_STATES)
-def test_wait_states_are_those_of_the_tables(gcn, name, gfx):
-    """With the table's number of wait states a pair runs, with one less it is a fault."""
-    first, second, *states = WAIT_STATES[name]
-    needed = states[gfx == "gfx950"]
+def test_wait_states_are_those_of_the_tables(gcn, failing):
+    """A pair runs with the table's wait states and fails with one less."""
 
-    def run(text):
-        memory = gcn.Memory()
-        gcn.Bench(text, gfx=gfx, memory=memory, lds=1024).give(_registers(gcn, memory)).run()
+    def check(gfx, name):
+        first, second, *states = WAIT_STATES[name]
+        needed = states[gfx == "gfx950"]
 
-    run(_between(first, second, needed))
-    if needed:
-        with pytest.raises(gcn.Fault, match=f"{needed} wait states are needed|wants one wait state") as caught:
-            run(_between(first, second, needed - 1))
-        assert caught.value.rule == "wait states"
+        def run(text):
+            memory = gcn.Memory()
+            gcn.Bench(text, gfx=gfx, memory=memory, lds=1024).give(_registers(gcn, memory)).run()
+
+        run(_between(first, second, needed))
+        if needed:
+            with pytest.raises(gcn.Fault, match=f"{needed} wait states are needed|wants one wait state") as caught:
+                run(_between(first, second, needed - 1))
+            assert caught.value.rule == "wait states"
+
+    assert not failing(check, itertools.product(["gfx942", "gfx950"], WAIT_STATES))
 
 
 def test_exchanges_of_lanes_wait_for_a_vector_on_gfx950(gcn):
-    """v_permlane32_swap reads a register two wait states after a vector instruction wrote it."""
+    """v_permlane32_swap needs two wait states after a vector write."""
     first, second = "v_mov_b32_e32 v1, v2", "v_permlane32_swap_b32_e32 v1, v3"
     gcn.Bench(_between(first, second, 2), gfx="gfx950").give({"v2": 0, "v3": 0}).run()
     with pytest.raises(gcn.Fault, match="2 wait states"):
@@ -91,7 +96,7 @@ def test_exchanges_of_lanes_wait_for_a_vector_on_gfx950(gcn):
 
 LOADS = "buffer_load_dword v1, v0, s[4:7], 0 offen\n buffer_load_dword v2, v0, s[4:7], 0 offen\n"
 READS = "ds_read_b32 v1, v0\n ds_read_b32 v2, v0\n"
-# What is waited for, and whether v1 and v2 may be read then.
+# Waits, and whether v1 and v2 may be read afterwards.
 PENDING = [
     (LOADS, "vmcnt(0)", True, True), (LOADS, "vmcnt(1)", True, False), (LOADS, "lgkmcnt(0)", False, False),
     (LOADS, "vmcnt(2)", False, False),
@@ -101,28 +106,31 @@ PENDING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "wait", "first", "second"), PENDING)
-def test_a_load_is_there_when_it_was_waited_for(gcn, text, wait, first, second):
-    """Loads arrive in order, with the wait that covers them; reading or overwriting sooner is a fault that names the load."""
-    for register, ready in ((1, first), (2, second)):
-        for use in (
-            f"v_mov_b32_e32 v9, v{register}",
-            f"v_mov_b32_e32 v{register}, 0",
-            f"buffer_load_dword v{register}, v0, s[4:7], 0 offen",
-        ):
-            memory = gcn.Memory()
-            registers = _registers(gcn, memory) | {"v0": 0}
-            bench = gcn.Bench(f"ds_write_b32 v0, v0\n {text} s_waitcnt {wait}\n {use}", lds=64, memory=memory).give(registers)
-            if ready:
-                bench.run()
-                continue
-            with pytest.raises(gcn.Fault, match=f"(reads|overwrites) a register of line .* v{register}, v0") as caught:
-                bench.run()
-            assert caught.value.rule == "pending"
+def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
+    """A loaded register may be used only after a sufficient wait."""
+
+    def check(text, wait, first, second):
+        for register, ready in ((1, first), (2, second)):
+            for use in (
+                f"v_mov_b32_e32 v9, v{register}",
+                f"v_mov_b32_e32 v{register}, 0",
+                f"buffer_load_dword v{register}, v0, s[4:7], 0 offen",
+            ):
+                memory = gcn.Memory()
+                registers = _registers(gcn, memory) | {"v0": 0}
+                bench = gcn.Bench(f"ds_write_b32 v0, v0\n {text} s_waitcnt {wait}\n {use}", lds=64, memory=memory).give(registers)
+                if ready:
+                    bench.run()
+                    continue
+                with pytest.raises(gcn.Fault, match=f"(reads|overwrites) a register of line .* v{register}, v0") as caught:
+                    bench.run()
+                assert caught.value.rule == "pending"
+
+    assert not failing(check, PENDING)
 
 
 def test_scalar_loads_come_in_no_order(gcn):
-    """Two scalar loads need lgkmcnt(0): with lgkmcnt(1) neither is there for certain."""
+    """Two scalar loads need lgkmcnt(0)."""
     for wait, ready in (("lgkmcnt(0)", True), ("lgkmcnt(1)", False)):
         memory = gcn.Memory()
         text = f"s_load_dword s20, s[4:5], 0x0\n s_load_dword s21, s[4:5], 0x4\n s_waitcnt {wait}\n s_add_u32 s22, s20, 1"
@@ -148,21 +156,24 @@ UNDEFINED = {
 }
 
 
-@pytest.mark.parametrize("what", UNDEFINED)
-def test_what_was_never_written_is_not_used(gcn, what):
-    """A read of an undefined register, of undefined LDS or of undefined memory is a fault."""
-    memory = gcn.Memory()
-    registers = _registers(gcn, memory) | {"v0": 4 * LANE}
-    nothing = memory.place("nothing", 1024)
-    registers |= {"s20": nothing & 0xFFFFFFFF, "s21": nothing >> 32}
-    del registers["vcc"]
-    with pytest.raises(gcn.Fault) as caught:
-        gcn.Bench(UNDEFINED[what], lds=256, memory=memory).give(registers).run()
-    assert caught.value.rule == "undefined"
+def test_what_was_never_written_is_not_used(gcn, failing):
+    """Reading undefined registers, LDS or memory fails."""
+
+    def check(what):
+        memory = gcn.Memory()
+        registers = _registers(gcn, memory) | {"v0": 4 * LANE}
+        nothing = memory.place("nothing", 1024)
+        registers |= {"s20": nothing & 0xFFFFFFFF, "s21": nothing >> 32}
+        del registers["vcc"]
+        with pytest.raises(gcn.Fault) as caught:
+            gcn.Bench(UNDEFINED[what], lds=256, memory=memory).give(registers).run()
+        assert caught.value.rule == "undefined"
+
+    assert not failing(check, itertools.product(UNDEFINED))
 
 
 def test_addresses_stay_in_what_was_allocated(gcn):
-    """Memory outside an allocation, LDS behind its end, addresses that are not aligned, a scalar offset that wraps the range."""
+    """Accesses outside allocations, unaligned or wrapped addresses fail."""
     cases = [
         ("global_load_dword v1, v0, s[4:5] offset:-4", "bounds"), ("global_load_dword v1, v0, s[4:5] offset:4000", "bounds"),
         ("s_load_dwordx2 s[20:21], s[4:5], 0xffc", "bounds"), ("ds_write_b32 v0, v0", "bounds"), ("ds_write_b64 v3, v[10:11]", "alignment"),
@@ -190,22 +201,25 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, name):
-    """The writer waits, all meet at a barrier, readers wait before the next barrier, then the bytes may be written again."""
-    text, message = EXCHANGES[name]
-    bench = gcn.Bench(text, waves=2, lds=512)
-    for wave in (0, 1):
-        bench.give({"v0": 256 * wave + 4 * LANE, "v1": LANE + 100 * wave, "v2": 256 * (1 - wave) + 4 * LANE}, wave)
-    if not message:
-        assert bench.run().vector("v3", wave=0).tolist() == [100 + lane for lane in range(64)]
-        return
-    with pytest.raises(gcn.Fault, match=message):
-        bench.run()
+def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, failing):
+    """Waves exchange data through LDS only with waits and barriers on both sides."""
+
+    def check(name):
+        text, message = EXCHANGES[name]
+        bench = gcn.Bench(text, waves=2, lds=512)
+        for wave in (0, 1):
+            bench.give({"v0": 256 * wave + 4 * LANE, "v1": LANE + 100 * wave, "v2": 256 * (1 - wave) + 4 * LANE}, wave)
+        if not message:
+            assert bench.run().vector("v3", wave=0).tolist() == [100 + lane for lane in range(64)]
+            return
+        with pytest.raises(gcn.Fault, match=message):
+            bench.run()
+
+    assert not failing(check, itertools.product(EXCHANGES))
 
 
 def test_a_copy_to_lds_is_waited_for_as_memory(gcn):
-    """Not even its own wave may read what a copy brings before vmcnt covers it; lgkmcnt says nothing of it."""
+    """A direct load to LDS is covered by vmcnt, not by lgkmcnt."""
     copy = "s_mov_b32 m0, 0\n s_nop 0\n buffer_load_dword v0, s[4:7], 0 offen lds"
     for wait, ready in (("vmcnt(0)", True), ("lgkmcnt(0)", False)):
         memory = gcn.Memory()
@@ -264,28 +278,30 @@ HANDOVERS = {
 }
 
 
-@pytest.mark.parametrize("order", ["up", "down"])
-@pytest.mark.parametrize("name", HANDOVERS)
-def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, name, order):
-    """The last of two workgroups reads what a wave of the other wrote: each publishes before all meet and one counts."""
-    store, publish, refresh, load, message = HANDOVERS[name]
-    text = HANDOVER.format(store=store, publish=publish, refresh=refresh, load=load)
-    memory = gcn.Memory()
-    data, counter = memory.place("data", 1024), memory.place("counter", np.zeros(1, np.uint32))
-    run = lambda: gcn.launch(  # noqa: E731
-        gcn.kernels_of(text)["handover"], (2,), (128,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
-    )
-    if not message:
-        run()
-        assert memory.read("counter", np.uint32).tolist() == [0]
-        assert set(memory.read("data", np.uint32)) == {7}
-    else:
-        with pytest.raises(gcn.Fault, match=message):
+def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, failing):
+    """A workgroup reads another's writes only after they are published and counted."""
+
+    def check(order, name):
+        store, publish, refresh, load, message = HANDOVERS[name]
+        text = HANDOVER.format(store=store, publish=publish, refresh=refresh, load=load)
+        memory = gcn.Memory()
+        data, counter = memory.place("data", 1024), memory.place("counter", np.zeros(1, np.uint32))
+        run = lambda: gcn.launch(  # noqa: E731
+            gcn.kernels_of(text)["handover"], (2,), (128,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
+        )
+        if not message:
             run()
+            assert memory.read("counter", np.uint32).tolist() == [0]
+            assert set(memory.read("data", np.uint32)) == {7}
+        else:
+            with pytest.raises(gcn.Fault, match=message):
+                run()
+
+    assert not failing(check, itertools.product(["up", "down"], HANDOVERS))
 
 
 def test_workgroups_that_do_not_count_are_not_ordered(gcn):
-    """The second reads the first's writes because it happened to run later: a fault, whatever the loads."""
+    """Reading another workgroup's writes without synchronization fails."""
     text = HANDOVER.format(store=" sc1", publish="s_waitcnt vmcnt(0)", refresh="buffer_inv sc1\n s_waitcnt vmcnt(0)", load=" sc1")
     text = text.replace("global_atomic_inc v5, v3, v4, s[6:7] sc0", "global_load_dword v5, v3, s[6:7] sc1")
     text = text.replace("s_cbranch_scc0 end", "s_cmp_eq_u32 s2, 1\n s_cbranch_scc0 end")
@@ -296,13 +312,13 @@ def test_workgroups_that_do_not_count_are_not_ordered(gcn):
 
 
 def test_faults_name_kernel_workgroup_wave_and_line(gcn):
-    """What a reader needs to find the place."""
+    """A fault names kernel, workgroup, wave and line."""
     with pytest.raises(gcn.Fault, match=r"undefined: probe, workgroup \(0, 0, 0\), wave 0, line 5: v_mov_b32_e32 v1, v99: v99 was never"):
         gcn.Bench(" s_nop 0\n v_mov_b32_e32 v1, v99").run()
 
 
 def test_loops_without_end_and_barriers_not_reached_are_faults(gcn):
-    """A launch that never ends is stopped."""
+    """Endless loops and unreached barriers fail."""
     with pytest.raises(gcn.Fault, match="has not ended"):
         gcn.Bench("again:\n s_branch again", rules=gcn.Rules(slice=1000, limit=5000)).run()
     with pytest.raises(gcn.Fault, match="never reach"):
@@ -319,16 +335,19 @@ STRANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "rule"), STRANGE)
-def test_what_is_not_known_is_refused_before_it_runs(gcn, text, rule):
-    """No instruction, operand or modifier is guessed at or passed over."""
-    with pytest.raises(gcn.Fault) as caught:
-        gcn.Bench(text)
-    assert caught.value.rule == rule
+def test_what_is_not_known_is_refused_before_it_runs(gcn, failing):
+    """Unknown instructions, operands and modifiers are rejected before the launch."""
+
+    def check(text, rule):
+        with pytest.raises(gcn.Fault) as caught:
+            gcn.Bench(text)
+        assert caught.value.rule == rule
+
+    assert not failing(check, STRANGE)
 
 
 def test_registers_beyond_the_descriptor_are_refused(gcn):
-    """A kernel may use the registers that it asks for."""
+    """Registers beyond those of the descriptor fail."""
     text = """
  .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
 k:

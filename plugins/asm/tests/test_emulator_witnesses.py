@@ -1,4 +1,4 @@
-"""Kernels that others made, clang, Triton and AMD itself, compute numpy's product on the emulator: its layouts and rules are theirs."""
+"""Run kernels made by clang, Triton and AMD on the emulator, and compare with numpy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.launch import arguments_of
 from tunedgemm_asm.manifest import read
-from tunedgemm_asm.problem import problem_of
 
 pytestmark = pytest.mark.sweep
 
-#: Read before the tests hide it.
+#: Read before a fixture hides it.
 TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 CLANGS = [found for name in ("clang", *(f"clang-{version}" for version in range(26, 16, -1))) if (found := shutil.which(name))]
 OBJDUMPS = [found for name in (*(f"llvm-objdump-{n}" for n in range(26, 16, -1)), "llvm-objdump") if (found := shutil.which(name))]
@@ -64,7 +64,7 @@ KERNEL(256) total(const float* a, float* c, unsigned* count, int n) {
 
 
 def disassembled(path):
-    """The text of a code object and its descriptors, by LLVM's disassembler; skipped where there is none."""
+    """Disassemble a code object with LLVM; skip without llvm-objdump."""
     for objdump in OBJDUMPS:
         command = [objdump, "--mcpu=gfx942", str(path)]
         done = [subprocess.run([*command, *more], capture_output=True, text=True) for more in (["-d"], ["-D", "-j", ".rodata"])]
@@ -75,7 +75,7 @@ def disassembled(path):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """What a clang makes of the source above: the text, and the text disassembled from the code object with its descriptors."""
+    """Compile the source above with clang; return the text and the disassembly."""
     folder = tmp_path_factory.mktemp("clang")
     source = folder / "k.hip"
     source.write_text(HIP)
@@ -101,7 +101,7 @@ def compiled(tmp_path_factory):
 @pytest.mark.parametrize("form", ["text", "object"])
 @pytest.mark.parametrize(("name", "side"), [("small", 16), ("wide", 32)])
 def test_products_that_clang_compiles(gcn, compiled, form, name, side):
-    """The builtin functions' layouts, in the compiler's own text and in what the disassembler prints of its code object."""
+    """Clang's MFMA builtins compute the product, from text and from disassembly."""
     text, descriptors = compiled[form]
     kernel = gcn.kernels_of(text, "gfx942", descriptors)[name]
     draw = np.random.default_rng(side)
@@ -114,7 +114,7 @@ def test_products_that_clang_compiles(gcn, compiled, form, name, side):
 
 @pytest.mark.parametrize("order", ["up", "down"])
 def test_a_sum_that_clang_compiles(gcn, compiled, order):
-    """LDS between waves, masks of lanes, an atomic that publishes."""
+    """A sum through LDS, masks and a publishing atomic is right."""
     kernel = gcn.kernels_of(*compiled["object"][:1], "gfx942", compiled["object"][1])["total"]
     values = np.random.default_rng(1).integers(-99, 99, (3, 1000)).astype(np.float32)
     memory = gcn.Memory()
@@ -168,7 +168,7 @@ BLOCKS = [
 
 
 def by_triton(folder, configurations):
-    """Texts and bytes of LDS, compiled in a process of its own: Triton's LLVM ends a process at an error."""
+    """Compile with Triton in a child process, because its LLVM aborts at errors."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("no Triton")
     program = folder / "product.py"
@@ -181,7 +181,7 @@ def by_triton(folder, configurations):
 
 
 def check_triton(gcn, configuration, text, lds_bytes):
-    """A product with tails in M, N and K."""
+    """Check a product with tails in M, N and K."""
     _, bm, bn, _, warps, _, _, out = configuration
     m, n, k = 72, 80, 160
     draw = np.random.default_rng(bm)
@@ -189,7 +189,8 @@ def check_triton(gcn, configuration, text, lds_bytes):
     memory = gcn.Memory()
     addresses = [memory.place("x", x), memory.place("weight", weight), memory.place("out", m * n * (2 if out == "bf16" else 4))]
     given = [*(("Q", address) for address in addresses), *(("i", value) for value in (m, n, k, k, k, n)), ("Q", 0), ("Q", 0)]
-    # Triton's ping-pong between halves of a workgroup relies on the order in which LDS gets reads and writes.
+    # Triton's ping-pong between halves of a workgroup relies on the order in which LDS gets reads
+    # and writes.
     rules = gcn.Rules(late_reads=warps < 8)
     kernel = gcn.kernels_of(text)["product"]
     gcn.launch(kernel, (-(-m // bm), -(-n // bn)), (64 * warps,), gcn.arguments(*given), memory, rules, lds_bytes)
@@ -198,7 +199,7 @@ def check_triton(gcn, configuration, text, lds_bytes):
 
 
 def test_products_that_triton_compiles(gcn, tmp_path):
-    """A block of each architecture: masks, LDS, exchanges of lanes, both sides of matrix instructions, both outputs."""
+    """Triton's products of both architectures are right."""
     made = by_triton(tmp_path, QUICK)
     assert len(made) == len(QUICK)
     for configuration, (text, lds_bytes) in zip(QUICK, made, strict=True):
@@ -208,7 +209,7 @@ def test_products_that_triton_compiles(gcn, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_more_products_that_triton_compiles(gcn, tmp_path, gfx):
-    """Blocks of 32 to 256, 1 to 8 waves, 1 to 3 stages."""
+    """Triton's products with blocks of 32 to 256, 1 to 8 waves and 1 to 3 stages are right."""
     configurations = [(gfx, *block) for block in BLOCKS]
     made = by_triton(tmp_path, configurations)
     assert len(made) == len(configurations)
@@ -217,7 +218,7 @@ def test_more_products_that_triton_compiles(gcn, tmp_path, gfx):
 
 
 def aiter_kernels(gfx):
-    """AITER's bf16 kernels by its manifest."""
+    """Return AITER's bf16 kernels by its manifest."""
     manifest = TREE / gfx / "bf16gemm" / "bf16gemm_fp32bf16.csv"
     return read(manifest, ABIS["aiter-bf16gemm"]).kernels if manifest.exists() else []
 
@@ -226,7 +227,7 @@ AITER = [(gfx, kernel) for gfx in ("gfx942", "gfx950") for kernel in aiter_kerne
 
 
 def aiter_text(gcn, gfx, kernel, folder):
-    """The text of one of AITER's bf16 kernels, with what LLVM 19's disassembler does not know, and its descriptors."""
+    """Return the text of an AITER bf16 kernel, with instructions that LLVM 19 does not decode."""
     path = TREE / gfx / "bf16gemm" / kernel.file
     if "256x256" not in kernel.name:
         return disassembled(path)
@@ -239,11 +240,11 @@ def aiter_text(gcn, gfx, kernel, folder):
 
 
 def check_aiter(gcn, gfx, kernel, out, order, folder):
-    """A product with a tail in M through the launcher's own arguments, with a bias, which these kernels read as bf16 for every output."""
+    """Check a product with a tail in M through the launcher's arguments, with a bf16 bias."""
     abi, splits = ABIS["aiter-bf16gemm"], 3 if kernel.splits else 1
     layout, adds = "aiter16x16" if kernel.shuffled else "row", {"epilogue": "bias", "bias_dtype": "bf16"} if kernel.bias else {}
     shape = Shape("a16w16", kernel.tile_m + 5, 2 * kernel.tile_n, 512, outdtype=out, layout=layout, **adds)
-    problem = problem_of(kernel, splits, shape)
+    problem = arguments_of(kernel, splits, shape)
     draw = np.random.default_rng(kernel.tile_m)
     x, weight, bias = (gcn.numbers.bf16(draw.standard_normal(size)) for size in ((shape.m, shape.k), (shape.n, shape.k), shape.n))
     memory = gcn.Memory()
@@ -254,40 +255,41 @@ def check_aiter(gcn, gfx, kernel, out, order, folder):
     }  # fmt: skip
     values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
     text, descriptors = aiter_text(gcn, gfx, kernel, folder)
-    # Workgroups of split-K wait for those of the first part, so their turns are short where those come last.
-    # Those of 256 by 256 rely on the hardware to hold back what reads a product too soon.
+    # Workgroups of split-K wait for those of the first part, so their turns are short where those
+    # come last. Those of 256 by 256 rely on the hardware to hold back what reads a product too
+    # soon.
     early = "256x256" in kernel.name
     rules = gcn.Rules(unobserved=False, wait_states=not early, order=order, slice=200_000 if order == "up" else 500)
     gcn.launch(gcn.kernels_of(text, gfx, descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
     found = memory.read("out", np.uint16 if out == "bf16" else np.float32).reshape(shape.m, shape.n)
     found = gcn.numbers.fp32(found) if out == "bf16" else found
-    # Parts of K are added to bf16 one by one, each sum is rounded.
+    # Each split is added in bf16 and rounded.
     assert gcn.numbers.wrong(found, x, weight, gcn.numbers.fp32(bias) if kernel.bias else None, out, splits + (splits > 1)) <= 1
     if splits > 1:
         assert not memory.read("semaphore").any()
 
 
-@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not AITER, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["32x64_bshuffle_splitkE", "32x64_pf3_splitkE", "32x64_splitk_cleanE"])
 def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name, tmp_path):
-    """Code objects of AITER: shuffled, plain and split-K, with bias, both outputs: layout and meaning of the arguments are theirs."""
+    """AITER's bf16 kernels compute products from our arguments."""
     gfx, kernel = next((gfx, kernel) for gfx, kernel in AITER if name in kernel.name)
     for out in ("fp32",) if kernel.splits else ("bf16", "fp32"):
         check_aiter(gcn, gfx, kernel, out, "up", tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not AITER, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize(("gfx", "kernel"), AITER, ids=lambda value: getattr(value, "name", value))
 def test_every_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, gfx, kernel, tmp_path):
-    """All tiles of the manifests, workgroups in either order."""
+    """All tiles of AITER's manifests do, with workgroups in either order."""
     turn = AITER.index((gfx, kernel)) % 2
     out = "bf16" if "256x256" in kernel.name else ("bf16", "fp32")[turn]
     check_aiter(gcn, gfx, kernel, out, ("up", "down")[turn], tmp_path)
 
 
 def scaled_kernels():
-    """AITER's int8 and block-scaled fp8 kernels of gfx942, but for one that indexes registers by a register."""
+    """Return AITER's scaled gfx942 kernels, except one with indirect registers."""
     found = []
     for family, manifest in (("i8gemm", "i8gemm_bf16_perTokenI8.csv"), ("fp8gemm_blockscale", "fp8gemm_bf16_blockscale.csv")):
         path = TREE / "gfx942" / family / manifest
@@ -301,7 +303,7 @@ SCALED = scaled_kernels()
 
 
 def scaled_operands(gcn, family, m, n, k):
-    """Codes of x and weight, their scales as a launch passes them, and what the values are, float64."""
+    """Return codes of x and weight, their scales, and the values in fp64."""
     draw = np.random.default_rng(m)
     if family == "i8gemm":
         x, weight = (draw.integers(-128, 128, (rows, k)).astype(np.int8) for rows in (m, n))
@@ -316,14 +318,11 @@ def scaled_operands(gcn, family, m, n, k):
 
 
 def check_scaled(gcn, family, kernel, splits):
-    """A product with a tail in M; these kernels cut floats off to bf16, and add parts of K in bf16.
-
-    The weight lies in blocks of 16 rows, int8 too, whatever comments in AITER's source say.
-    """
+    """Check a product with a tail in M; these kernels truncate to bf16 and add splits in bf16."""
     abi = ABIS[kernel.abi]
     op, dtype, scale = {"i8gemm": ("a8w8_bpreshuffle", "int8", "row")}.get(family, ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fnuz", "block"))
     m, n, k = kernel.tile_m + 5, 2 * kernel.tile_n, 512
-    problem = problem_of(kernel, splits, Shape(op, m, n, k, dtype=dtype, outdtype="bf16", scale=scale, layout=abi.layout))
+    problem = arguments_of(kernel, splits, Shape(op, m, n, k, dtype=dtype, outdtype="bf16", scale=scale, layout=abi.layout))
     x, weight, scales, left, right = scaled_operands(gcn, family, m, n, k)
     given = {
         "out": np.zeros((m, n), np.uint16) if problem.zeroed else np.full((m, n), 0x7F7F, np.uint16), "a": x,
@@ -332,7 +331,8 @@ def check_scaled(gcn, family, kernel, splits):
     memory = gcn.Memory()
     values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
     text, descriptors = disassembled(TREE / "gfx942" / family / kernel.file)
-    # The fp8 kernels read products sooner than LLVM would let them, and so rely on the hardware to hold them back.
+    # The fp8 kernels read products sooner than LLVM would let them, and so rely on the hardware to
+    # hold them back.
     rules = gcn.Rules(unobserved=False, wait_states=family == "i8gemm")
     gcn.launch(gcn.kernels_of(text, "gfx942", descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
     found = gcn.numbers.fp32(memory.read("out", np.uint16).reshape(m, n))
@@ -341,17 +341,17 @@ def check_scaled(gcn, family, kernel, splits):
     assert (np.abs(found - exact) <= slack).all()
 
 
-@pytest.mark.skipif(not SCALED, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not SCALED, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["I8gemm_bf16_perTokenI8_BpreShuffle_16x128E", "fp8gemm_bf16_blockscale_BpreShuffle_32x128E"])
 def test_scaled_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name):
-    """Code objects of AITER for int8 and block-scaled fp8: scales, strides and the layout of the weight are as the launcher passes them."""
+    """AITER's scaled kernels compute products from our scales, strides and weight layout."""
     check_scaled(gcn, *next((family, kernel) for family, kernel in SCALED if kernel.name.endswith(name)), 1)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SCALED, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not SCALED, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("family", "kernel"), SCALED, ids=lambda value: getattr(value, "name", value))
 def test_every_scaled_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, family, kernel, splits):
-    """All tiles, with K in one and in two parts, which are added to a zeroed output."""
+    """All their tiles do, with one split and with two."""
     check_scaled(gcn, family, kernel, splits)

@@ -1,4 +1,4 @@
-"""The fake HIP runtime itself: what it refuses, and that it computes from the bytes of the arguments, written here by hand."""
+"""Test the fake HIP runtime: what it rejects, and that it computes from argument bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 SPLIT, WHOLE = "bf16gemm_fp32bf16_tn_32x64_splitk_clean", "bf16gemm_fp32bf16_tn_32x64_pf3_splitk"
 M, N, K = 40, 128, 192
 INVALID_VALUE, INVALID_IMAGE, NO_BINARY, INVALID_HANDLE, NOT_FOUND, ILLEGAL_ADDRESS, TIMEOUT = 1, 200, 209, 400, 500, 700, 702
 
 
 class Hip:
-    """The fake as a C program would use it."""
+    """The fake as a C program uses it."""
 
     def __init__(self, fake: ModuleType, objects: ModuleType) -> None:
         self.fake, self.native = fake, fake.native(fake.copy_of())
@@ -27,25 +29,25 @@ class Hip:
         self.module = module
 
     def function(self, stem: str) -> ctypes.c_void_p:
-        """A kernel of the module."""
+        """Return a kernel of the module."""
         found = ctypes.c_void_p()
         assert self.native.hipModuleGetFunction(ctypes.byref(found), self.module, self.fake.symbol(stem).encode()) == 0
         return found
 
     def launch(self, stem: str, arguments: bytes, grid: tuple[int, int, int], threads: int = 256, end: int = 3) -> int:
-        """The status of a launch."""
+        """Launch a kernel and return the status."""
         buffer, size = ctypes.create_string_buffer(arguments, len(arguments)), ctypes.c_size_t(len(arguments))
         extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), end)
         return int(self.native.hipModuleLaunchKernel(self.function(stem), *grid, threads, 1, 1, 0, None, None, extra))
 
     def reason(self) -> str:
-        """Why the last call was refused."""
+        """Return why the last call was rejected."""
         return str(self.native.fake_last_reason().decode())
 
 
 @pytest.fixture
 def hip(fake: ModuleType, objects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hip]:
-    """The fake for a gfx942."""
+    """Return the fake for gfx942."""
     monkeypatch.setenv("FAKE_GFX", "gfx942")
     found = Hip(fake, objects)
     yield found
@@ -53,7 +55,7 @@ def hip(fake: ModuleType, objects: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Product:
-    """Operands, and the 352 bytes that AITER's launcher makes of them."""
+    """Operands and the 352 argument bytes of AITER's launcher."""
 
     def __init__(self, splits: int = 1) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -63,7 +65,9 @@ class Product:
         self.splits = splits
 
     def arguments(self, **changes: int) -> bytes:
-        """D, C, A, B, alpha, beta, eight strides in bytes, M, N, K, parts, bf16 out, bias, that it is added, semaphore."""
+        """Pack the arguments: D, C, A, B, alpha, beta, strides, sizes, splits, output, bias,
+        semaphore.
+        """
         values = {
             "D": self.out.data_ptr(), "C": 0, "A": self.x.data_ptr(), "B": self.weight.data_ptr(), "alpha": 0x3F800000, "beta": 0,
             "D0": 2 * N, "D1": 0, "C0": 2 * N, "C1": 0, "A0": 2 * K, "A1": 0, "B0": 2 * K, "B1": 0, "M": M, "N": N, "K": K,
@@ -73,13 +77,13 @@ class Product:
         return b"".join(struct.pack("<QQ", value, 0) for value in values.values())
 
     def right(self, rows: slice = slice(None), columns: slice = slice(None)) -> bool:
-        """Whether this part of the output is the product."""
+        """Check a part of the output."""
         wanted = self.wanted[rows, columns]
         return bool((self.out[rows, columns].float() - wanted).abs().max() <= 2**-6 * wanted.abs().max())
 
 
 def test_the_bytes_alone_make_the_product(hip: Hip) -> None:
-    """The arguments as written by hand give x times the weight; what no workgroup covers is left as it was."""
+    """The fake computes the product from the argument bytes, only in launched tiles."""
     product = Product()
     assert hip.launch(WHOLE, product.arguments(), (2, 2, 1)) == 0, hip.reason()
     assert product.right()
@@ -92,7 +96,7 @@ def test_the_bytes_alone_make_the_product(hip: Hip) -> None:
 
 
 def test_parts_of_k_meet_over_semaphores(hip: Hip) -> None:
-    """Each part counts; the last puts the counter back; one that is not zero at the start, or a part that is missing, shows."""
+    """Splits count on semaphores; a nonzero counter or a missing split fails."""
     product = Product(splits=3)
     assert hip.launch(SPLIT, product.arguments(), (2, 2, 3)) == 0, hip.reason()
     assert product.right()
@@ -105,32 +109,34 @@ def test_parts_of_k_meet_over_semaphores(hip: Hip) -> None:
     assert hip.launch(SPLIT, product.arguments(semaphore=0), (2, 2, 3)) == ILLEGAL_ADDRESS
 
 
-@pytest.mark.parametrize(
-    ("changes", "status"),
-    [
-        ({"C": 16}, INVALID_VALUE),
-        ({"D1": 4}, INVALID_VALUE),
-        ({"beta": 1}, INVALID_VALUE),
-        ({"A0": 2 * K - 2}, INVALID_VALUE),
-        ({"K": K - 32}, INVALID_VALUE),
-        ({"N": N - 32}, INVALID_VALUE),
-        ({"M": 0}, INVALID_VALUE),
-        ({"A": 0}, ILLEGAL_ADDRESS),
-        ({"B": 4096}, ILLEGAL_ADDRESS),
-        ({"splitk": 2}, INVALID_VALUE),
-        ({"add_bias": 1}, ILLEGAL_ADDRESS),
-    ],
-    ids=str,
-)
-def test_arguments_that_aiters_launcher_does_not_make(hip: Hip, changes: dict[str, int], status: int) -> None:
-    """They are refused, and nothing is written."""
-    product = Product()
-    assert hip.launch(WHOLE, product.arguments(**changes), (2, 2, 1)) == status, hip.reason()
-    assert product.out.isnan().all()
+def test_arguments_that_aiters_launcher_does_not_make(hip: Hip, failing: Any) -> None:
+    """Invalid arguments are rejected, and nothing is written."""
+
+    def check(changes: dict[str, int], status: int) -> None:
+        product = Product()
+        assert hip.launch(WHOLE, product.arguments(**changes), (2, 2, 1)) == status, hip.reason()
+        assert product.out.isnan().all()
+
+    assert not failing(
+        check,
+        [
+            ({"C": 16}, INVALID_VALUE),
+            ({"D1": 4}, INVALID_VALUE),
+            ({"beta": 1}, INVALID_VALUE),
+            ({"A0": 2 * K - 2}, INVALID_VALUE),
+            ({"K": K - 32}, INVALID_VALUE),
+            ({"N": N - 32}, INVALID_VALUE),
+            ({"M": 0}, INVALID_VALUE),
+            ({"A": 0}, ILLEGAL_ADDRESS),
+            ({"B": 4096}, ILLEGAL_ADDRESS),
+            ({"splitk": 2}, INVALID_VALUE),
+            ({"add_bias": 1}, ILLEGAL_ADDRESS),
+        ],
+    )
 
 
 def test_launches_that_hip_does_not_take(hip: Hip) -> None:
-    """A wrong grid, workgroup, function, or list of arguments."""
+    """Invalid grids, workgroups, functions and argument lists are rejected."""
     arguments = Product().arguments()
     assert hip.launch(WHOLE, arguments, (0, 1, 1)) == INVALID_VALUE
     assert hip.launch(WHOLE, arguments, (3, 2, 1)) == INVALID_VALUE
@@ -142,7 +148,7 @@ def test_launches_that_hip_does_not_take(hip: Hip) -> None:
 
 
 def test_memory_that_is_not_named_is_not_touched(hip: Hip) -> None:
-    """Once a test names buffers, operands lie inside them, and what is written in writable ones."""
+    """Accesses outside registered buffers are rejected."""
     product = Product()
 
     def named(tensor: torch.Tensor, writable: int, less: int = 0) -> None:
@@ -158,7 +164,7 @@ def test_memory_that_is_not_named_is_not_touched(hip: Hip) -> None:
 
 
 def test_code_objects(hip: Hip, objects: ModuleType, fake: ModuleType) -> None:
-    """What is none, what is for another architecture, and a kernel that it does not have."""
+    """Invalid code objects, other architectures and missing kernels are rejected."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     for code, status in (
         (b"no code object" * 20, INVALID_IMAGE),

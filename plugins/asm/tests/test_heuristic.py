@@ -1,4 +1,4 @@
-"""Untuned calls: shuffled weights get the first guess, a total order that never picks what cannot run; plain ones need a fitted class."""
+"""Test untuned calls: shuffled weights and fitted classes get the first guess that runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import heuristic
-from tunedgemm_asm.limits import refused
-from tunedgemm_asm.solutions import rank, resolve
+from tunedgemm_asm.cost import rank
+from tunedgemm_asm.limits import unsupported
+from tunedgemm_asm.names import resolve
 
 MI300X = Device("gfx942", 304, "amd-instinct-mi300x")
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
@@ -24,7 +25,7 @@ SHUFFLED = Shape("a16w16", 128, 4096, 4096, layout="aiter16x16")
 
 
 def shapes(gfx: str) -> list[Shape]:
-    """Products of many sizes with shuffled weights."""
+    """Return products of many sizes with shuffled weights."""
     fp8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}[gfx]
     sizes = list(itertools.product((1, 16, 100, 1024, 9000), (128, 1280, 32768), (128, 512, 8192)))
     return [
@@ -37,33 +38,33 @@ def shapes(gfx: str) -> list[Shape]:
 
 @both
 def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
-    """Whatever is supported gets a guess, and the guess is feasible."""
+    """Every supported shape gets a guess that fits."""
     gfx, device = asm.host.gfx, asm.host
-    found = asm.found(gfx)
+    found = asm.catalog(gfx)
     for shape in shapes(gfx):
         guess = asm.heuristic_fallback(shape, device)
         assert (guess is not None) is bool(asm.supports(shape, device)), shape
         if guess is not None:
             kernel, splits = resolve(guess, shape, device, found)
-            assert refused(found.kernels[kernel.name], splits, shape) == ""
+            assert unsupported(found.kernels[kernel.name], splits, shape) is None
 
 
 @gfx942
 def test_the_order_of_a_manifest_does_not_decide(asm: Any) -> None:
-    """Kernels in any order give the same guess and the same list."""
-    kernels, draw = list(asm.found("gfx942").kernels.items()), random.Random(1)
+    """Guess and list do not depend on the order of kernels."""
+    kernels, draw = list(asm.catalog("gfx942").kernels.items()), random.Random(1)
     for shape in shapes("gfx942")[::7]:
         wanted = asm.heuristic_fallback(shape, MI300X), list(asm.enumerate_solutions(shape, MI300X))
         for _ in range(3):
             draw.shuffle(kernels)
-            other = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx942"), kernels=dict(kernels)))
+            other = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx942"), kernels=dict(kernels)))
             assert (other.heuristic_fallback(shape, MI300X), list(other.enumerate_solutions(shape, MI300X))) == wanted
 
 
 @gfx942
 def test_what_aiter_compares_decides(asm: Any, fake: ModuleType) -> None:
-    """Fewer rounds over the compute units, then fewer idle units, then fewer rows for nothing, then the better tile."""
-    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx942").kernels.items()}
+    """Rounds, idle units, padded rows and tile decide in this order."""
+    kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx942").kernels.items()}
     small, large = (kernels[fake.bf16(tile, shuffled=True)["knl_name"]] for tile in (32, 128))
     device = attrs.evolve(MI300X, cu_num=64)
     many = attrs.evolve(SHUFFLED, m=128)  # 256 workgroups in 4 rounds or 64 in one
@@ -79,7 +80,7 @@ def test_what_aiter_compares_decides(asm: Any, fake: ModuleType) -> None:
 
 @gfx942
 def test_too_many_tiles_for_the_counters_are_not_split(asm: Any, fake: ModuleType) -> None:
-    """With more than 1024 tiles only kernels without a split are left."""
+    """With more than 1024 tiles the guess has no splits."""
     shape = attrs.evolve(SHUFFLED, m=4096, n=64 * 64)
     guess = asm.heuristic_fallback(shape, MI300X)
     assert guess is not None
@@ -90,7 +91,7 @@ def test_too_many_tiles_for_the_counters_are_not_split(asm: Any, fake: ModuleTyp
 
 @gfx942
 def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No class was fitted; one that is given is answered, and only inside it."""
+    """Plain weights get a guess only in a fitted class."""
     shape = attrs.evolve(SHUFFLED, layout="row")
     assert heuristic.FITTED == ()
     assert asm.heuristic_fallback(shape, MI300X) is None
@@ -103,7 +104,7 @@ def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyP
 
 @gfx942
 def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
-    """Where only kernels of the generator fit, or of a pack whose arguments are AITER's, an untuned call is torch's."""
+    """Kernels of other packs are not guessed."""
     shape = attrs.evolve(SHUFFLED, n=4096 + 16)  # in no tile of AITER's
     assert asm.supports(shape, MI300X) is True
     assert {solution.kernel_name[:10] for solution in asm.enumerate_solutions(shape, MI300X)} == {"tunedgemm_"}
@@ -112,29 +113,29 @@ def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake:
     fake.write(tmp_path / "mine", "m.csv", fake.ROWS["bf16gemm"], objects, "gfx942", 352)
     (tmp_path / "mine" / "pack.json").write_text(json.dumps({"abi": "aiter-bf16gemm", "gfx": "gfx942", "manifest": "m.csv"}))
     found = over.found_in("gfx942", tmp_path / "mine")
-    theirs = attrs.evolve(asm, found=lambda _: found)
+    theirs = attrs.evolve(asm, catalog=lambda _: found)
     assert theirs.supports(SHUFFLED, MI300X) is True
     assert theirs.heuristic_fallback(SHUFFLED, MI300X) is None
 
 
 def test_a_kernel_that_must_not_be_launched_is_no_guess(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
-    """The next one in the order answers, which is one that binds; where all code objects are garbage it is torch."""
+    """Unfit kernels are skipped, and torch serves if all are unfit."""
     tree = fake.tree(tmp_path / "hsa", objects)
     seen = []
     while guess := (broken := over.backend(fake, tree, "gfx942")).heuristic_fallback(SHUFFLED, broken.host):
         assert guess.kernel_name not in seen
         over.bound(broken, guess.kernel_name, SHUFFLED, guess.split_k)
         seen.append(guess.kernel_name)
-        broken.found("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
+        broken.catalog("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
     assert len(seen) > 3
 
 
 @gfx950
 def test_fp4_has_no_ragged_guess_of_128x512(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """AITER's launcher chooses this tile for whole tiles of N alone; rows may name it, and the tuner tries it."""
+    """The fp4 tile 128x512 is guessed only for whole tiles of N."""
     shape = Shape("a4w4_blockscale", 128, 3840, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     [name] = [row["knl_name"] for row in fake.ROWS["f4gemm"] if "128x512" in row["knl_name"]]
-    alone = attrs.evolve(asm, found=lambda gfx: attrs.evolve(asm.found(gfx), kernels={name: asm.found(gfx).kernels[name]}))
+    alone = attrs.evolve(asm, catalog=lambda gfx: attrs.evolve(asm.catalog(gfx), kernels={name: asm.catalog(gfx).kernels[name]}))
     assert asm.heuristic_fallback(shape, asm.host).kernel_name != name
     assert alone.heuristic_fallback(shape, asm.host) is None
     assert alone.heuristic_fallback(attrs.evolve(shape, n=4096), asm.host).kernel_name == name

@@ -1,4 +1,4 @@
-"""The example of a pack: a wheel of data alone, installed in an environment of its own, whose kernels the plugin finds and offers."""
+"""Install the example pack as a wheel in a fresh environment, and find its kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n{0}
 
 @pytest.fixture(scope="module")
 def installed(objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of a fresh environment: the running one's packages, and the example as a wheel, with a kernel for each architecture."""
+    """Return the python of an environment with the example pack, one kernel for each architecture."""
     folder = tmp_path_factory.mktemp("pack")
     source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "example_asm_pack"))
     for gfx in ("gfx942", "gfx950"):
@@ -39,7 +39,8 @@ def installed(objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths that .pth files of the running environment add (editable installs) have to be found as well.
+    # Paths that .pth files of the running environment add (editable installs) have to be found as
+    # well.
     (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     (wheel,) = (folder / "wheels").glob("*.whl")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".so", ".pth"))], "data alone"
@@ -55,7 +56,7 @@ def run(*command: Any, cwd: Path | None = None) -> str:
 
 
 def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
-    """By the wheel's name, each architecture its own, with nothing of it refused, whatever else the machine has."""
+    """`asm list` shows the wheel's packs without refusals."""
     listed = run(installed, "-m", "tunedgemm", "asm", "list", "-v", cwd=tmp_path)
 
     for gfx in ("gfx942", "gfx950"):
@@ -65,7 +66,7 @@ def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
-    """As solutions of the libtype asm, for a device that is described."""
+    """The backend lists their solutions for a described device."""
     program = (
         "from tunedgemm.backends.registry import Registry\n"
         "from tunedgemm.plugin import Device, Shape\n"
@@ -79,6 +80,6 @@ def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
 
 
 def test_a_check_of_what_is_installed_finds_no_fault(installed: Path, tmp_path: Path) -> None:
-    """The folder in the environment is a pack like any other."""
+    """`asm check` accepts the installed folder."""
     (folder,) = installed.parents[1].glob("lib/python*/site-packages/example_asm_pack")
     assert run(installed, "-m", "tunedgemm", "asm", "check", folder, cwd=tmp_path).splitlines()[-1] == f"{folder}: no fault"

@@ -1,7 +1,8 @@
-"""Static limits: what is refused, with which reason, for devices that are not there."""
+"""Test which shapes are unsupported, and the reasons."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
-from tunedgemm_asm import problem
+from tunedgemm_asm import launch
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.limits import RULES, parts_of, refused
+from tunedgemm_asm.limits import RULES, parts_of, unsupported
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -26,7 +27,7 @@ FP4 = Shape("a4w4_blockscale", 64, 512, 512, dtype="fp4x2", outdtype="bf16", sca
 
 
 def test_without_packs_nothing_is_supported() -> None:
-    """The reason says where kernels come from, and that only bf16 can be built."""
+    """Without packs the reason says where kernels come from."""
     assert str(plain.supports(PRODUCT, MI300X)) == (
         "no pack has kernels of a16w16 for gfx942: install AITER, or run `tunedgemm asm build --gfx gfx942 -o DIR`, "
         "and name folders of packs in TUNEDGEMM_ASM_PACKS"
@@ -37,121 +38,126 @@ def test_without_packs_nothing_is_supported() -> None:
     assert plain.library_version(MI300X) == ""
 
 
-@pytest.mark.parametrize("gfx", ["sm_100", "gfx1100", "cpu-avx512"])
-def test_other_devices_have_no_code_objects(gfx: str) -> None:
-    """Only the architectures that AITER's kernels and ours are for."""
-    assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
-        f"code objects are for gfx942 and gfx950, generated PTX for sm_90, not for {gfx}"
-    )
+def test_other_devices_have_no_code_objects(failing: Any) -> None:
+    """Other architectures are unsupported."""
+
+    def check(gfx: str) -> None:
+        assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
+            f"{gfx} is not supported; code objects exist for gfx942 and gfx950, generated PTX for sm_90"
+        )
+
+    assert not failing(check, itertools.product(["sm_100", "gfx1100", "cpu-avx512"]))
 
 
 @gfx950
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
-        (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
-        (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
-        (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
-        (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
-        (attrs.evolve(PRODUCT, n=66), r"needs N % 64 = 0 \(N=66\)"),
-        (attrs.evolve(PRODUCT, layout="aiter32x16"), "reads weights of layout aiter16x16, not aiter32x16"),
-        (attrs.evolve(PRODUCT, scale="tensor"), "takes scales of kind none, not tensor"),
-        (attrs.evolve(PRODUCT, epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
-        (attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
-        (attrs.evolve(INT8, outdtype="fp16"), "writes bf16, not fp16"),
-        (attrs.evolve(INT8, k=192), r"needs K % 128 = 0 \(K=192\)"),
-        (attrs.evolve(INT8, n=160), r"needs N % 128 = 0 \(N=160\)"),
-        (attrs.evolve(INT8, scale="tensor"), "takes scales of kind row, not tensor"),
-        (attrs.evolve(INT8, epilogue="bias", bias_dtype="bf16"), "adds a bias in fp32, not bf16"),
-        (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "takes int8, not fp8_e4m3fn"),
-        (attrs.evolve(INT8, layout="aiter32x16"), "reads weights of layout aiter16x16"),
-        (attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "gfx950 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
-        (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
-        (attrs.evolve(FP8, layout="row"), "reads weights of layout aiter16x16, not row$"),
-        (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
-        (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
-        (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
-        (attrs.evolve(PRODUCT, m=1 << 22, n=512), "would address 4294967296 bytes of x at a time"),
-        (attrs.evolve(INT8, m=1 << 21, n=1024), "would address 4294967296 bytes of the output at a time"),
-    ],
-    ids=str,
-)
-def test_what_no_kernel_takes(asm: Any, over: ModuleType, shape: Shape, reason: str) -> None:
-    """The reason names the limit and the number."""
-    kernels = {name: loaded for name, loaded in asm.found("gfx950").kernels.items() if not name.startswith("tunedgemm")}
-    theirs = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx950"), kernels=kernels))
-    answer = theirs.supports(shape, MI355X)
-    assert not answer
-    assert re.search(reason, str(answer)), str(answer)
-    assert list(theirs.enumerate_solutions(shape, MI355X)) == []
-    assert theirs.heuristic_fallback(shape, MI355X) is None
+def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
+    """An unsupported shape names limit and value."""
+
+    def check(shape: Shape, reason: str) -> None:
+        kernels = {name: loaded for name, loaded in asm.catalog("gfx950").kernels.items() if not name.startswith("tunedgemm")}
+        theirs = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx950"), kernels=kernels))
+        answer = theirs.supports(shape, MI355X)
+        assert not answer
+        assert re.search(reason, str(answer)), str(answer)
+        assert list(theirs.enumerate_solutions(shape, MI355X)) == []
+        assert theirs.heuristic_fallback(shape, MI355X) is None
+
+    assert not failing(
+        check,
+        [
+            (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
+            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "unsupported op batched_bf16"),
+            (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
+            (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
+            (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
+            (attrs.evolve(PRODUCT, n=66), r"needs N % 64 = 0 \(N=66\)"),
+            (attrs.evolve(PRODUCT, layout="aiter32x16"), "reads weights of layout aiter16x16, not aiter32x16"),
+            (attrs.evolve(PRODUCT, scale="tensor"), "takes scales of kind none, not tensor"),
+            (attrs.evolve(PRODUCT, epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
+            (attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
+            (attrs.evolve(INT8, outdtype="fp16"), "writes bf16, not fp16"),
+            (attrs.evolve(INT8, k=192), r"needs K % 128 = 0 \(K=192\)"),
+            (attrs.evolve(INT8, n=160), r"needs N % 128 = 0 \(N=160\)"),
+            (attrs.evolve(INT8, scale="tensor"), "takes scales of kind row, not tensor"),
+            (attrs.evolve(INT8, epilogue="bias", bias_dtype="bf16"), "adds a bias in fp32, not bf16"),
+            (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "takes int8, not fp8_e4m3fn"),
+            (attrs.evolve(INT8, layout="aiter32x16"), "reads weights of layout aiter16x16"),
+            (attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "gfx950 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
+            (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
+            (attrs.evolve(FP8, layout="row"), "reads weights of layout aiter16x16, not row$"),
+            (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
+            (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
+            (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
+            (attrs.evolve(PRODUCT, m=1 << 22, n=512), "addresses 4294967296 bytes of x"),
+            (attrs.evolve(INT8, m=1 << 21, n=1024), "addresses 4294967296 bytes of the output"),
+        ],
+    )
 
 
 @gfx942
 def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
-    """FNUZ on gfx942."""
+    """gfx942 supports only FNUZ fp8."""
     assert asm.supports(attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), MI300X) is True
     assert str(asm.supports(FP8, MI300X)) == "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"
 
 
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
-    """Kernels that count on semaphores have two parts or more and 1024 tiles at most; others as many as their steps allow."""
-    kernels = asm.found("gfx950").kernels
+    """Splits are limited by steps, counters and the kernel."""
+    kernels = asm.catalog("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
     )
-    assert "splits K into two parts or more" in refused(split, 1, PRODUCT)
-    assert refused(split, 8, PRODUCT) == ""
-    assert "does not cut K=512 into 9 parts of whole steps of 64" in refused(split, 9, PRODUCT)
-    assert "1 to 16 parts (got 17)" in refused(split, 17, attrs.evolve(PRODUCT, k=4096))
-    assert refused(whole, 1, PRODUCT) == ""
-    assert "does not split K (got 2 parts)" in refused(whole, 2, PRODUCT)
+    assert "needs two splits or more (got 1)" in unsupported(split, 1, PRODUCT)
+    assert unsupported(split, 8, PRODUCT) is None
+    assert "cannot cut K=512 into 9 splits of whole steps of 64" in unsupported(split, 9, PRODUCT)
+    assert "1 to 16 splits (got 17)" in unsupported(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert unsupported(whole, 1, PRODUCT) is None
+    assert "does not split K (got 2 splits)" in unsupported(whole, 2, PRODUCT)
     exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
-    assert refused(split, 2, exactly) == ""
-    assert "1032 tiles that meet over parts of K; there are 1024 counters" in refused(split, 2, over)
-    assert refused(whole, 1, over) == ""
+    assert unsupported(split, 2, exactly) is None
+    assert "1032 tiles with split-K; there are 1024 counters" in unsupported(split, 2, over)
+    assert unsupported(whole, 1, over) is None
     int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
-    assert [splits for splits in range(1, 9) if not refused(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
+    assert [splits for splits in range(1, 9) if not unsupported(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
     fp4 = kernels[fake.ROWS["f4gemm"][1]["knl_name"]]
-    assert [splits for splits in range(1, 17) if not refused(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
+    assert [splits for splits in range(1, 17) if not unsupported(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
     own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
-    assert [splits for splits in range(1, 9) if not refused(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
+    assert [splits for splits in range(1, 9) if not unsupported(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
     assert parts_of(own.kernel, 4, attrs.evolve(PRODUCT, k=320)) == 3
 
 
 @gfx950
 def test_fp4_has_large_outputs(asm: Any) -> None:
-    """AITER's own table has rows with outputs beyond 4 GiB; operands have fewer bytes."""
+    """fp4 outputs may exceed 4 GiB, operands may not."""
     assert asm.supports(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is True
-    assert "bytes of x at a time" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
+    assert "bytes of x" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
 
 
 @gfx950
 def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
-    """N in wholes of 4, of 16 for shuffled weights; operands beyond 4 GiB, whose tiles alone are addressed with 32 bits."""
-    kernels = asm.found("gfx950").kernels
+    """The plugin's kernels support ragged N and operands above 4 GiB."""
+    kernels = asm.catalog("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
-    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
+    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
     biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
-    assert "adds a bias in fp32, not bf16" in refused(plain_weight, 1, biased)
-    assert refused(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) == ""
-    assert "N % 4 = 0 (N=102)" in refused(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
-    assert "N % 16 = 0 (N=100)" in refused(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
-    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
-    assert "would address 2147483648 bytes of x at a time" in refused(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
-    assert "has 4194304 tiles along an axis of its grid" in refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+    assert "adds a bias in fp32, not bf16" in unsupported(plain_weight, 1, biased)
+    assert unsupported(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) is None
+    assert "N % 4 = 0 (N=102)" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
+    assert "N % 16 = 0 (N=100)" in unsupported(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
+    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) is None
+    assert "addresses 2147483648 bytes of x" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along a grid axis" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
-    """On other devices no file is read and no reader of code objects is imported."""
+    """Packs are read only for architectures that can run them."""
 
     def never(gfx: str) -> Any:
         raise AssertionError(gfx)
 
-    elsewhere = attrs.evolve(plain, found=never)
+    elsewhere = attrs.evolve(plain, catalog=never)
     b200 = Device("sm_100", 148, "nvidia-b200")
     assert not elsewhere.supports(PRODUCT, b200)
     assert elsewhere.library_version(b200) == ""
@@ -168,12 +174,12 @@ def test_packs_are_looked_for_where_they_can_be_used() -> None:
 def test_a_packs_descriptor_may_narrow_its_layout(
     asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path
 ) -> None:
-    """A pack for one output dtype, or one of the bias, is asked for no other."""
+    """A pack's descriptor may narrow the dtypes of its layout."""
     said = {"abi": "tunedgemm-bf16", "gfx": "gfx950", "manifest": "m.csv", "dtypes": {"out": ["fp32"], "bias": ["fp32"]}, "name": "narrow"}
     fake.write(tmp_path / "narrow", "m.csv", fake.OWN, objects, "gfx950", 96)
     (tmp_path / "narrow" / "pack.json").write_text(json.dumps(said))
     found = over.found_in("gfx950", tmp_path / "narrow")
-    narrow = attrs.evolve(asm, found=lambda _: found)
+    narrow = attrs.evolve(asm, catalog=lambda _: found)
     assert not narrow.supports(PRODUCT, MI355X)
     wide = attrs.evolve(PRODUCT, outdtype="fp32")
     assert narrow.supports(wide, MI355X) is True
@@ -182,27 +188,27 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     own = found.kernels["tunedgemm_bf16_32x32_pf2"]
     for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
         without = Named(own, {**own.dtypes, operand: ()})
-        assert refused(without, 1, shape) == f"{own.kernel.name} is for {operand} in no dtype by its pack narrow, not {dtype}"
-    assert refused(Named(own, {**own.dtypes, "bias": ()}), 1, wide) == ""
+        assert unsupported(without, 1, shape) == f"{own.kernel.name} supports {operand} in no dtype (pack narrow), not {dtype}"
+    assert unsupported(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
 
 
 def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
-    """A layout that the packs may name is known to all tables that say something of one, and the other way round."""
-    assert set(RULES) == set(problem._MAKERS) == set(ABIS)
+    """Every layout has rules and a maker of arguments."""
+    assert set(RULES) == set(launch._MAKERS) == set(ABIS)
 
 
 @gfx950
 def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
-    """Kernels that refuse a shape alike share a line; there are three at most."""
+    """Each reason appears once with an example kernel."""
     told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
-    assert told.startswith("no kernel of a16w16 takes it: ")
-    reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 takes it: ").split("; ")]
+    assert told.startswith("no kernel of a16w16 supports the shape: ")
+    reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 supports the shape: ").split("; ")]
     assert sorted(text for _, text in reasons) == ["needs K % 64 = 0 (K=96)", "reads weights of layout aiter16x16, not row"]
-    assert all(name in asm.found("gfx950").kernels for name, _ in reasons)
+    assert all(name in asm.catalog("gfx950").kernels for name, _ in reasons)
 
 
 class Named:
-    """A kernel of a pack with other dtypes."""
+    """A pack's kernel with other dtypes."""
 
     def __init__(self, loaded: Any, dtypes: Any) -> None:
         self.kernel, self.abi, self.pack, self.dtypes = loaded.kernel, loaded.abi, loaded.pack, dtypes

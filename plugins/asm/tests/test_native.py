@@ -1,4 +1,4 @@
-"""The launch itself: the C extension and ctypes pass the same, every byte and address in its place, from many threads at once."""
+"""Test launches through the C extension and through ctypes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tunedgemm.plugin import PluginError
 from tunedgemm.tools import bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import HIP
-from tunedgemm_asm.native import Plan, by_ctypes
+from tunedgemm_asm.native import LaunchPlan, by_ctypes
 
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
 ARGUMENTS = bytes(range(1, 256)) + bytes(97)
-PLAN = Plan(grid=(3, 5, 7), threads=96, arguments=ARGUMENTS, slots=(0x20, 0x00, 0x150, 0x30), shared=1234)
+PLAN = LaunchPlan(grid=(3, 5, 7), threads=96, arguments=ARGUMENTS, slots=(0x20, 0x00, 0x150, 0x30), shared=1234)
 ADDRESSES = (HIGH + 1, HIGH + 2, 3, HIGH + 4, 5)
 extension = pytest.mark.skipif(native._extension is None, reason="the C extension was not built")
 ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 #: The same shim serves CUDA's driver, whose kernels get the arguments as their one parameter.
 CUDA = attrs.evolve(HIP, kind="nvidia")
 
-#: A driver that notes what it is given, one note for each thread that launches.
+#: A driver that records the last launch of each thread.
 RECORDER = """
 #include <string.h>
 typedef struct {
@@ -61,7 +61,7 @@ const char *hipGetErrorString(int status) { return status ? "an error" : ""; }
 
 
 class Note(ctypes.Structure):
-    """What the recording driver was given last."""
+    """What the recording driver received last."""
 
     _fields_ = [
         ("function", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32),
@@ -72,9 +72,9 @@ class Note(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function of the recording driver, and what tells its notes."""
+    """Return a function of the recording driver and its notes."""
     if shutil.which("cc") is None:
-        pytest.skip("the recording driver is compiled with `cc`")
+        pytest.skip("the recording driver requires `cc`")
     path = tmp_path_factory.mktemp("recorder") / "librecorder.so"
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=RECORDER, text=True, check=True)
     told = ctypes.CDLL(str(path)).told
@@ -82,15 +82,15 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(function=SimpleNamespace(driver=bind_driver(HIP, str(path)), address=HIGH + 99), told=told)
 
 
-def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
-    """The launch of a function in one of both ways."""
+def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
+    """Return the launch of a function by extension or ctypes."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")
     return native.by_extension(function, plan) if way == "extension" else by_ctypes(function, plan)
 
 
 def filled(*addresses: int) -> bytes:
-    """The arguments with these addresses in the slots of `PLAN`."""
+    """Return the arguments with these addresses in the slots of `PLAN`."""
     buffer = bytearray(ARGUMENTS)
     for slot, address in zip(PLAN.slots, addresses, strict=True):
         buffer[slot : slot + 8] = address.to_bytes(8, "little")
@@ -98,7 +98,7 @@ def filled(*addresses: int) -> bytes:
 
 
 def faults(launch: native.Launch, told: Any, end: int = 3) -> list[str]:
-    """What of a launch does not reach its place."""
+    """Return what of a launch did not arrive."""
     status, note = launch(*ADDRESSES), told().contents
     found = {
         "status": (status, ADDRESSES[0] % 1000), "function": (note.function, HIGH + 99), "grid": (tuple(note.grid), PLAN.grid),
@@ -112,12 +112,12 @@ def faults(launch: native.Launch, told: Any, end: int = 3) -> list[str]:
 
 @ways
 def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
-    """Constant bytes, addresses of 64 bits at their offsets, grid, block, LDS, stream, the list's words, and the driver's status back."""
+    """Every argument of a launch reaches the driver, and its status returns."""
     assert not faults(launching(way, recorder.function), recorder.told)
 
 
 def test_an_extension_of_another_text_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was built before the launch made descriptors is passed over, and ctypes launches."""
+    """An extension of another version is ignored."""
     monkeypatch.setattr(native.importlib, "import_module", lambda _: SimpleNamespace(Launch=None))
     assert native._loaded() is None
     current = SimpleNamespace(VERSION=native._VERSION)
@@ -127,14 +127,14 @@ def test_an_extension_of_another_text_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 @ways
 def test_a_driver_without_a_list_gets_one_parameter(way: str, recorder: Any) -> None:
-    """CUDA's."""
+    """CUDA's driver gets one parameter."""
     driver = attrs.evolve(recorder.function.driver, interface=CUDA)
     assert not faults(launching(way, SimpleNamespace(driver=driver, address=HIGH + 99)), recorder.told, end=0)
 
 
 @ways
 def test_threads_share_a_launch(way: str, recorder: Any) -> None:
-    """Eight threads launch at once, each with addresses of its own, and each launch has its own."""
+    """Threads that share a launch get their own addresses."""
     launch, wrong, start = launching(way, recorder.function), [], threading.Barrier(8)
 
     def work(number: int) -> None:
@@ -153,25 +153,28 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("arguments", "slots", "reason"),
-    [
-        (bytes(16), (9,), "an address at byte 9 of 16 runs into byte 16"),
-        (bytes(32), (8, 4), "an address at byte 4 of 32 runs into byte 8"),
-        (bytes(32), (-8,), "an address at byte -8"),
-        (bytes(4097), (), r"at most 4096 bytes of arguments \(got 4097\)"),
-        (bytes(256), tuple(range(0, 136, 8)), r"'slots': at most 16 \(got 17\)"),
-    ],
-)
-def test_a_plan_checks_where_addresses_go(arguments: bytes, slots: tuple[int, ...], reason: str) -> None:
-    """Addresses lie inside the arguments and apart."""
-    with pytest.raises(PluginError, match=reason):
-        Plan((1, 1, 1), 256, arguments, slots)
+def test_a_plan_checks_where_addresses_go(failing: Any) -> None:
+    """A launch plan rejects overlapping or outside slots."""
+
+    def check(arguments: bytes, slots: tuple[int, ...], reason: str) -> None:
+        with pytest.raises(PluginError, match=reason):
+            LaunchPlan((1, 1, 1), 256, arguments, slots)
+
+    assert not failing(
+        check,
+        [
+            (bytes(16), (9,), "an address at byte 9 of 16 runs into byte 16"),
+            (bytes(32), (8, 4), "an address at byte 4 of 32 runs into byte 8"),
+            (bytes(32), (-8,), "an address at byte -8"),
+            (bytes(4097), (), r"at most 4096 bytes of arguments \(got 4097\)"),
+            (bytes(256), tuple(range(0, 136, 8)), r"'slots': at most 16 \(got 17\)"),
+        ],
+    )
 
 
 @extension
 def test_the_extension_checks_what_it_is_given() -> None:
-    """Wrong numbers and kinds of arguments raise, and an object that was not made is not launched."""
+    """The extension rejects wrong arguments and uninitialized objects."""
     kind = native._extension.Launch
     made = kind(1, 1, (1, 1, 1), 32, 0, bytes(32), (0, 8), 3, None, 0, ())
     with pytest.raises(TypeError, match=r"a stream and 2 addresses \(got 2 arguments\)"):
@@ -204,7 +207,7 @@ def test_the_extension_checks_what_it_is_given() -> None:
 
 @extension
 def test_a_launch_holds_its_arguments_and_takes_few_bytes() -> None:
-    """The template lives as long as the launch, which is no larger for arguments of another size: there may be as many as shapes."""
+    """A launch references its argument template and stays small."""
     kind, template = native._extension.Launch, bytes(range(200)) + bytes(152)
     before = sys.getrefcount(template)
     made = kind(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None, 0, ())
@@ -218,7 +221,7 @@ def test_a_launch_holds_its_arguments_and_takes_few_bytes() -> None:
 
 @extension
 def test_the_owner_lives_as_long_as_the_launch() -> None:
-    """What the function belongs to goes with the last launch of it, also where the object is made again."""
+    """The owner of a function lives as long as the launch."""
 
     class Owner:
         pass
@@ -240,7 +243,7 @@ def test_the_owner_lives_as_long_as_the_launch() -> None:
     assert told[1]() is None
 
 
-#: In the extension's source: a text, and another that must not pass.
+#: Text in the extension's source, and a replacement that must fail.
 CHANGES = [
     ("self->grid[0], self->grid[1]", "self->grid[1], self->grid[0]"),
     ("self->grid[2], self->threads", "self->threads, self->grid[2]"),
@@ -264,15 +267,15 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def includes() -> str:
-    """The folder of Python's headers; skips where there is no compiler or no header."""
+    """Return the folder of Python's headers, or skip."""
     folder = sysconfig.get_path("include")
     if shutil.which("cc") is None or not Path(folder, "Python.h").is_file():
-        pytest.skip("the extension is compiled with `cc` and Python.h, and one is missing")
+        pytest.skip("compiling the extension requires `cc` and Python.h")
     return folder
 
 
 def compiled(source: str, includes: str, folder: Path) -> Any:
-    """The extension of that source, as a module."""
+    """Compile the extension from source and load it."""
     (folder / "shim.c").write_text(source)
     target = folder / "_shim.so"
     flags = ("-O0", "-w", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030A0000", f"-I{includes}")
@@ -284,7 +287,7 @@ def compiled(source: str, includes: str, folder: Path) -> Any:
 
 
 def test_each_part_of_the_extension_matters(recorder: Any, includes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source as it is passes; with any two arguments, sizes or numbers changed it does not."""
+    """Each planted change of the extension is found."""
     source, unseen = SOURCE.read_text(), []
     for number, (text, other) in enumerate([("", ""), *CHANGES]):
         assert text in source, text
@@ -299,7 +302,7 @@ def test_each_part_of_the_extension_matters(recorder: Any, includes: str, tmp_pa
 
 @extension
 def test_other_threads_run_while_a_launch_waits() -> None:
-    """A launch that waits, here for a fifth of a second in place of a full queue, does not hold the interpreter up."""
+    """A waiting launch releases the interpreter."""
     libc = ctypes.CDLL(None)
     wait = ctypes.cast(libc.usleep, ctypes.c_void_p).value  # takes what is the function for microseconds
     launch = native._extension.Launch(wait, 200_000, (1, 1, 1), 32, 0, bytes(8), (), 3, None, 0, ()).launch

@@ -1,4 +1,4 @@
-"""Descriptors of a launch: by the C extension and by ctypes the driver is told the same, once for an address, from any thread."""
+"""Test tensor maps of launches through the C extension and through ctypes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunedgemm.plugin import LaunchError, PluginError
 from tunedgemm.tools import bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.native import Map, Plan
+from tunedgemm_asm.native import LaunchPlan, Map
 from tunedgemm_asm.ptx.tensormap import Operand
 
 SOURCE = Path(native.__file__).with_name("shim.c")
@@ -29,11 +29,11 @@ ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 #: A row-wise operand, one in columns, and an output of 64 bytes in a row of its box.
 X, WEIGHT, OUT = Operand("bf16", 37, 200, 64), Operand("fp8_e4m3fn", 73, 384, 96, columns=True), Operand("fp16", 37, 72, 64, 64)
 ARGUMENTS = bytes(range(1, 251)) + bytes(250)
-PLAN = Plan((3, 1, 1), 96, ARGUMENTS, (264, 256), 1234, (Map(128, 2, X), Map(0, 3, WEIGHT), Map(320, 0, OUT)))
-#: An address of which the driver makes no descriptor, and its status.
+PLAN = LaunchPlan((3, 1, 1), 96, ARGUMENTS, (264, 256), 1234, (Map(128, 2, X), Map(0, 3, WEIGHT), Map(320, 0, OUT)))
+#: An address that the driver rejects, and its status.
 REFUSED, STATUS = 0xDEAD0, 77
 
-#: A driver that writes into a descriptor what it was told, and notes the last launch of a thread.
+#: A driver that writes its arguments into a tensor map and records a thread's last launch.
 DRIVER = """
 #include <string.h>
 typedef struct { unsigned long address, sizes[3], strides[2]; unsigned type, rank, box[3], every[3], kinds[4]; } Told;
@@ -69,7 +69,7 @@ int cuGetErrorString(int status, const char **text) { *text = "an error"; return
 
 
 class Told(ctypes.Structure):
-    """What the driver was told of a descriptor."""
+    """What the driver received for a tensor map."""
 
     _fields_ = [
         ("address", ctypes.c_uint64), ("sizes", ctypes.c_uint64 * 3), ("strides", ctypes.c_uint64 * 2), ("type", ctypes.c_uint32),
@@ -79,9 +79,9 @@ class Told(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function of that driver, the arguments of the last launch, and how many descriptors it made and launches it saw."""
+    """Return a function of the driver, its last arguments and its counters."""
     if shutil.which("cc") is None:
-        pytest.skip("the driver is compiled with `cc`")
+        pytest.skip("the driver requires `cc`")
     path = tmp_path_factory.mktemp("driver") / "libdriver.so"
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=DRIVER, text=True, check=True)
     loaded = ctypes.CDLL(str(path))
@@ -90,22 +90,22 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(function=function, arguments=lambda: bytes(loaded.told().contents), count=loaded.count)
 
 
-def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
-    """The launch of a function in one of both ways."""
+def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
+    """Return the launch of a function by extension or ctypes."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")
     return native.by_extension(function, plan) if way == "extension" else native.by_ctypes(function, plan)
 
 
 def wanted(operand: Operand, address: int) -> bytes:
-    """The descriptor of an operand."""
+    """Return the expected tensor map of an operand."""
     sizes, strides, box = operand.dimensions
     told = Told(address, sizes, strides, operand.type, len(sizes), box, (1,) * len(sizes), operand.kinds)
     return bytes(told).ljust(128, b"\xee")
 
 
-def filled(addresses: tuple[int, ...], plan: Plan = PLAN) -> bytes:
-    """The arguments of a launch with these addresses."""
+def filled(addresses: tuple[int, ...], plan: LaunchPlan = PLAN) -> bytes:
+    """Return the arguments of a launch with these addresses."""
     buffer = bytearray(plan.arguments)
     for slot, address in zip(plan.slots, addresses, strict=False):
         buffer[slot : slot + 8] = address.to_bytes(8, "little")
@@ -115,12 +115,12 @@ def filled(addresses: tuple[int, ...], plan: Plan = PLAN) -> bytes:
 
 
 def addresses_of(number: int) -> tuple[int, ...]:
-    """Four addresses that no other number has."""
+    """Return four addresses unique to a number."""
     return tuple((1 << 63) + 512 * (4 * number + place) for place in range(4))
 
 
 def faults(launch: native.Launch, driver: Any) -> str:
-    """What of some launches is not as it has to be: many addresses, in turns with those before, and one without a descriptor."""
+    """Return the fault of launches with new, cached and rejected addresses."""
     before = driver.count(0)
     for number in (*range(40), *range(40), *range(39, -1, -1)):
         given = addresses_of(number)
@@ -140,13 +140,13 @@ def faults(launch: native.Launch, driver: Any) -> str:
 
 @ways
 def test_every_descriptor_reaches_its_place(way: str, driver: Any) -> None:
-    """All that the driver has to know, made once for an address; where it makes none, nothing is launched, and its status comes back."""
+    """Tensor maps are encoded once for an address, and errors return."""
     assert faults(launching(way, driver.function), driver) == ""
 
 
 @ways
 def test_too_many_descriptors_are_made_anew(way: str, driver: Any) -> None:
-    """Beyond 4096 addresses of an operand all are forgotten, and each launch still gets its own."""
+    """A full cache is cleared, and launches stay right."""
     launch, before = launching(way, driver.function), driver.count(0)
     for number in (*range(5000), 4999, 0):
         launch(5, *addresses_of(number))
@@ -157,7 +157,7 @@ def test_too_many_descriptors_are_made_anew(way: str, driver: Any) -> None:
 
 @ways
 def test_threads_share_descriptors(way: str, driver: Any) -> None:
-    """Eight threads launch at once with addresses that are others' too; each launch has its own, and few are made twice."""
+    """Threads share cached tensor maps."""
     launch, wrong, start, before = launching(way, driver.function), [], threading.Barrier(8), driver.count(0)
 
     def work(number: int) -> None:
@@ -176,25 +176,28 @@ def test_threads_share_descriptors(way: str, driver: Any) -> None:
     assert driver.count(0) - before <= 3 * 300 * 8
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"maps": (Map(384, 0, X),)}, "a descriptor at byte 384 of 500 runs into byte 500"),
-        ({"maps": (Map(0, 0, X), Map(120, 0, X))}, "a descriptor at byte 0 of 500 runs into byte 120"),
-        ({"maps": (Map(256, 0, X),)}, "an address at byte 256 of 500 runs into byte 256"),
-        ({"maps": (Map(0, 0, X),) * 4}, r"at most 3 descriptors \(got 4\)"),
-        ({"maps": (Map(0, 3, X),)}, "of address 3 there is a descriptor, a launch gets 3"),
-    ],
-)
-def test_a_plan_checks_where_descriptors_go(changes: dict[str, Any], reason: str) -> None:
-    """They lie inside the arguments, apart from each other and from addresses, and are of addresses that a launch gets."""
-    with pytest.raises(PluginError, match=reason):
-        attrs.evolve(PLAN, **changes)
+def test_a_plan_checks_where_descriptors_go(failing: Any) -> None:
+    """A launch plan rejects overlapping or outside tensor maps."""
+
+    def check(changes: dict[str, Any], reason: str) -> None:
+        with pytest.raises(PluginError, match=reason):
+            attrs.evolve(PLAN, **changes)
+
+    assert not failing(
+        check,
+        [
+            ({"maps": (Map(384, 0, X),)}, "a tensor map at byte 384 of 500 runs into byte 500"),
+            ({"maps": (Map(0, 0, X), Map(120, 0, X))}, "a tensor map at byte 0 of 500 runs into byte 120"),
+            ({"maps": (Map(256, 0, X),)}, "an address at byte 256 of 500 runs into byte 256"),
+            ({"maps": (Map(0, 0, X),) * 4}, r"at most 3 tensor maps \(got 4\)"),
+            ({"maps": (Map(0, 3, X),)}, "tensor map of address 3: out of range; a launch takes 3 addresses"),
+        ],
+    )
 
 
 @ways
 def test_a_launch_takes_the_addresses_that_it_has(way: str, driver: Any) -> None:
-    """Those of slots and those of descriptors alone; another number is an error."""
+    """A wrong number of addresses raises."""
     launch = launching(way, driver.function)
     for count in (3, 5):
         with pytest.raises(TypeError, match=rf"a stream and 4 addresses \(got {count + 1} arguments"):
@@ -205,37 +208,39 @@ TOLD: tuple[Any, ...] = (0, 0, 9, (64, 64), (128,), (64, 8), (0, 3, 3, 0))
 
 
 @extension
-@pytest.mark.parametrize(
-    ("maps", "error"),
-    [
-        ([TOLD], (TypeError, SystemError)),
-        ((list(TOLD),), TypeError),
-        ((TOLD[:-1],), TypeError),
-        ((TOLD,) * 4, ValueError),
-        (((380, *TOLD[1:]),), ValueError),
-        (((0, 19, *TOLD[2:]),), ValueError),
-        (((*TOLD[:3], (), *TOLD[4:]),), ValueError),
-        (((*TOLD[:3], (1, 2, 3, 4), *TOLD[4:]),), ValueError),
-        (((*TOLD[:4], (128, 128), *TOLD[5:]),), ValueError),
-        (((*TOLD[:5], (64,), TOLD[6]),), ValueError),
-        (((*TOLD[:3], ("a", 64), *TOLD[4:]),), TypeError),
-        (((*TOLD[:3], 5, *TOLD[4:]),), (TypeError, SystemError)),
-    ],
-    ids=str,
-)
-def test_the_extension_checks_what_it_is_told_of_operands(maps: Any, error: Any) -> None:
-    """Kinds, numbers of dimensions and places that are wrong raise; what is right does not."""
-    kind = native._extension.Launch
-    with pytest.raises(error):
-        kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (0,), 0, None, 1, maps)
-    with pytest.raises(ValueError, match="a function that makes them"):
-        kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (200,), 0, None, 0, (TOLD,))
-    kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (200,), 0, None, 1, (TOLD,))
+def test_the_extension_checks_what_it_is_told_of_operands(failing: Any) -> None:
+    """The extension rejects wrong descriptions of operands."""
+
+    def check(maps: Any, error: Any) -> None:
+        kind = native._extension.Launch
+        with pytest.raises(error):
+            kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (0,), 0, None, 1, maps)
+        with pytest.raises(ValueError, match="a function that makes them"):
+            kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (200,), 0, None, 0, (TOLD,))
+        kind(1, 1, (1, 1, 1), 32, 0, bytes(500), (200,), 0, None, 1, (TOLD,))
+
+    assert not failing(
+        check,
+        [
+            ([TOLD], (TypeError, SystemError)),
+            ((list(TOLD),), TypeError),
+            ((TOLD[:-1],), TypeError),
+            ((TOLD,) * 4, ValueError),
+            (((380, *TOLD[1:]),), ValueError),
+            (((0, 19, *TOLD[2:]),), ValueError),
+            (((*TOLD[:3], (), *TOLD[4:]),), ValueError),
+            (((*TOLD[:3], (1, 2, 3, 4), *TOLD[4:]),), ValueError),
+            (((*TOLD[:4], (128, 128), *TOLD[5:]),), ValueError),
+            (((*TOLD[:5], (64,), TOLD[6]),), ValueError),
+            (((*TOLD[:3], ("a", 64), *TOLD[4:]),), TypeError),
+            (((*TOLD[:3], 5, *TOLD[4:]),), (TypeError, SystemError)),
+        ],
+    )
 
 
 @extension
 def test_descriptors_go_with_their_launch(driver: Any) -> None:
-    """Some hundred kilobytes of them are given back, also where the object is made again."""
+    """The cache is freed with its launch."""
     tracemalloc.start()
     try:
         launch = launching("extension", driver.function)
@@ -247,7 +252,7 @@ def test_descriptors_go_with_their_launch(driver: Any) -> None:
         anew = tracemalloc.get_traced_memory()[0]
         del launch
         assert full - empty > 3 * 2000 * 128
-        # Others of the process allocate, too.
+        # Other code of the process allocates, too.
         assert max(anew, tracemalloc.get_traced_memory()[0]) - empty < (full - empty) / 3
     finally:
         tracemalloc.stop()
@@ -255,7 +260,7 @@ def test_descriptors_go_with_their_launch(driver: Any) -> None:
 
 @extension
 def test_a_launch_that_is_made_again_while_a_descriptor_is_made(driver: Any) -> None:
-    """A driver that lets another thread in, which makes the object again, writes its descriptor into nothing that was let go."""
+    """Reinitializing a launch during encoding does not use freed memory."""
     made: list[Any] = []
 
     def describe(*_: Any) -> int:
@@ -271,7 +276,7 @@ def test_a_launch_that_is_made_again_while_a_descriptor_is_made(driver: Any) -> 
         assert made[0].launch(0, 512 * number) == 0
 
 
-#: In the extension's source: a text, and another that must not pass.
+#: Text in the extension's source, and a replacement that must fail.
 CHANGES = [
     ("told.type, told.rank", "told.rank, told.type"),
     ("told.sizes, told.strides", "told.strides, told.sizes"),
@@ -294,7 +299,7 @@ CHANGES = [
 
 
 def compiled(source: str, folder: Path) -> Any:
-    """The extension of that source, as a module."""
+    """Compile the extension from source and load it."""
     (folder / "shim.c").write_text(source)
     target, includes = folder / "_shim.so", sysconfig.get_path("include")
     flags = ("-O0", "-w", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030A0000", f"-I{includes}")
@@ -306,9 +311,9 @@ def compiled(source: str, folder: Path) -> Any:
 
 
 def test_each_part_of_the_extension_matters(driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source as it is passes; with what is told, kept or written changed it does not."""
+    """Each planted change of the extension is found."""
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        pytest.skip("there is no Python.h to compile the extension with")
+        pytest.skip("compiling the extension requires Python.h")
     source, unseen = SOURCE.read_text(), []
     for number, (text, other) in enumerate([("", ""), *CHANGES]):
         assert text in source, text

@@ -1,4 +1,4 @@
-"""Packs: where they come from, what of them may be launched, and every way in which one is bad, which costs itself alone."""
+"""Test where packs come from, which kernels may be launched, and that a bad one costs only itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(objects: ModuleType, tmp_path: Path) -> Write:
-    """Writes a pack below the test's folder: a descriptor, a manifest of the kernels named, a code object for each."""
+    """Return a function that writes a pack with descriptor, manifest and code objects."""
 
     def write(name: str, *kernels: str, gfx: str = "gfx942", said: Mapping[str, Any] | None = None, **made: Any) -> Path:
         folder = tmp_path / name
@@ -40,19 +40,19 @@ def write(objects: ModuleType, tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Found]:
-    """What is found for an architecture with these folders in the environment."""
+def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Catalog]:
+    """Return a function that catalogs these folders for an architecture."""
 
-    def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Found:
+    def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Catalog:
         monkeypatch.setenv(sources.VARIABLE, os.pathsep.join(map(str, folders)))
         packs.reload()
-        return packs.found(gfx)
+        return packs.catalog_of(gfx)
 
     return found
 
 
-def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """By name, with file, bytes, hash and metadata; nothing is refused."""
+def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A pack gives its kernels with bytes, hash and metadata."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
 
@@ -62,23 +62,23 @@ def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., pack
     assert (loaded.code(), loaded.sha256) == (content, hashlib.sha256(content).hexdigest())
     assert loaded.metadata().kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
     assert loaded.dtypes["out"] == ("bf16", "fp32") and not loaded.of_aiter
-    assert found.missing("a") == "" and packs.found("gfx942") is found
+    assert found.missing("a") == "" and packs.catalog_of("gfx942") is found
 
 
-def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """A name found only under another architecture is a miss that says so."""
+def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A kernel of another architecture is missing with that reason."""
     folders = write("old", "a", "both"), write("new", "b", "both", gfx="gfx950")
     found = from_folders(*folders)
 
     assert list(found.kernels) == ["a", "both"]
     assert found.missing("b") == "the packs have b for gfx950, not for gfx942"
     assert found.missing("c") == "no pack for gfx942 has a kernel c"
-    assert packs.found("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
-    assert from_folders(gfx="gfx90a").missing("a") == "there is no pack for gfx90a"
+    assert packs.catalog_of("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
+    assert from_folders(gfx="gfx90a").missing("a") == "no pack for gfx90a"
 
 
-def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
-    """Packs for several architectures below one folder; hidden folders and caches are passed over."""
+def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+    """Packs below a folder are found; hidden folders and caches are skipped."""
     write("all/gfx942", "a")
     write("all/gfx950", "b", gfx="gfx950")
     write("all/.hidden", "c")
@@ -86,23 +86,23 @@ def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callabl
     found = from_folders(tmp_path / "all")
 
     assert (list(found.kernels), found.problems) == (["a"], ())
-    assert list(packs.found("gfx950").kernels) == ["b"]
+    assert list(packs.catalog_of("gfx950").kernels) == ["b"]
 
 
-def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """The later is told once, whatever it repeats; its other kernels are used."""
+def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """Of two packs with one kernel the earlier has it."""
     first, second = write("first", "a", "b"), write("second", "a", "b", "c")
     found = from_folders(first, second)
 
     assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "first", "b": "first", "c": "second"}
-    assert found.problems == (f"pack second ({second}): a and 1 more: given by first already",)
+    assert found.problems == (f"pack second ({second}): a and 1 more: already given by first",)
     assert from_folders(first, first).problems == ()
 
 
 def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
-    write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """Of one name the first whose code object passes has it; where none does, the first, with its reason."""
+    """An unfit code object gives way to a later pack's."""
     first, second, third = write("first", "a", "b"), write("second", "a", "b"), write("third", "b")
     for folder, kernel in ((first, "a"), (first, "b"), (second, "b"), (third, "b")):
         (folder / f"{kernel}.co").write_bytes(b"MZ" if kernel == "a" else objects.made(["other"]))
@@ -111,12 +111,12 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
     assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "second", "b": "first"}
     assert found.kernels["a"].code() and found.missing("a") == ""
     assert f"pack first ({first}): a.co: not an ELF file: it begins with 4d5a" in found.problems
-    assert found.missing("b") == f"pack first ({first}): b.co: it has no kernel b; it has other"
+    assert found.missing("b") == f"pack first ({first}): b.co: no kernel b; kernels: other"
 
 
 @pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
-def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """It is a problem with its reason; packs and kernels beside it are used."""
+def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """An inaccessible folder is a problem, and other packs are used."""
     good, bad = write("good", "g"), write("bad", "a", "b")
     place, reason = str(bad), ""
     if kind == "a link to itself":
@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
         if os.geteuid() == 0:
             pytest.skip("root may look into every folder")
         bad.chmod(0o600)
-        reason = f"{bad} cannot be looked through: "
+        reason = f"{bad}: cannot be searched: "
     try:
         found = from_folders(place, good)
     finally:
@@ -145,25 +145,34 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
     assert set(found.kernels) == ({"b", "g"} if kind == "a link to itself" else {"g"})
 
 
-def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
-    """A folder named and absent, or empty; parts that are blank are nothing."""
+def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+    """A missing or empty folder is a problem."""
     (tmp_path / "empty").mkdir()
     found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
 
-    assert found.problems[0] == f"TUNEDGEMM_ASM_PACKS: there is no folder {tmp_path / 'absent'}"
+    assert found.problems[0] == f"TUNEDGEMM_ASM_PACKS: folder not found: {tmp_path / 'absent'}"
     assert found.problems[1].startswith(f"{tmp_path / 'empty'} holds no pack") and len(found.problems) == 2
     assert found.kernels == {}
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
+def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Callable[..., packs.Catalog], failing: Any) -> None:
+    """A bad descriptor is refused with folder and reason, and other packs are used."""
+    good = write("good", "b")
+
+    def check(said: Mapping[str, Any], reason: str) -> None:
+        bad = write(f"bad{len(list(good.parent.iterdir()))}", "a", said=said)
+        catalog = from_folders(bad, good)
+        (problem,) = catalog.problems
+        assert str(bad) in problem and reason in problem
+        assert list(catalog.kernels) == ["b"]
+
+    cases: list[tuple[Mapping[str, Any], str]] = [
         ({"abi": None}, "pack.json: abi must be text"),
-        ({"abi": "mine"}, "abi 'mine' is not known; known: aiter-bf16gemm, "),
-        ({"gfx": "gfx942:xnack+"}, "gfx 'gfx942:xnack+' is no architecture"),
+        ({"abi": "mine"}, "unknown abi 'mine'; known: aiter-bf16gemm, "),
+        ({"gfx": "gfx942:xnack+"}, "invalid gfx 'gfx942:xnack+'; expected an architecture"),
         ({"gfx": 942}, "gfx must be text"),
-        ({"manifest": "../m.csv"}, "manifest: '../m.csv' leads out of the pack's folder"),
-        ({"manifest": "n.csv"}, "there is no file n.csv"),
+        ({"manifest": "../m.csv"}, "manifest: '../m.csv' is outside the pack's folder"),
+        ({"manifest": "n.csv"}, "file not found: n.csv"),
         ({"tile": 1}, "unknown key 'tile'; known: abi, gfx, manifest"),
         ({"of_aiter": True}, "unknown key 'of_aiter'"),
         ({"name": "a\nb"}, "name must be text"),
@@ -172,43 +181,33 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.F
         ({"dtypes": {"out": "fp16"}}, "dtypes: out 'fp16'; aiter-bf16gemm has bf16 fp32"),
         ({"dtypes": {"out": [{}]}}, "dtypes: out"),
         ({"sha256": {"a.co": "12"}}, "sha256 must be an object of files and 64 hexadecimal digits"),
-        ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' leads out"),
-    ],
-)
-def test_a_bad_descriptor_costs_its_pack_alone(
-    said: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found]
-) -> None:
-    """It is refused with folder and reason; the pack beside it is used."""
-    bad, good = write("bad", "a", said=said), write("good", "b")
-    found = from_folders(bad, good)
-
-    (problem,) = found.problems
-    assert str(bad) in problem and reason in problem
-    assert list(found.kernels) == ["b"]
+        ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' is outside"),
+    ]
+    assert not failing(check, cases)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)])
-def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """Nothing, half of it, a list, no text, too deep, too large."""
+def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A descriptor that is not a JSON object is refused."""
     folder = write("bad", "a")
-    (folder / "pack.json").write_bytes(content)
-    (problem,) = from_folders(folder).problems
-    assert f"pack {folder}: pack.json: " in problem
+    for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)):
+        (folder / "pack.json").write_bytes(content)
+        (problem,) = from_folders(folder).problems
+        assert f"pack {folder}: pack.json: " in problem
 
 
-def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """Told when packs are listed, before anything is launched."""
+def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A kernel without its file is refused before a launch."""
     folder = write("mine", "a", "b")
     (folder / "a.co").unlink()
     found = from_folders(folder)
 
     assert list(found.kernels) == ["b"]
-    assert found.problems == (f"pack mine ({folder}): a: there is no file a.co",)
+    assert found.problems == (f"pack mine ({folder}): a: file not found: a.co",)
     assert found.missing("a") == found.problems[0].replace(": a: ", ": ")
 
 
-def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
-    """By its text, or through a link."""
+def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+    """A path out of the folder is refused, by text or by link."""
     folder = write("mine", "a", "b")
     (tmp_path / "outside.co").write_bytes((folder / "a.co").read_bytes())
     (folder / "a.co").unlink()
@@ -217,41 +216,41 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
     found = from_folders(folder)
 
     assert found.kernels == {}
-    assert "column co_name: '../outside.co' leads out of the pack's folder" in found.missing("b")
-    assert "a.co leads out of the pack's folder" in found.missing("a")
+    assert "column co_name: '../outside.co' is outside the pack's folder" in found.missing("b")
+    assert "a.co is outside the pack's folder" in found.missing("a")
 
 
 @pytest.mark.parametrize("name", ["m.csv", "pack.json"])
 def test_what_describes_a_pack_lies_in_its_folder(
-    name: str, write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path
+    name: str, write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path
 ) -> None:
-    """A link to a file outside is refused, and a pipe, which would never end, is no file."""
+    """Links out of the folder and pipes are refused."""
     folder = write("mine", "a")
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
     (problem,) = from_folders(folder).problems
-    assert f"{name} leads out of the pack's folder, to {tmp_path / name}" in problem
+    assert f"{name} is outside the pack's folder: {tmp_path / name}" in problem
 
     (folder / name).unlink()
     os.mkfifo(folder / name)
     (problem,) = from_folders(folder).problems
-    assert ("there is no file m.csv" if name == "m.csv" else "holds no pack") in problem
+    assert ("file not found: m.csv" if name == "m.csv" else "holds no pack") in problem
 
 
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        ({"exported": ["other"]}, "does not export"),
-        ({"kernarg_bytes": 128}, "its arguments take 128 bytes"),
-        ({"workgroup": 64}, "it is for workgroups of 64 threads"),
-        ({"target": "gfx950"}, "its header says gfx942 and its metadata"),
-        ({"lds_bytes": 1 << 17}, "65536 bytes of LDS"),
+        ({"exported": ["other"]}, "is not exported"),
+        ({"kernarg_bytes": 128}, "arguments take 128 bytes"),
+        ({"workgroup": 64}, "built for workgroups of 64 threads"),
+        ({"target": "gfx950"}, "header and metadata disagree (got gfx942 and"),
+        ({"lds_bytes": 1 << 17}, "exceed the 65536 of gfx942"),
     ],
 )
 def test_a_bad_code_object_is_refused_before_any_launch(
-    made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """Its bytes are never given out; pack, file and reason are told each time, and stay among the problems."""
+    """An unfit code object is refused with pack, file and reason, each time."""
     folder = write("mine", "a", "b")
     (folder / "a.co").write_bytes(objects.made(["a"], **made))
     found = from_folders(folder)
@@ -268,9 +267,9 @@ def test_a_bad_code_object_is_refused_before_any_launch(
 
 @pytest.mark.parametrize("kind", ["truncated", "another architecture", "another symbol", "gone"])
 def test_a_file_that_was_exchanged_is_refused(
-    kind: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    kind: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """The kinds of a lying manifest: each is refused by name."""
+    """A file replaced after listing is refused."""
     folder = write("mine", "a")
     content = (folder / "a.co").read_bytes()
     found = from_folders(folder)
@@ -281,17 +280,17 @@ def test_a_file_that_was_exchanged_is_refused(
         "gone": (folder / "a.co").unlink,
     }[kind]()
     reasons = {
-        "truncated": "cut off",
+        "truncated": "truncated",
         "another architecture": "for gfx950",
-        "another symbol": "has no kernel a; it has b",
-        "gone": "there is no file a.co",
+        "another symbol": "no kernel a; kernels: b",
+        "gone": "file not found: a.co",
     }
     with pytest.raises(PackError, match=reasons[kind]):
         found.kernels["a"].checked()
 
 
-def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
-    """A file with other bytes than when the packs were listed is refused, and one that leads out by then."""
+def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+    """A file that changed since it was hashed is refused."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
     assert found.version
@@ -299,19 +298,19 @@ def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., 
     (folder / "b.co").rename(tmp_path / "b.co")
     (folder / "b.co").symlink_to(tmp_path / "b.co")
 
-    assert found.missing("a") == f"pack mine ({folder}): a.co was exchanged since it was listed"
-    assert "b.co leads out of the pack's folder" in found.missing("b")
+    assert found.missing("a") == f"pack mine ({folder}): a.co changed since it was listed"
+    assert "b.co is outside the pack's folder" in found.missing("b")
     assert from_folders(folder).missing("a") == "", "it is listed again"
 
 
-def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """It is told, its pack's hash is not that of an empty file, and once it can be read it is used."""
+def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """An unreadable file is retried."""
     folder = write("mine", "a")
     found = from_folders(folder)
     content = (folder / "a.co").read_bytes()
     (folder / "a.co").unlink()
     away = found.version
-    assert found.missing("a") == f"pack mine ({folder}): there is no file a.co" == found.problems[0]
+    assert found.missing("a") == f"pack mine ({folder}): file not found: a.co" == found.problems[0]
 
     (folder / "a.co").write_bytes(content)
     assert found.kernels["a"].code() == content and found.problems == ()
@@ -320,29 +319,29 @@ def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: C
     assert len({away, there, from_folders(folder).version}) == 3
 
 
-def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType) -> None:
-    """A file of other bytes is refused; with the right ones it is used."""
+def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType) -> None:
+    """A promised hash is checked."""
     content = objects.made(["a"])
     right = write("right", "a", said={"sha256": {"a.co": hashlib.sha256(content).hexdigest()}})
     wrong = write("wrong", "a", said={"sha256": {"a.co": "0" * 64}})
 
     assert from_folders(right).kernels["a"].code() == content
-    with pytest.raises(PackError, match=r"its sha256 is [0-9a-f]{64}, the descriptor says 0000"):
+    with pytest.raises(PackError, match=r"sha256 mismatch \(got [0-9a-f]{64}\); pack.json has 0000"):
         from_folders(wrong).kernels["a"].code()
 
 
-def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """Of the pack, and of each of its kernels; one that writes nothing of them is refused."""
+def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A descriptor narrows the dtypes of its kernels."""
     folder = write("mine", "a", said={"dtypes": {"out": "fp32", "x": ["bf16"]}})
     found = from_folders(folder)
     assert found.kernels["a"].dtypes["out"] == ("fp32",) and found.kernels["a"].kernel.outputs == ("fp32",)
 
     (folder / "m.csv").write_text(HEAD.strip() + ",outputs\na,a.co,1,96,64,0,0,0,64,1,bf16\n")
-    assert "it writes bf16, its pack fp32" in from_folders(folder).missing("a")
+    assert "writes bf16, but its pack declares fp32" in from_folders(folder).missing("a")
 
 
-def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """Of code objects, manifest and descriptor; without kernels it is empty."""
+def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """The version changes with every byte of a pack."""
     folder = write("mine", "a", "b")
     first = from_folders(folder).version
     assert first.startswith("asm ") and len(first) == 16 and from_folders(folder).version == first
@@ -359,9 +358,9 @@ def test_the_version_follows_every_byte(write: Write, from_folders: Callable[...
 
 
 def test_aiters_own_tree_needs_no_descriptor(
-    objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch
+    objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own variable, as a folder that the user names, or one architecture of it; fp8 is that of the architecture."""
+    """AITER's tree is found by its variable and as a named folder."""
     for gfx in ("gfx942", "gfx950"):
         folder = tmp_path / "hsa" / gfx / "fp8gemm_blockscale"
         folder.mkdir(parents=True)
@@ -380,20 +379,22 @@ def test_aiters_own_tree_needs_no_descriptor(
     assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
 
 
-def test_what_the_plugin_ships_comes_last(write: Write, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder ``packs`` beside its modules; a kernel that the user has too is the user's."""
+def test_what_the_plugin_ships_comes_last(
+    write: Write, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shipped packs come after the user's."""
     shipped, named = write("plugin/packs/gfx942", "a", "b"), write("mine", "b")
     monkeypatch.setattr(sources, "__file__", str(shipped.parents[1] / "sources.py"))
     found = from_folders(named)
 
     assert {name: loaded.pack.source for name, loaded in found.kernels.items()} == {"b": sources.VARIABLE, "a": "tunedgemm-asm"}
-    assert found.problems == (f"pack gfx942 ({shipped}): b: given by mine already",)
+    assert found.problems == (f"pack gfx942 ({shipped}): b: already given by mine",)
 
 
 PROGRAM = """
 import sys
 from tunedgemm_asm import packs
-found = packs.found("gfx942")
+found = packs.catalog_of("gfx942")
 print(sorted((name, loaded.pack.source) for name, loaded in found.kernels.items()))
 print([problem for problem in found.problems])
 print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elftools") if name in sys.modules])
@@ -401,9 +402,7 @@ print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elf
 
 
 def test_installed_packages_are_found_without_importing_them(write: Write, tmp_path: Path) -> None:
-    """One that an entry point names, and AITER's, but no folder of the working directory; a package whose import would fail is read like
-    any other. Neither torch is loaded.
-    """
+    """Installed packages are found without an import, and the working directory is ignored."""
     write("site/example_pack/kernels/gfx942", "theirs")
     write("site/aiter_meta/hsa/gfx942/own", "aiters")
     site = tmp_path / "site"
@@ -430,7 +429,7 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
 
 
 def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) -> None:
-    """One in the working directory, which Python takes for a package without modules."""
+    """A folder named like AITER in the working directory is ignored."""
     write("cwd/aiter_meta/hsa/gfx942/own", "trap")
     variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.OF_AITER)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=variables, check=False, cwd=tmp_path / "cwd")
@@ -439,9 +438,9 @@ def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) ->
     assert "trap" not in done.stdout
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
-def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Found]) -> None:
-    """37 kernels for gfx942 and 73 for gfx950, all of which pass every check."""
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
+def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Catalog]) -> None:
+    """All 37 and 73 kernels of AITER's tree pass every check."""
     for gfx, count in (("gfx942", 37), ("gfx950", 73)):
         found = from_folders(HSA, gfx=gfx)
         assert len([loaded.code() for loaded in found.kernels.values()]) == count and found.problems == ()

@@ -1,8 +1,9 @@
-"""The backend on Hopper, over a fake driver whose kernels run on the emulator: names, products, refusals, pools, lists."""
+"""Test the backend on Hopper over a fake driver that runs kernels on the emulator."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,11 @@ from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Uns
 from tunedgemm.tools import ops
 from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.plan import Plan, plan_of
-from tunedgemm_asm.ptx.solutions import MOST, choices, refine
+from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -32,95 +33,92 @@ BLOCKS = Shape("a8w8_blockscale", 37, 136, 272, "fp8_e4m3fn", "bf16", scale="blo
 
 @pytest.fixture
 def cuda(ptx: ModuleType) -> Any:
-    """The fake driver."""
+    """Return the fake driver."""
     return ptx.Cuda()
 
 
 @pytest.fixture
 def backend(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Asm:
-    """The backend over it, on a CPU that stands for a Hopper GPU with three SMs; the fake loads text."""
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    """Return the backend on a CPU that stands for a Hopper GPU with three SMs."""
+    monkeypatch.setattr(build, "ptxas", lambda: None)
     library = cuda.driver()
     return Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
 
 
 def operands(shape: Shape, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands of a shape, without a bias that it does not have."""
+    """Return random operands, without an absent bias."""
     return tuple(each for each in ops()[shape.op].make_inputs(shape, torch.device("cpu"), seed) if each is not None)
 
 
 def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
-    """An output is within the op's tolerance of the reference."""
+    """Check that an output is within the op's tolerance."""
     op = ops()[shape.op]
     wanted = op.reference(shape, given).double()
     error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
     assert error.max().item() < op.tolerance(shape).row_error
 
 
-@pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
-@pytest.mark.parametrize(
-    ("plan", "splits", "shape"),
-    [
-        (Plan(64, 32, 3, 1), 1, SMALL),
-        (Plan(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
-        (Plan(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (Plan(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
-        (Plan(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
-        (Plan(64, 32, 3, 1, promoted=True), 1, ROWS),
-        (Plan(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
-        (Plan(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
-        (Plan(64, 96, 3, 1, promoted=True), 1, BLOCKS),
-        (Plan(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
-        (Plan(64, 64, 3, 1, panels=1), 1, SMALL),
-        (Plan(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (Plan(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
-        (Plan(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
-        (Plan(64, 32, 3, 1, stream=True), 1, SMALL),
-        (Plan(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
-        (Plan(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
-    ],
-    ids=[
-        "plain",
-        "split",
-        "swapped",
-        "cluster",
-        "turns",
-        "scaled rows",
-        "scaled tensors",
-        "int8",
-        "scaled blocks",
-        "swapped blocks",
-        "panels",
-        "panels split",
-        "panels of rows",
-        "panels of blocks",
-        "stream",
-        "stream of turns",
-        "stream of blocks",
-    ],
-)
-def test_a_solution_computes_its_product(
-    backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By name and parts of K alone, through either way of launching, twice with the same bits."""
-    if not extension:
-        monkeypatch.setattr(native, "_extension", None)
-    elif native._extension is None:
-        pytest.skip("the C extension was not built")
-    launcher = backend.bind(Solution("asm", plan.name, splits), shape, CPU)
+#: A kernel of each kind: its configuration, splits and a shape.
+SOLUTIONS = {
+    "plain": (KernelConfig(64, 32, 3, 1), 1, SMALL),
+    "split": (KernelConfig(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
+    "swapped": (KernelConfig(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+    "cluster": (KernelConfig(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+    "turns": (KernelConfig(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
+    "scaled rows": (KernelConfig(64, 32, 3, 1, promoted=True), 1, ROWS),
+    "scaled tensors": (KernelConfig(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
+    "int8": (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
+    "scaled blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
+    "swapped blocks": (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
+    "panels": (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
+    "panels split": (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+    "panels of rows": (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
+    "panels of blocks": (KernelConfig(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
+    "stream": (KernelConfig(64, 32, 3, 1, stream=True), 1, SMALL),
+    "stream of turns": (KernelConfig(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
+    "stream of blocks": (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
+}
+#: Those that run without `sweep`: each way to pass operands once.
+QUICK = ("plain", "swapped", "scaled tensors", "scaled blocks", "panels", "stream")
+
+
+def check_solution(backend: Asm, cuda: Any, name: str) -> None:
+    """Check that a kernel bound by its name computes its product, twice with the same bits."""
+    config, splits, shape = SOLUTIONS[name]
+    launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
     assert isinstance(launcher, Launcher), launcher
     given = operands(shape)
+    cuda.seed = 0
     first = launcher.call(*given)
     cuda.seed = 1
     assert torch.equal(first, launcher.call(*given))
     assert cuda.faults == []
     check(first, given, shape)
-    assert (launcher.workspace_bytes > 0) == (splits > 1 or plan.stream)
+    assert (launcher.workspace_bytes > 0) == (splits > 1 or config.stream)
+
+
+def test_a_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any) -> None:
+    """A solution's name and splits are enough to launch its kernel through the C extension."""
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(QUICK))
+
+
+def test_ctypes_launches_the_same(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the C extension ctypes launches the kernel."""
+    monkeypatch.setattr(native, "_extension", None)
+    assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
+
+
+@pytest.mark.sweep
+def test_every_kind_of_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of kernel computes its product, through the C extension and through ctypes."""
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
+    monkeypatch.setattr(native, "_extension", None)
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
 
 
 def test_leading_dimensions_are_kept(backend: Asm) -> None:
     """x of three dimensions gives an output of three."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
     x, weight, bias = operands(attrs.evolve(SMALL, m=36))
     out = launcher.call(x.view(4, 9, 200), weight, bias)
     assert out.shape == (4, 9, 72)
@@ -128,8 +126,8 @@ def test_leading_dimensions_are_kept(backend: Asm) -> None:
 
 
 def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: ModuleType) -> None:
-    """A second call with the same operands makes none, other operands their own; a full pool starts anew."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    """Tensor maps are cached by address."""
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     given, others = operands(SMALL), operands(SMALL, 1)
     launcher.call(*given)
     launcher.call(*given)
@@ -137,7 +135,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     check(launcher.call(*others), others, SMALL)
     check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
     assert cuda.descriptors == 4
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
     first = launcher.call(*given)
     assert cuda.descriptors == 7
     launcher.call(*given)  # the first output is held, so this one lies elsewhere
@@ -152,8 +150,8 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
 
 
 def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
-    """The kernel's name, the driver's function and its words."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    """A failed launch names kernel, driver function and message."""
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     cuda.failing = 719
     with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
         launcher.call(*operands(SMALL))
@@ -165,12 +163,12 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
 def test_an_operand_that_no_descriptor_is_made_of_says_so(
     backend: Asm, cuda: Any, extension: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """x at an address that the copy engine does not take: the driver's function and its words, and the next call goes on."""
+    """An unaligned operand raises, and the next call works."""
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
         pytest.skip("the C extension was not built")
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     x, *others = operands(SMALL)
     moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
@@ -178,44 +176,47 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
     check(launcher.call(x, *others), (x, *others), SMALL)
 
 
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
-        (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
-        (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
-        (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
-        (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
-        (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
-        (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
-        (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
-        (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
-    ],
-)
-def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:
-    """By supports and by bind, with the reason; nothing is listed, prepared or refined."""
-    assert reason in str(asm.supports(shape, H200))
-    assert reason in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200))
-    assert list(asm.enumerate_solutions(shape, H200)) == []
-    asm.prepare(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)
-    assert list(asm.refine(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)) == []
+def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
+    """Unsupported shapes are refused everywhere with the reason."""
+
+    def check(shape: Shape, reason: str) -> None:
+        assert reason in str(asm.supports(shape, H200))
+        assert reason in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200))
+        assert list(asm.enumerate_solutions(shape, H200)) == []
+        asm.prepare(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)
+        assert list(asm.refine(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)) == []
+
+    assert not failing(
+        check,
+        [
+            (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
+            (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
+            (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
+            (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
+            (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands must be fp8_e4m3fn, not fp8_e4m3fnuz"),
+            (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; the limit is 4294967295"),
+            (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands must be bf16 or fp16, not fp32"),
+            (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
+            (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "unsupported op a4w4_blockscale"),
+        ],
+    )
 
 
 def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
-    """A kernel of AMD's, another revision, more parts than steps; a device that is described only."""
+    """Foreign names, other revisions, too many splits and absent devices are refused."""
     for name, splits, reason in (
-        ("tunedgemm_bf16_64x64_pf2", 1, "names no kernel"),
+        ("tunedgemm_bf16_64x64_pf2", 1, "is not a kernel"),
         ("ptx_64x32_s3_c1_x1_g8_r7", 1, "revision 7"),
-        (Plan(64, 32, 3, 1).name, 9, "into 9 parts"),
+        (KernelConfig(64, 32, 3, 1).name, 9, "into 9 splits"),
     ):
         answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
         assert isinstance(answer, Unsupported) and reason in str(answer)
-    assert "described, not present" in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, H200))
-    assert "names no kernel" in asm.lacks(Solution("asm", "any"), H200)
-    assert asm.lacks(Solution("asm", Plan(64, 32, 3, 1).name), H200) == ""
+    assert "described, not present" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
+    assert "is not a kernel" in asm.lacks(Solution("asm", "any"), H200)
+    assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
 
 
-#: Every candidate's time of tunings on an H200: day, and a shape of the op.
+#: Tuning profiles of an H200: day, and a shape of the op.
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 PROFILES = [
     ("h200-2026-11-22", Shape("a16w16", 1, 1, 1)),
@@ -242,21 +243,24 @@ EIGHT_BITS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *EIGHT_BITS], ids=str)
-def test_the_list_of_a_shape(shape: Shape) -> None:
-    """At most 64 solutions, each once, each of which fits its shape and is found again by its name."""
-    listed = list(asm.enumerate_solutions(shape, H200))
-    assert 0 < len(listed) <= MOST
-    assert len(set(listed)) == len(listed)
-    assert [(plan_of(each.kernel_name), each.split_k) for each in listed] == choices(shape, H200)
-    assert listed == list(asm.enumerate_solutions(shape, H200))
-    for near in refine("asm", listed[0], shape, H200):
-        assert asm.lacks(near, H200) == "" and near != listed[0]
+def test_the_list_of_a_shape(failing: Any) -> None:
+    """A list has at most 64 distinct solutions that resolve by name."""
+
+    def check(shape: Shape) -> None:
+        listed = list(asm.enumerate_solutions(shape, H200))
+        assert 0 < len(listed) <= MOST
+        assert len(set(listed)) == len(listed)
+        assert [(config_of(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
+        assert listed == list(asm.enumerate_solutions(shape, H200))
+        for near in refine("asm", listed[0], shape, H200):
+            assert asm.lacks(near, H200) == "" and near != listed[0]
+
+    assert not failing(check, itertools.product([*SHAPES, *EIGHT_BITS]))
 
 
 @pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)
 def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
-    """Of all shapes timed on an H200, some of the first eight listed is within 7.5 % of the best time, and in the mean within 2.5 %."""
+    """Of each timed shape, the first eight listed contain one within 7.5 % of the best."""
     times: dict[Shape, dict[Solution, float]] = {}
     with (RESULTS / day / "asm" / f"{like.op}-profile.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -272,47 +276,50 @@ def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
 
 
 def test_what_shows_of_promotion() -> None:
-    """By the model: all of it where one consumer is alone, a share where others multiply, more where scales go by block."""
+    """The model hides part of promotion behind another consumer."""
     like, blocks = attrs.evolve(EIGHT_BITS[4], n=128, m=64), attrs.evolve(EIGHT_BITS[-2], n=128, m=64)
 
-    def shown(plan: Plan) -> float:
+    def shown(config: KernelConfig) -> float:
         """Microseconds that promotion costs a shape of one tile."""
-        return cost(attrs.evolve(plan, promoted=True), 1, like, 132) - cost(plan, 1, like, 132)
+        return cost(attrs.evolve(config, promoted=True), 1, like, 132) - cost(config, 1, like, 132)
 
-    shared = Plan(128, 128, 6)
-    assert shown(Plan(64, 128, 6, 1)) > 2 * shown(shared) > 0
+    shared = KernelConfig(128, 128, 6)
+    assert shown(KernelConfig(64, 128, 6, 1)) > 2 * shown(shared) > 0
     promoted = attrs.evolve(shared, promoted=True)
     assert cost(promoted, 1, blocks, 132) - cost(promoted, 1, like, 132) > shown(shared)
 
 
 def test_sums_of_fp8_are_added_in_float32() -> None:
-    """Plans that do are listed of every shape; others, which come first, only for bf16 without scales by block; none for integers."""
+    """Promotion is listed for all fp8 shapes and never for integers."""
     shapes = [*EIGHT_BITS, attrs.evolve(EIGHT_BITS[0], outdtype="fp32"), attrs.evolve(EIGHT_BITS[0], outdtype="fp16")]
-    found = [{plan.promoted for plan, _ in choices(shape, H200)} for shape in shapes]
+    found = [{config.promoted for config, _ in enumerate_candidates(shape, H200)} for shape in shapes]
     assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
-    assert not any(choices(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
-    near = {plan_of(each.kernel_name).promoted for each in refine("asm", Solution("asm", Plan(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)}
+    assert not any(enumerate_candidates(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
+    near = {
+        config_of(each.kernel_name).promoted
+        for each in refine("asm", Solution("asm", KernelConfig(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)
+    }
     assert near == {True, False}
 
 
 def test_preparing_needs_neither_torch_nor_a_device(tmp_path: Any) -> None:
-    """A process that assembles loads no torch and no driver."""
+    """Preparing loads neither torch nor a driver."""
     program = f"""
 import os, sys
 os.environ["TUNEDGEMM_CACHE"] = {str(tmp_path)!r}
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm
-asm.prepare(Solution("asm", {Plan(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
+asm.prepare(Solution("asm", {KernelConfig(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
 assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-    if assembler.ptxas() is not None:
+    if build.ptxas() is not None:
         assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*") if path.is_file()] == [True]
 
 
 def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tunedgemm plugins -v` names the assembler, or the driver in its place."""
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
-    assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: there is no ptxas"]
+    """`plugins -v` names the assembler."""
+    monkeypatch.setattr(build, "ptxas", lambda: None)
+    assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: ptxas not found"]
     assert "revision 1" in ptx_launch.details()[0]
     assert CUDA.kind == "nvidia"

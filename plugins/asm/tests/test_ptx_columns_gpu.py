@@ -1,7 +1,8 @@
-"""Weights in columns of 128 bytes on a Hopper GPU: the bits of plain weights, graphs, large weights, calls through dispatch."""
+"""Run weights in columns on a Hopper GPU: bits of plain weights, graphs, large weights, dispatch."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -11,104 +12,109 @@ import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops, plain_weight, shuffle_weight
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import COLUMNS, Plan
+from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
 SHAPE = Shape("a16w16", 300, 456, 1024, epilogue="bias", layout=COLUMNS)
 ROWS = Shape("a8w8_bpreshuffle", 300, 456, 1024, "fp8_e4m3fn", "bf16", "bias", scale="row", layout=COLUMNS)
 BLOCKS = Shape("a8w8_blockscale_bpreshuffle", 300, 456, 1024, "fp8_e4m3fn", "bf16", scale="block", layout=COLUMNS)
 KINDS = {
-    "plain": (SHAPE, Plan(128, 128, 4), 1),
-    "odd tile": (attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16"), Plan(128, 160, 5), 1),
-    "one consumer": (SHAPE, Plan(64, 96, 4, 1), 1),
-    "split": (SHAPE, Plan(128, 96, 4), 3),
-    "swapped": (SHAPE, Plan(24, 128, 8, swapped=True), 1),
-    "swapped split": (SHAPE, Plan(8, 128, 12, swapped=True), 4),
-    "cluster": (SHAPE, Plan(128, 128, 4, cluster=2), 1),
-    "swapped cluster split": (SHAPE, Plan(16, 128, 6, cluster=2, swapped=True), 2),
-    "panels": (SHAPE, Plan(128, 256, 4, panels=2), 1),
-    "turns": (attrs.evolve(SHAPE, m=1500, n=3400), Plan(128, 160, 6, turns=True), 1),
-    "rows": (ROWS, Plan(128, 128, 5, promoted=True), 1),
-    "rows, fast": (ROWS, Plan(128, 256, 4), 1),
-    "int8 split": (attrs.evolve(ROWS, dtype="int8", scale="tensor"), Plan(256, 96, 4), 3),
-    "blocks": (BLOCKS, Plan(128, 128, 5, promoted=True), 1),
-    "blocks, wide tile": (BLOCKS, Plan(128, 256, 4, promoted=True), 2),
-    "blocks swapped split": (BLOCKS, Plan(8, 64, 12, 1, swapped=True, promoted=True), 3),
-    "blocks cluster": (BLOCKS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
+    "plain": (SHAPE, KernelConfig(128, 128, 4), 1),
+    "odd tile": (attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16"), KernelConfig(128, 160, 5), 1),
+    "one consumer": (SHAPE, KernelConfig(64, 96, 4, 1), 1),
+    "split": (SHAPE, KernelConfig(128, 96, 4), 3),
+    "swapped": (SHAPE, KernelConfig(24, 128, 8, swapped=True), 1),
+    "swapped split": (SHAPE, KernelConfig(8, 128, 12, swapped=True), 4),
+    "cluster": (SHAPE, KernelConfig(128, 128, 4, cluster=2), 1),
+    "swapped cluster split": (SHAPE, KernelConfig(16, 128, 6, cluster=2, swapped=True), 2),
+    "panels": (SHAPE, KernelConfig(128, 256, 4, panels=2), 1),
+    "turns": (attrs.evolve(SHAPE, m=1500, n=3400), KernelConfig(128, 160, 6, turns=True), 1),
+    "rows": (ROWS, KernelConfig(128, 128, 5, promoted=True), 1),
+    "rows, fast": (ROWS, KernelConfig(128, 256, 4), 1),
+    "int8 split": (attrs.evolve(ROWS, dtype="int8", scale="tensor"), KernelConfig(256, 96, 4), 3),
+    "blocks": (BLOCKS, KernelConfig(128, 128, 5, promoted=True), 1),
+    "blocks, wide tile": (BLOCKS, KernelConfig(128, 256, 4, promoted=True), 2),
+    "blocks swapped split": (BLOCKS, KernelConfig(8, 64, 12, 1, swapped=True, promoted=True), 3),
+    "blocks cluster": (BLOCKS, KernelConfig(128, 160, 5, cluster=2, promoted=True), 1),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 def plain_of(shape: Shape) -> Shape:
-    """The same product of a plain weight."""
+    """Return the product with a plain weight."""
     return attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands as a launcher gets them, without a bias that the shape does not have."""
+    """Return random operands as a launcher gets them."""
     made = ops()[shape.op].make_inputs(shape, device.torch_device, seed)
     return tuple(plain_weight(each) for each in made if each is not None)
 
 
-def bound(plan: Plan, splits: int, shape: Shape, device: Device) -> Launcher:
-    """A plan, bound."""
-    answer = asm.bind(Solution("asm", plan.name, splits), shape, device)
+def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
+    """Bind a configuration."""
+    answer = asm.bind(Solution("asm", config.name, splits), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
 
-@kinds
-@pytest.mark.parametrize("sizes", [(128, 128, 1024), (300, 456, 1024), (37, 104, 640), (2048, 1544, 2048)], ids=str)
-def test_the_bits_are_those_of_a_plain_weight(kind: str, sizes: tuple[int, int, int], device: Device) -> None:
-    """The same plan adds in the same order, wherever the weight lies; without tails, and with all."""
-    like, plan, splits = KINDS[kind]
-    shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-    out = bound(plan, splits, shape, device).call(*operands(shape, device))
-    wanted = bound(plan, splits, plain_of(shape), device).call(*operands(plain_of(shape), device))
-    assert wanted.float().abs().max() > 0
-    assert torch.equal(out, wanted)
+def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> None:
+    """The bits are those of a plain weight."""
+
+    def check(kind: str, sizes: tuple[int, int, int]) -> None:
+        like, config, splits = KINDS[kind]
+        shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
+        out = bound(config, splits, shape, device).call(*operands(shape, device))
+        wanted = bound(config, splits, plain_of(shape), device).call(*operands(plain_of(shape), device))
+        assert wanted.float().abs().max() > 0
+        assert torch.equal(out, wanted)
+
+    assert not failing(check, itertools.product(KINDS, [(128, 128, 1024), (300, 456, 1024), (37, 104, 640), (2048, 1544, 2048)]))
 
 
-@kinds
-def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
-    """Launches in a graph, replayed with other x, have the bits of a plain weight."""
-    shape, plan, splits = KINDS[kind]
-    launcher, given, graph = bound(plan, splits, shape, device), operands(shape, device), torch.cuda.CUDAGraph()
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 4):
-        given[0].copy_(operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
-        plain = operands(plain_of(shape), device)
-        plain[0].copy_(given[0])
-        assert torch.equal(first, bound(plan, splits, plain_of(shape), device).call(*plain))
-        assert torch.equal(first, second)
+def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
+    """A replayed graph has the bits of a plain weight."""
+
+    def check(kind: str) -> None:
+        shape, config, splits = KINDS[kind]
+        launcher, given, graph = bound(config, splits, shape, device), operands(shape, device), torch.cuda.CUDAGraph()
+        launcher.call(*given)
+        with torch.cuda.graph(graph):
+            first, second = launcher.call(*given), launcher.call(*given)
+        for seed in range(1, 4):
+            given[0].copy_(operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            plain = operands(plain_of(shape), device)
+            plain[0].copy_(given[0])
+            assert torch.equal(first, bound(config, splits, plain_of(shape), device).call(*plain))
+            assert torch.equal(first, second)
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:
-    """The first columns, the last and some between, of all rows at both ends."""
+    """A weight of more than 2**31 elements has the bits of a plain one."""
     if torch.cuda.mem_get_info(device.torch_device)[0] < 20 << 30:
         pytest.skip("needs 20 GiB of the GPU's memory")
-    shape, plan = Shape("a16w16", 13, 1_050_000, 2048 + 64, layout=COLUMNS), Plan(16, 128, 8, swapped=True)
+    shape, config = Shape("a16w16", 13, 1_050_000, 2048 + 64, layout=COLUMNS), KernelConfig(16, 128, 8, swapped=True)
     x, weight = operands(plain_of(shape), device)
-    out = bound(plan, 1, shape, device).call(x, shuffle_weight(weight, COLUMNS).plain)
+    out = bound(config, 1, shape, device).call(x, shuffle_weight(weight, COLUMNS).plain)
     assert weight.numel() > 1 << 31
-    assert torch.equal(out, bound(plan, 1, plain_of(shape), device).call(x, weight))
+    assert torch.equal(out, bound(config, 1, plain_of(shape), device).call(x, weight))
 
 
 @pytest.mark.parametrize("m", [1, 64, 300])
 def test_an_untuned_call_is_served(m: int, device: Device) -> None:
-    """By the backend, as torch would put the weight in order at each call, and as exactly as torch's product of the plain one."""
+    """An untuned call is served as exactly as by torch."""
     draw = torch.Generator(device.torch_device).manual_seed(m)
     x, weight = (torch.randn(rows, 1024, generator=draw, device=device.torch_device, dtype=torch.bfloat16) for rows in (m, 456))
     out = tunedgemm.gemm_a16w16(x, shuffle_weight(weight, COLUMNS))

@@ -1,7 +1,10 @@
-"""Generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large operands, memory; skipped elsewhere."""
+"""Run generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large
+operands.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -13,110 +16,111 @@ import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import BLOCK_SHARED, Plan, plan_of
-from tunedgemm_asm.ptx.problem import refusal
-from tunedgemm_asm.ptx.solutions import choices, refine
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.resources import BLOCK_SHARED
+from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
 SHAPE = Shape("a16w16", 300, 456, 1000, epilogue="bias")
 ROWS = Shape("a8w8", 300, 456, 1008, "fp8_e4m3fn", "bf16", "bias", scale="row")
 TENSOR = attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp16")
 INT8 = attrs.evolve(ROWS, dtype="int8")
 BLOCKS = Shape("a8w8_blockscale", 300, 456, 1008, "fp8_e4m3fn", "bf16", scale="block")
-#: A plan of each kind with parts of K: the first that is tried is the plainest.
-PLANS = {
-    "plain": (Plan(128, 128, 4), 1),
-    "odd tile": (Plan(128, 160, 5), 1),
-    "one consumer": (Plan(64, 96, 4, 1), 1),
-    "high tile": (Plan(256, 128, 4), 1),
-    "split": (Plan(128, 96, 4), 3),
-    "swapped": (Plan(24, 128, 8, swapped=True), 1),
-    "swapped split": (Plan(8, 128, 12, swapped=True), 4),
-    "cluster": (Plan(128, 128, 4, cluster=2), 1),
-    "cluster split": (Plan(64, 64, 4, 1, 2), 2),
-    "panels": (Plan(128, 256, 4, panels=2), 1),
-    "panels, all at once": (Plan(128, 128, 6, panels=2), 1),
-    "panels of 32": (Plan(128, 224, 4, panels=6), 1),
-    "panels of 16": (Plan(128, 112, 5, panels=3), 1),
-    "panels, high tile": (Plan(256, 192, 3, panels=3), 1),
-    "panels, one consumer": (Plan(64, 96, 4, 1, panels=1), 1),
-    "panels split": (Plan(128, 160, 5, panels=5), 3),
-    "panels cluster": (Plan(128, 192, 4, cluster=2, panels=3), 1),
+#: A configuration of each kind and its splits, the plainest first.
+CONFIGS = {
+    "plain": (KernelConfig(128, 128, 4), 1),
+    "odd tile": (KernelConfig(128, 160, 5), 1),
+    "one consumer": (KernelConfig(64, 96, 4, 1), 1),
+    "high tile": (KernelConfig(256, 128, 4), 1),
+    "split": (KernelConfig(128, 96, 4), 3),
+    "swapped": (KernelConfig(24, 128, 8, swapped=True), 1),
+    "swapped split": (KernelConfig(8, 128, 12, swapped=True), 4),
+    "cluster": (KernelConfig(128, 128, 4, cluster=2), 1),
+    "cluster split": (KernelConfig(64, 64, 4, 1, 2), 2),
+    "panels": (KernelConfig(128, 256, 4, panels=2), 1),
+    "panels, all at once": (KernelConfig(128, 128, 6, panels=2), 1),
+    "panels of 32": (KernelConfig(128, 224, 4, panels=6), 1),
+    "panels of 16": (KernelConfig(128, 112, 5, panels=3), 1),
+    "panels, high tile": (KernelConfig(256, 192, 3, panels=3), 1),
+    "panels, one consumer": (KernelConfig(64, 96, 4, 1, panels=1), 1),
+    "panels split": (KernelConfig(128, 160, 5, panels=5), 3),
+    "panels cluster": (KernelConfig(128, 192, 4, cluster=2, panels=3), 1),
 }
-#: The same of consumers that take turns: of larger shapes, so that an SM has several tiles.
+#: Ping-pong kernels, for larger shapes, so that an SM has several tiles.
 TURNS = {
-    "turns": (Plan(128, 128, 4, turns=True), 1),
-    "turns, many stages": (Plan(128, 96, 8, turns=True), 1),
-    "turns, wide tile": (Plan(128, 192, 5, turns=True), 1),
-    "turns, flat tile": (Plan(64, 256, 5, turns=True), 1),
-    "turns, high tile": (Plan(256, 72, 4, turns=True), 1),
-    "turns split": (Plan(128, 160, 4, turns=True), 3),
-    "turns swapped": (Plan(104, 128, 5, swapped=True, turns=True), 1),
-    "turns swapped split": (Plan(40, 64, 12, swapped=True, turns=True), 4),
-    "turns cluster": (Plan(128, 176, 5, cluster=2, turns=True), 1),
-    "turns cluster split": (Plan(64, 64, 4, cluster=2, turns=True), 2),
+    "turns": (KernelConfig(128, 128, 4, turns=True), 1),
+    "turns, many stages": (KernelConfig(128, 96, 8, turns=True), 1),
+    "turns, wide tile": (KernelConfig(128, 192, 5, turns=True), 1),
+    "turns, flat tile": (KernelConfig(64, 256, 5, turns=True), 1),
+    "turns, high tile": (KernelConfig(256, 72, 4, turns=True), 1),
+    "turns split": (KernelConfig(128, 160, 4, turns=True), 3),
+    "turns swapped": (KernelConfig(104, 128, 5, swapped=True, turns=True), 1),
+    "turns swapped split": (KernelConfig(40, 64, 12, swapped=True, turns=True), 4),
+    "turns cluster": (KernelConfig(128, 176, 5, cluster=2, turns=True), 1),
+    "turns cluster split": (KernelConfig(64, 64, 4, cluster=2, turns=True), 2),
 }
 SEVERAL = {"m": 1500, "n": 3400}
-KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
-    "rows": (ROWS, Plan(128, 128, 5, promoted=True), 1),
-    "rows, wide tile": (ROWS, Plan(128, 224, 4, promoted=True), 1),
-    "rows, fast": (ROWS, Plan(128, 256, 4), 1),
-    "rows split": (ROWS, Plan(64, 96, 4, 1, promoted=True), 3),
-    "rows swapped": (ROWS, Plan(24, 128, 8, swapped=True, promoted=True), 1),
-    "rows cluster": (ROWS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
-    "tensors": (TENSOR, Plan(128, 128, 5, promoted=True), 1),
-    "tensors swapped split": (TENSOR, Plan(8, 64, 12, 1, swapped=True), 2),
-    "int8": (INT8, Plan(128, 256, 4), 1),
-    "int8 split": (INT8, Plan(256, 96, 4), 3),
-    "int8 swapped": (INT8, Plan(24, 128, 8, swapped=True), 1),
-    "int8 cluster": (attrs.evolve(INT8, scale="tensor", outdtype="fp32"), Plan(64, 64, 4, 1, 2), 2),
-    "blocks": (BLOCKS, Plan(128, 128, 5, promoted=True), 1),
-    "blocks, odd tile": (BLOCKS, Plan(128, 192, 5, promoted=True), 1),
-    "blocks, high tile": (BLOCKS, Plan(256, 128, 4, promoted=True), 2),
-    "blocks, wide tile": (BLOCKS, Plan(128, 256, 4, promoted=True), 1),
-    "blocks, one consumer": (BLOCKS, Plan(64, 128, 4, 1, promoted=True), 1),
-    "blocks swapped": (BLOCKS, Plan(24, 256, 5, swapped=True, promoted=True), 1),
-    "blocks swapped split": (BLOCKS, Plan(8, 64, 12, 1, swapped=True, promoted=True), 3),
-    "blocks cluster": (BLOCKS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
+KINDS = {name: (SHAPE, *chosen) for name, chosen in CONFIGS.items()} | {
+    "rows": (ROWS, KernelConfig(128, 128, 5, promoted=True), 1),
+    "rows, wide tile": (ROWS, KernelConfig(128, 224, 4, promoted=True), 1),
+    "rows, fast": (ROWS, KernelConfig(128, 256, 4), 1),
+    "rows split": (ROWS, KernelConfig(64, 96, 4, 1, promoted=True), 3),
+    "rows swapped": (ROWS, KernelConfig(24, 128, 8, swapped=True, promoted=True), 1),
+    "rows cluster": (ROWS, KernelConfig(128, 160, 5, cluster=2, promoted=True), 1),
+    "tensors": (TENSOR, KernelConfig(128, 128, 5, promoted=True), 1),
+    "tensors swapped split": (TENSOR, KernelConfig(8, 64, 12, 1, swapped=True), 2),
+    "int8": (INT8, KernelConfig(128, 256, 4), 1),
+    "int8 split": (INT8, KernelConfig(256, 96, 4), 3),
+    "int8 swapped": (INT8, KernelConfig(24, 128, 8, swapped=True), 1),
+    "int8 cluster": (attrs.evolve(INT8, scale="tensor", outdtype="fp32"), KernelConfig(64, 64, 4, 1, 2), 2),
+    "blocks": (BLOCKS, KernelConfig(128, 128, 5, promoted=True), 1),
+    "blocks, odd tile": (BLOCKS, KernelConfig(128, 192, 5, promoted=True), 1),
+    "blocks, high tile": (BLOCKS, KernelConfig(256, 128, 4, promoted=True), 2),
+    "blocks, wide tile": (BLOCKS, KernelConfig(128, 256, 4, promoted=True), 1),
+    "blocks, one consumer": (BLOCKS, KernelConfig(64, 128, 4, 1, promoted=True), 1),
+    "blocks swapped": (BLOCKS, KernelConfig(24, 256, 5, swapped=True, promoted=True), 1),
+    "blocks swapped split": (BLOCKS, KernelConfig(8, 64, 12, 1, swapped=True, promoted=True), 3),
+    "blocks cluster": (BLOCKS, KernelConfig(128, 160, 5, cluster=2, promoted=True), 1),
     **{name: (attrs.evolve(SHAPE, **SEVERAL), *chosen) for name, chosen in TURNS.items()},
-    "turns rows": (attrs.evolve(ROWS, **SEVERAL), Plan(128, 192, 5, turns=True), 1),
-    "turns int8 split": (attrs.evolve(INT8, **SEVERAL), Plan(128, 160, 4, turns=True), 2),
-    "panels of fp16": (attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), Plan(256, 128, 4, panels=2), 1),
-    "panels of rows": (ROWS, Plan(128, 224, 4, promoted=True, panels=6), 1),
-    "panels of rows, fast": (ROWS, Plan(128, 256, 4, panels=2), 1),
-    "panels of rows split": (ROWS, Plan(128, 128, 6, promoted=True, panels=2), 2),
-    "panels of tensors": (TENSOR, Plan(256, 96, 4, promoted=True, panels=6), 1),
-    "panels of int8": (INT8, Plan(128, 192, 4, panels=3), 1),
-    "panels of blocks": (BLOCKS, Plan(128, 256, 4, promoted=True, panels=2), 1),
-    "panels of blocks, odd tile": (BLOCKS, Plan(128, 160, 5, promoted=True, panels=5), 1),
-    "panels of blocks cluster": (BLOCKS, Plan(128, 224, 4, cluster=2, promoted=True, panels=6), 1),
-    "panels of blocks, high tile": (BLOCKS, Plan(256, 128, 4, promoted=True, panels=2), 2),
+    "turns rows": (attrs.evolve(ROWS, **SEVERAL), KernelConfig(128, 192, 5, turns=True), 1),
+    "turns int8 split": (attrs.evolve(INT8, **SEVERAL), KernelConfig(128, 160, 4, turns=True), 2),
+    "panels of fp16": (attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), KernelConfig(256, 128, 4, panels=2), 1),
+    "panels of rows": (ROWS, KernelConfig(128, 224, 4, promoted=True, panels=6), 1),
+    "panels of rows, fast": (ROWS, KernelConfig(128, 256, 4, panels=2), 1),
+    "panels of rows split": (ROWS, KernelConfig(128, 128, 6, promoted=True, panels=2), 2),
+    "panels of tensors": (TENSOR, KernelConfig(256, 96, 4, promoted=True, panels=6), 1),
+    "panels of int8": (INT8, KernelConfig(128, 192, 4, panels=3), 1),
+    "panels of blocks": (BLOCKS, KernelConfig(128, 256, 4, promoted=True, panels=2), 1),
+    "panels of blocks, odd tile": (BLOCKS, KernelConfig(128, 160, 5, promoted=True, panels=5), 1),
+    "panels of blocks cluster": (BLOCKS, KernelConfig(128, 224, 4, cluster=2, promoted=True, panels=6), 1),
+    "panels of blocks, high tile": (BLOCKS, KernelConfig(256, 128, 4, promoted=True, panels=2), 2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
-#: In each of two graphs; and launches of a graph.
+#: Replays of each graph; launches in a graph.
 REPLAYS, LAUNCHES = 5000, 2
 LARGE = Shape("a16w16", 1, 1, 64)
-#: What has more than 2^31 elements, and what computes it.
+#: Shapes with an operand or output of more than 2^31 elements, and a configuration.
 SIZES = {
-    "output": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 256, 4)),
-    "x": (attrs.evolve(LARGE, m=1_044_600, n=72, k=2056), Plan(128, 96, 4)),
-    "output of turns": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 160, 6, turns=True)),
-    "output of panels": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 256, 4, panels=2)),
-    "weight": (attrs.evolve(LARGE, m=13, n=1_044_600, k=2056), Plan(16, 128, 8, swapped=True)),
+    "output": (attrs.evolve(LARGE, m=65_600, n=32_784), KernelConfig(128, 256, 4)),
+    "x": (attrs.evolve(LARGE, m=1_044_600, n=72, k=2056), KernelConfig(128, 96, 4)),
+    "output of turns": (attrs.evolve(LARGE, m=65_600, n=32_784), KernelConfig(128, 160, 6, turns=True)),
+    "output of panels": (attrs.evolve(LARGE, m=65_600, n=32_784), KernelConfig(128, 256, 4, panels=2)),
+    "weight": (attrs.evolve(LARGE, m=13, n=1_044_600, k=2056), KernelConfig(16, 128, 8, swapped=True)),
 }
 
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 @pytest.fixture
 def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All memory that a launcher takes starts as NaN."""
+    """Fill all memory that a launcher allocates with NaN."""
     plain = torch.empty
 
     def filled(*sizes: Any, **options: Any) -> torch.Tensor:
@@ -132,12 +136,12 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands, without a bias that the shape does not have."""
+    """Return random operands, without an absent bias."""
     return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
 
 
 def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and the weight in float64, with their scales."""
+    """Return x and the weight in fp64, scaled."""
     x, weight = (each.double() for each in given[:2])
     if shape.scale == "none":
         return x, weight
@@ -149,9 +153,8 @@ def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Te
 
 
 def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: bool = True) -> str:
-    """How far an output is from the product in float64, where it is too far: each element against the sum of its terms' sizes.
-
-    Of fp8 products tensor cores keep about 14 bits, so sums of 128 lose less than 2^-11 of their terms, others more.
+    """Return how far an output is from fp64, if it is too far. Tensor cores keep about 14 bits of
+    fp8 sums, so sums of 128 lose less than 2^-11 of their terms, others more.
     """
     x, weight = values(given, shape)
     wanted, terms = x @ weight.T, x.abs() @ weight.abs().T
@@ -164,89 +167,106 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: boo
     return "" if worst <= 2.0**-24 else f"off by {worst} beyond rounding, {torch.isnan(out).sum().item()} NaN"
 
 
-def bound(plan: Plan, splits: int, shape: Shape, device: Device) -> Launcher:
-    """A plan, bound."""
-    answer = asm.bind(Solution("asm", plan.name, splits), shape, device)
+def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
+    """Bind a configuration."""
+    answer = asm.bind(Solution("asm", config.name, splits), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
 
-@kinds
-@pytest.mark.parametrize("sizes", [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)], ids=str)
-def test_each_kind_computes_its_product(kind: str, sizes: tuple[int, int, int], device: Device, nan_first: None) -> None:
-    """From a single tile without tails to all tails and many tiles a block."""
-    like, plan, splits = KINDS[kind]
-    shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-    if reason := refusal(plan, splits, shape):
-        pytest.skip(reason)
-    given = operands(shape, device)
-    assert fault(bound(plan, splits, shape, device).call(*given), given, shape, plan.promoted) == ""
+def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
+    """Every kind computes its product, from one tile to many with tails."""
+
+    def check(kind: str, sizes: tuple[int, int, int]) -> None:
+        like, config, splits = KINDS[kind]
+        shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
+        if reason := unsupported(config, splits, shape):
+            pytest.skip(reason)
+        given = operands(shape, device)
+        assert fault(bound(config, splits, shape, device).call(*given), given, shape, config.promoted) == ""
+
+    assert not failing(check, itertools.product(KINDS, [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)]))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_products(seed: int, device: Device, nan_first: None) -> None:
-    """Random sizes, dtypes and bias of 16 bits; of what is listed and its neighbours four."""
-    chance = random.Random(seed)
-    m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
-    k, dtype = 8 * chance.choice((chance.randint(1, 20), chance.randint(1, 600))), chance.choice(("bf16", "fp16"))
-    outdtype = chance.choice((dtype, "fp32", "bf16", "fp16"))
-    bias = chance.choice(("", outdtype, "fp32"))
-    check_listed(Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias), device, chance)
+def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
+    """Listed 16-bit solutions and their neighbours compute random products."""
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
+        k, dtype = 8 * chance.choice((chance.randint(1, 20), chance.randint(1, 600))), chance.choice(("bf16", "fp16"))
+        outdtype = chance.choice((dtype, "fp32", "bf16", "fp16"))
+        bias = chance.choice(("", outdtype, "fp32"))
+        check_listed(Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias), device, chance)
+
+    assert not failing(check, itertools.product(range(60)))
 
 
-@pytest.mark.parametrize("seed", range(90))
-def test_random_products_of_eight_bits(seed: int, device: Device, nan_first: None) -> None:
-    """The same with scales of every kind."""
-    chance = random.Random(seed)
-    m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
-    k, outdtype = 16 * chance.choice((chance.randint(1, 10), chance.randint(1, 300))), chance.choice(("bf16", "fp16", "fp32"))
-    scale = ("row", "tensor", "block")[seed % 3]
-    if scale == "block":
-        check_listed(Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", outdtype, scale=scale), device, chance)
-        return
-    bias = chance.choice(("", "bf16", "fp16", "fp32"))
-    dtype = chance.choice(("fp8_e4m3fn", "int8"))
-    check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+def test_random_products_of_eight_bits(device: Device, nan_first: None, failing: Any) -> None:
+    """Listed 8-bit solutions and their neighbours compute random products."""
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
+        k, outdtype = 16 * chance.choice((chance.randint(1, 10), chance.randint(1, 300))), chance.choice(("bf16", "fp16", "fp32"))
+        scale = ("row", "tensor", "block")[seed % 3]
+        if scale == "block":
+            check_listed(Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", outdtype, scale=scale), device, chance)
+            return
+        bias = chance.choice(("", "bf16", "fp16", "fp32"))
+        dtype = chance.choice(("fp8_e4m3fn", "int8"))
+        check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+
+    assert not failing(check, itertools.product(range(90)))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_turns(seed: int, device: Device, nan_first: None) -> None:
-    """Random tiles, stages, clusters and parts of K of consumers that take turns, over one to many tiles an SM and steps an item."""
-    chance = random.Random(seed)
-    cluster, (tile_a, most) = chance.choice((1, 1, 2)), chance.choice(((64, 256), (128, 200), (128, 200), (192, 128), (256, 96)))
-    tile_b, swapped = 8 * cluster * chance.randint(1, most // cluster // 8), chance.random() < 0.25
-    stages = chance.randint(2, min(12, (BLOCK_SHARED - 64) // ((tile_a + tile_b) * 128 + 16)))
-    tile = (tile_b, tile_a) if swapped else (tile_a, tile_b)
-    plan = Plan(*tile, stages, 2, cluster, chance.choice((1, 4, 8)), swapped, turns=True)
-    m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
-    outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
-    shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
-    splits = chance.choice([1, *(parts for parts in range(1, 7) if not refusal(plan, parts, shape))])
-    given = operands(shape, device, seed)
-    launcher = bound(plan, splits, shape, device)
-    first = launcher.call(*given)
-    assert fault(first, given, shape) == "", (shape, plan.name, splits)
-    assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, plan.name, splits)
+def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
+    """Random ping-pong configurations compute random products with the same bits."""
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        cluster, (tile_a, most) = chance.choice((1, 1, 2)), chance.choice(((64, 256), (128, 200), (128, 200), (192, 128), (256, 96)))
+        tile_b, swapped = 8 * cluster * chance.randint(1, most // cluster // 8), chance.random() < 0.25
+        stages = chance.randint(2, min(12, (BLOCK_SHARED - 64) // ((tile_a + tile_b) * 128 + 16)))
+        tile = (tile_b, tile_a) if swapped else (tile_a, tile_b)
+        config = KernelConfig(*tile, stages, 2, cluster, chance.choice((1, 4, 8)), swapped, turns=True)
+        m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
+        outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
+        shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
+        splits = chance.choice([1, *(parts for parts in range(1, 7) if not unsupported(config, parts, shape))])
+        given = operands(shape, device, seed)
+        launcher = bound(config, splits, shape, device)
+        first = launcher.call(*given)
+        assert fault(first, given, shape) == "", (shape, config.name, splits)
+        assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, config.name, splits)
+
+    assert not failing(check, itertools.product(range(60)))
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_products_stored_by_the_copy_engine(seed: int, device: Device, nan_first: None) -> None:
-    """Random sizes and dtypes of all ops: of what is listed with panels and its neighbours four."""
-    chance = random.Random(seed)
-    m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
-    like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
-    shape = attrs.evolve(like, m=m, n=n, k=k)
-    listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device) if plan.panels]
-    near = [each for solution in listed for each in refine("asm", solution, shape, device) if plan_of(each.kernel_name).panels]
-    given = operands(shape, device, seed)
-    for solution in chance.sample(listed + near, 4):
-        plan = plan_of(solution.kernel_name)
-        assert fault(bound(plan, solution.split_k, shape, device).call(*given), given, shape, plan.promoted) == "", (shape, solution)
+def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: None, failing: Any) -> None:
+    """Listed solutions with TMA stores compute random products."""
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
+        like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
+        shape = attrs.evolve(like, m=m, n=n, k=k)
+        listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
+        near = [each for solution in listed for each in refine("asm", solution, shape, device) if config_of(each.kernel_name).panels]
+        given = operands(shape, device, seed)
+        for solution in chance.sample(listed + near, 4):
+            config = config_of(solution.kernel_name)
+            assert fault(bound(config, solution.split_k, shape, device).call(*given), given, shape, config.promoted) == "", (
+                shape,
+                solution,
+            )
+
+    assert not failing(check, itertools.product(range(24)))
 
 
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
-    """The first that is listed, and three of all and of their neighbours, compute the product."""
-    listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device)]
+    """Check the first listed solution and three of all and their neighbours."""
+    listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
     near = [each for solution in chance.sample(listed, min(3, len(listed))) for each in refine("asm", solution, shape, device)]
     given = operands(shape, device, chance.randrange(1 << 20))
     for solution in [listed[0], *chance.sample(listed + near, 3)]:
@@ -256,7 +276,7 @@ def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
 
 
 def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
-    """torch's product of the same operands, with sums in float32."""
+    """Return torch's product with fp32 sums."""
     x, weight, x_scale, w_scale = given
     if shape.scale == "block":
         x_scale, w_scale = x_scale.t().contiguous().t(), w_scale.t()  # cuBLAS takes the scales of x by columns
@@ -270,7 +290,7 @@ def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
 
 @pytest.mark.parametrize(("like", "outdtype"), [(TENSOR, "fp32"), (ROWS, "bf16"), (BLOCKS, "bf16")], ids=["tensors", "rows", "blocks"])
 def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, device: Device) -> None:
-    """Over a long K: errors are at most one and a half times those of `torch._scaled_mm` without fast sums, where it takes the scales."""
+    """Errors over a long K are at most 1.5 times those of `torch._scaled_mm`."""
     shape = attrs.evolve(like, m=256, n=512, k=16384, outdtype=outdtype, epilogue="none", bias_dtype="")
     given = operands(shape, device)
     try:
@@ -279,38 +299,44 @@ def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, 
         pytest.skip(f"torch does not take it: {error}")
     x, weight = values(given, shape)
     wanted = x @ weight.T
-    own = bound(Plan(128, 128, 5, promoted=True), 1, shape, device).call(*given)
+    own = bound(KernelConfig(128, 128, 5, promoted=True), 1, shape, device).call(*given)
     ours, torchs = ((out.double() - wanted).norm() / wanted.norm() for out in (own, theirs))
     assert ours <= 1.5 * torchs + 1e-6, (ours.item(), torchs.item())
 
 
-@kinds
-def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
-    """Whatever the order in which blocks come."""
-    shape, plan, splits = KINDS[kind]
-    launcher, given = bound(plan, splits, shape, device), operands(shape, device)
-    first = launcher.call(*given)
-    assert fault(first, given, shape, plan.promoted) == ""
-    different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    for _ in range(1000):
-        different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
-    assert different.item() == 0
+def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
+    """A thousand calls have the same bits."""
+
+    def check(kind: str) -> None:
+        shape, config, splits = KINDS[kind]
+        launcher, given = bound(config, splits, shape, device), operands(shape, device)
+        first = launcher.call(*given)
+        assert fault(first, given, shape, config.promoted) == ""
+        different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
+        for _ in range(1000):
+            different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
+        assert different.item() == 0
+
+    assert not failing(check, itertools.product(KINDS))
 
 
-@kinds
-def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
-    """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
-    (shape, plan, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
-    launcher, given = bound(plan, splits, shape, device), operands(shape, device)
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 5):
-        given[0].copy_(operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
-        assert fault(first, given, shape, plan.promoted) == ""
-        assert torch.equal(first, second)
+def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
+    """A replayed graph reads new inputs, and counters return to zero."""
+
+    def check(kind: str) -> None:
+        (shape, config, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
+        launcher, given = bound(config, splits, shape, device), operands(shape, device)
+        launcher.call(*given)
+        with torch.cuda.graph(graph):
+            first, second = launcher.call(*given), launcher.call(*given)
+        for seed in range(1, 5):
+            given[0].copy_(operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            assert fault(first, given, shape, config.promoted) == ""
+            assert torch.equal(first, second)
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 @pytest.mark.parametrize(
@@ -325,12 +351,12 @@ def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
     ids=str,
 )
 def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
-    """Ten thousand replays, while copies of random sizes on a third stream delay what loads: every output is the first one."""
+    """Ten thousand replays on two streams have the same bits while copies delay loads."""
     chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
     for kind in pair:
-        shape, plan, splits = KINDS[kind]
-        launcher, given = bound(plan, splits, shape, device), operands(shape, device)
+        shape, config, splits = KINDS[kind]
+        launcher, given = bound(config, splits, shape, device), operands(shape, device)
         first, different = launcher.call(*given).clone(), torch.zeros((), dtype=torch.int64, device=device.torch_device)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device.torch_device)
         torch.cuda.synchronize()
@@ -356,12 +382,12 @@ def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[
 
 @pytest.mark.parametrize("what", SIZES)
 def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
-    """The first rows, the last ones and some between are their products; nothing is left as it was."""
-    shape, plan = SIZES[what]
+    """Operands and outputs of more than 2**31 elements are right."""
+    shape, config = SIZES[what]
     if torch.cuda.mem_get_info(device.torch_device)[0] < 16 << 30:
         pytest.skip("needs 16 GiB of the GPU's memory")
     x, weight = operands(shape, device)
-    out = bound(plan, 1, shape, device).call(x, weight)
+    out = bound(config, 1, shape, device).call(x, weight)
     assert max(x.numel(), weight.numel(), out.numel()) > 1 << 31
     draw = torch.Generator().manual_seed(0)
     rows, columns = (
@@ -369,19 +395,19 @@ def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
         for size in (shape.m, shape.n)
     )
     rows, columns = rows.to(out.device), columns.to(out.device)
-    # Whole rows of some, and whole columns of others.
+    # Some whole rows and some whole columns.
     for found, one, other in ((out[rows], x[rows], weight), (out[:, columns], x, weight[columns])):
         torch.testing.assert_close(found, one @ other.T, atol=2e-2 * shape.k**0.5, rtol=2e-2)
 
 
 def test_threads_without_a_context(device: Device) -> None:
-    """A thread that has called nothing of CUDA's runtime binds and launches; others launch beside it on their own streams."""
-    plan, splits = PLANS["split"]
+    """Threads without a CUDA context bind and launch."""
+    config, splits = CONFIGS["split"]
     given, outs, failures = operands(SHAPE, device), [], []
 
     def work() -> None:
         try:
-            launcher = bound(plan, splits, SHAPE, device)
+            launcher = bound(config, splits, SHAPE, device)
             with torch.cuda.stream(torch.cuda.Stream()):
                 outs.append(launcher.call(*given))
                 torch.cuda.current_stream().synchronize()

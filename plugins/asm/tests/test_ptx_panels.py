@@ -1,20 +1,22 @@
-"""Outputs that the copy engine stores, on the emulator: exact products over all widths of panels, and texts made wrong."""
+"""Run kernels with TMA stores on the emulator, and test where they are listed."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm_asm.ptx.arguments import MAP_OUT, abi_of, declaration
+from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
-from tunedgemm_asm.ptx.problem import refusal
-from tunedgemm_asm.ptx.solutions import choices, refine, with_panels
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
+from tunedgemm_asm.ptx.space import enumerate_candidates, refine, with_panels
 
 pytestmark = pytest.mark.sweep
 
@@ -22,63 +24,69 @@ H200 = Device("sm_90", 132, "nvidia-h200")
 
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
-    """A shape of the op that has such scales."""
+    """Return a shape of the op with such scales."""
     op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
 
-#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K, most blocks several tiles.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, most blocks
+#: several tiles.
 CASES = [
-    (Plan(128, 256, 3, panels=2), of("none", (300, 520, 136), "bf16"), 1, 2),
-    (Plan(128, 64, 3, panels=1), of("none", (300, 200, 136), "bf16", bias="bf16"), 1, 2),
-    (Plan(128, 192, 3, panels=3), of("none", (150, 200, 136), "fp16", "fp16", "fp32"), 1, 2),
-    (Plan(128, 160, 3, panels=5), of("none", (150, 328, 136), "fp16", "bf16", "fp16"), 1, 2),
-    (Plan(128, 224, 3, panels=3), of("none", (150, 456, 136), "bf16", "fp16", "bf16"), 1, 2),
-    (Plan(128, 112, 3, panels=6), of("none", (150, 240, 136), "bf16"), 1, 2),
-    (Plan(128, 16, 3, panels=1), of("none", (150, 40, 136), "bf16", bias="bf16"), 1, 2),
-    (Plan(256, 128, 3, panels=3), of("none", (300, 136, 200), "bf16", bias="fp32"), 1, 1),
-    (Plan(256, 96, 3, panels=5), of("none", (600, 104, 136), "fp16", "fp16"), 1, 1),
-    (Plan(64, 80, 3, 1, panels=4), of("none", (200, 168, 136), "bf16"), 1, 2),
-    (Plan(128, 64, 3, 1, panels=2), of("none", (5, 8, 136), "bf16"), 1, 2),
-    (Plan(64, 64, 3, 1, panels=1), of("none", (70, 104, 456), "bf16", bias="bf16"), 3, 2),
-    (Plan(128, 96, 3, 2, 2, 2, panels=2), of("none", (300, 200, 136), "bf16"), 1, 4),
-    (Plan(64, 64, 3, 1, 2, 2, panels=1), of("none", (150, 200, 328), "fp16", "fp16", "bf16"), 3, 5),
-    (Plan(128, 128, 3, panels=2, promoted=True), of("row", (150, 200, 272), bias="bf16"), 1, 2),
-    (Plan(128, 224, 3, panels=6, promoted=True), of("row", (150, 456, 272), outdtype="fp16"), 1, 2),
-    (Plan(128, 160, 3, panels=4), of("row", (150, 328, 272), bias="fp32"), 1, 2),
-    (Plan(256, 64, 2, panels=2, promoted=True), of("tensor", (300, 136, 272), outdtype="fp16", bias="fp16"), 2, 2),
-    (Plan(128, 96, 3, panels=3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
-    (Plan(128, 256, 3, panels=2, promoted=True), of("block", (150, 520, 272)), 1, 2),
-    (Plan(128, 160, 3, panels=3, promoted=True), of("block", (150, 504, 144)), 1, 2),
-    (Plan(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
-    (Plan(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
+    (KernelConfig(128, 256, 3, panels=2), of("none", (300, 520, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 64, 3, panels=1), of("none", (300, 200, 136), "bf16", bias="bf16"), 1, 2),
+    (KernelConfig(128, 192, 3, panels=3), of("none", (150, 200, 136), "fp16", "fp16", "fp32"), 1, 2),
+    (KernelConfig(128, 160, 3, panels=5), of("none", (150, 328, 136), "fp16", "bf16", "fp16"), 1, 2),
+    (KernelConfig(128, 224, 3, panels=3), of("none", (150, 456, 136), "bf16", "fp16", "bf16"), 1, 2),
+    (KernelConfig(128, 112, 3, panels=6), of("none", (150, 240, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 16, 3, panels=1), of("none", (150, 40, 136), "bf16", bias="bf16"), 1, 2),
+    (KernelConfig(256, 128, 3, panels=3), of("none", (300, 136, 200), "bf16", bias="fp32"), 1, 1),
+    (KernelConfig(256, 96, 3, panels=5), of("none", (600, 104, 136), "fp16", "fp16"), 1, 1),
+    (KernelConfig(64, 80, 3, 1, panels=4), of("none", (200, 168, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 64, 3, 1, panels=2), of("none", (5, 8, 136), "bf16"), 1, 2),
+    (KernelConfig(64, 64, 3, 1, panels=1), of("none", (70, 104, 456), "bf16", bias="bf16"), 3, 2),
+    (KernelConfig(128, 96, 3, 2, 2, 2, panels=2), of("none", (300, 200, 136), "bf16"), 1, 4),
+    (KernelConfig(64, 64, 3, 1, 2, 2, panels=1), of("none", (150, 200, 328), "fp16", "fp16", "bf16"), 3, 5),
+    (KernelConfig(128, 128, 3, panels=2, promoted=True), of("row", (150, 200, 272), bias="bf16"), 1, 2),
+    (KernelConfig(128, 224, 3, panels=6, promoted=True), of("row", (150, 456, 272), outdtype="fp16"), 1, 2),
+    (KernelConfig(128, 160, 3, panels=4), of("row", (150, 328, 272), bias="fp32"), 1, 2),
+    (KernelConfig(256, 64, 2, panels=2, promoted=True), of("tensor", (300, 136, 272), outdtype="fp16", bias="fp16"), 2, 2),
+    (KernelConfig(128, 96, 3, panels=3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
+    (KernelConfig(128, 256, 3, panels=2, promoted=True), of("block", (150, 520, 272)), 1, 2),
+    (KernelConfig(128, 160, 3, panels=3, promoted=True), of("block", (150, 504, 144)), 1, 2),
+    (KernelConfig(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
+    (KernelConfig(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
 ]
-#: One place for two panels, three for three of 32 and of 16 columns; several tiles a block.
-TURNS = (Plan(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)
-NARROW = (Plan(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf16"), 1)
-FINEST = (Plan(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
+#: One buffer for two panels, three for three of 32 and of 16 columns; several tiles for each CTA.
+TURNS = (KernelConfig(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)
+NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf16"), 1)
+FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
 
 
-@pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: int, multiprocessors: int) -> None:
-    """Every element within the output is written, with the right bits, none beyond; no place, fence or barrier is misused."""
-    out, wanted = ptx.Bench(shape, plan, splits, multiprocessors).output()
-    np.testing.assert_array_equal(out, wanted)
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
+    """Products are exact, and no rule is broken."""
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
+        np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
 
 
-@pytest.mark.parametrize("case", [TURNS, NARROW, (Plan(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int]) -> None:
-    """What the copy engine reads and writes in seven other orders: no deadlock, no place overwritten while it is read, the same bits."""
-    plan, shape, splits = case
+@pytest.mark.parametrize(
+    "case", [TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"]
+)
+def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
+    """Seven other orders of TMA's accesses give the same bits."""
+    config, shape, splits = case
     for seed in range(1, 8):
-        out, wanted = ptx.Bench(shape, plan, splits, 2, seed).output()
+        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
         np.testing.assert_array_equal(out, wanted)
 
 
 _WAIT, _MEET = r"    @%p\d+ cp\.async\.bulk\.wait_group\.read \d;\n", r"    bar\.sync %r\d+, 128;\n"
 _FENCE, _STORE = r"    fence\.proxy\.async\.shared::cta;\n", r"    @%p\d+ cp\.async\.bulk\.tensor\.2d\.global.*\n"
 _COMMIT = r"    @%p\d+ cp\.async\.bulk\.commit_group;\n"
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "a place is written while it is read": (TURNS, f"{_WAIT}({_MEET})", r"\1"),
     "a place is written again in a tile while it is read": (TURNS, f"({_COMMIT}(?:.*\n)*?){_WAIT}({_MEET})", r"\1\2"),
@@ -103,14 +111,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
-    """A kernel that is wrong breaks a rule or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
+    """The emulator finds each planted mistake in one of five orders of events."""
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
 def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
-    """The rules of the emulator: fenced by who wrote it, then met; not written again before it is known to be read."""
+    """The emulator requires fences and barriers around TMA's reads."""
     threads = np.arange(128, 256)
     for steps, fault in (
         ("put", "not fenced"),
@@ -140,77 +151,80 @@ def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
 
 
 def test_names_and_memory() -> None:
-    """Places stand in the name as `_b`, and their bytes in shared memory, computed by hand: 64 rows of 64, 32 or 16 columns."""
-    wide, odd = Plan(128, 256, 4, panels=2), Plan(128, 224, 4, promoted=True, panels=6)
+    """`_b` in the name counts panel buffers, with shared memory computed by hand."""
+    wide, odd = KernelConfig(128, 256, 4, panels=2), KernelConfig(128, 224, 4, promoted=True, panels=6)
     assert (wide.name, odd.name) == ("ptx_128x256_s4_c2_x1_g8_b2_r1", "ptx_128x224_s4_c2_x1_g8_p_b6_r1")
-    assert [plan_of(plan.name) for plan in (wide, odd)] == [wide, odd]
+    assert [config_of(config.name) for config in (wide, odd)] == [wide, odd]
     assert (wide.panel_columns, wide.panel_bytes, wide.all_panels, wide.shared_bytes) == (64, 8192, 4, 4 * (49152 + 16) + 4 * 8192 + 8)
     assert (odd.panel_columns, odd.panel_bytes, odd.all_panels, odd.shared_bytes) == (32, 4096, 7, 4 * (45056 + 16) + 12 * 4096 + 8)
-    assert (Plan(256, 112, 3, panels=1).panel_bytes, Plan(256, 112, 3, panels=1).all_panels) == (2048, 14)
+    assert (KernelConfig(256, 112, 3, panels=1).panel_bytes, KernelConfig(256, 112, 3, panels=1).all_panels) == (2048, 14)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("ptx_128x256_s4_c2_x1_g8_b5_r1", "5 panels, a consumer's share of a tile has 4"),
-        ("ptx_128x256_s4_c2_x1_g8_b3_r1", "245832 bytes of shared memory, a block has 232448"),
-        ("ptx_128x160_s4_c2_x1_g8_b0_r1", "is not how ptx_128x160_s4_c2_x1_g8_r1 is written"),
-        ("ptx_128x72_s4_c2_x1_g8_b1_r1", "a multiple of 16 rows of the weight"),
-        ("ptx_64x128_s4_c2_x1_g8_swap_b1_r1", "panels are of rows of x"),
-        ("ptx_128x160_s4_c2_x1_g8_b5_p_r1", "names no kernel"),
-    ],
-)
-def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
-    """Names of kernels whose panels no SM holds, or that no kernel has, say what is wrong."""
-    with pytest.raises(PluginError, match=re.escape(reason)):
-        plan_of(name)
+def test_what_cannot_be_is_refused(failing: Any) -> None:
+    """Names of impossible panels raise with the reason."""
+
+    def check(name: str, reason: str) -> None:
+        with pytest.raises(PluginError, match=re.escape(reason)):
+            config_of(name)
+
+    assert not failing(
+        check,
+        [
+            ("ptx_128x256_s4_c2_x1_g8_b5_r1", "5 panels exceed the 4 of a consumer"),
+            ("ptx_128x256_s4_c2_x1_g8_b3_r1", "245832 bytes of shared memory exceed the 232448 of a block"),
+            ("ptx_128x160_s4_c2_x1_g8_b0_r1", "not canonical; expected ptx_128x160_s4_c2_x1_g8_r1"),
+            ("ptx_128x72_s4_c2_x1_g8_b1_r1", "a multiple of 16 rows of the weight"),
+            ("ptx_64x128_s4_c2_x1_g8_swap_b1_r1", "panels need rows of x"),
+            ("ptx_128x160_s4_c2_x1_g8_b5_p_r1", "is not a kernel"),
+        ],
+    )
 
 
 def test_outputs_that_threads_have_to_store() -> None:
-    """Of 32 bits, or with rows at no multiple of 16 bytes: such a plan is refused, and none is listed."""
-    plan, shape = Plan(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
-    assert refusal(plan, 1, shape) == ""
+    """Panels are refused for fp32 outputs and unaligned rows."""
+    config, shape = KernelConfig(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
+    assert unsupported(config, 1, shape) is None
     for other in (attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, n=7172)):
-        assert "stores outputs of 16 bits, rows at multiples of 16 bytes" in refusal(plan, 1, other)
-        assert not any(each.panels for each, _ in choices(other, H200))
+        assert "stores 16-bit outputs with TMA: needs N %" in unsupported(config, 1, other)
+        assert not any(each.panels for each, _ in enumerate_candidates(other, H200))
     for changes in ({"outdtype": "fp32"}, {"together": 2}):
-        with pytest.raises(PluginError, match="the copy engine stores outputs of 16 bits"):
-            Variant(**{"plan": plan, "dtype": "bf16", "outdtype": "bf16", **changes})
+        with pytest.raises(PluginError, match="TMA stores 16-bit outputs"):
+            Variant(**{"config": config, "dtype": "bf16", "outdtype": "bf16", **changes})
 
 
 def test_arguments_of_plans_without_panels_stay() -> None:
-    """The output's descriptor lies behind all others, on a boundary of 64, of kernels alone that need it."""
+    """The output's tensor map follows all other arguments."""
     assert MAP_OUT == 384
     assert [declaration(scale)[-5:] for scale in ("none", "row")] == ["[328]", "[344]"]
     assert [declaration(scale, True)[-5:] for scale in ("none", "row")] == ["[512]", "[512]"]
     assert abi_of("row", True).fields == abi_of("row").fields
-    assert "bulk_group" not in text_of(Variant(Plan(128, 160, 5), "bf16", "bf16"))
+    assert "bulk_group" not in text_of(Variant(KernelConfig(128, 160, 5), "bf16", "bf16"))
 
 
 @pytest.mark.parametrize("scale", ["none", "row", "block"])
 def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
-    """Of many rows of x eight at most, of few none; neighbours store the same way but for one, which stores the other way."""
+    """At most eight solutions with panels are listed, none for few rows."""
     like = of(scale, (4096, 7168, 8192), "bf16" if scale == "none" else "fp8_e4m3fn")
-    listed = choices(like, H200)
-    assert 0 < sum(plan.panels > 0 for plan, _ in listed) <= 8 and len(listed) <= 64
-    assert not any(plan.panels for plan, _ in choices(attrs.evolve(like, m=64), H200))
-    for plan, splits in listed[:12]:
-        near = [plan_of(each.kernel_name) for each in refine("asm", Solution("asm", plan.name, splits), like, H200)]
-        assert sum((each.panels > 0) != (plan.panels > 0) for each in near) <= 1
-        assert plan.consumers == 1 or plan.turns or any((each.panels > 0) != (plan.panels > 0) for each in near)
+    listed = enumerate_candidates(like, H200)
+    assert 0 < sum(config.panels > 0 for config, _ in listed) <= 8 and len(listed) <= 64
+    assert not any(config.panels for config, _ in enumerate_candidates(attrs.evolve(like, m=64), H200))
+    for config, splits in listed[:12]:
+        near = [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, splits), like, H200)]
+        assert sum((each.panels > 0) != (config.panels > 0) for each in near) <= 1
+        assert config.consumers == 1 or config.turns or any((each.panels > 0) != (config.panels > 0) for each in near)
 
 
 def test_what_the_model_expects() -> None:
-    """Of 128x256 as long an epilogue as without panels, and 560 cycles for each of two turns, in each of 7 rounds; computed by hand."""
-    shape, direct = Shape("a16w16", 4096, 7168, 8192), Plan(128, 256, 4)
-    loss = cost(Plan(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
+    """The model's cost of panels is that computed by hand."""
+    shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
+    loss = cost(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
     assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 
 def test_loads_of_columns_stay_where_registers_are_few() -> None:
-    """ptxas may move those of the read-only path to the front alone where all fit beside the sums; others are loaded a panel ahead."""
-    crowded = Variant(Plan(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
-    texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"plan": Plan(128, 256, 4)})]
+    """Column loads are not read-only where registers are few."""
+    crowded = Variant(KernelConfig(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
+    texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"config": KernelConfig(128, 256, 4)})]
     assert ["ld.global.v2.f32" in text for text in texts] == [True, False, False]
     body = texts[0][texts[0].index("wait_group.read") :]
     counts = [part.count("ld.global.v2.f32") for part in body.split("fence.proxy.async")]
@@ -218,9 +232,9 @@ def test_loads_of_columns_stay_where_registers_are_few() -> None:
 
 
 def test_where_places_come_from() -> None:
-    """Beside the stages where half of the panels fit, else in the place of a stage; not where three stages would not be left."""
-    assert with_panels(Plan(128, 256, 4)) == [Plan(128, 256, 4, panels=2)]
-    assert with_panels(Plan(128, 224, 5)) == [Plan(128, 224, 4, panels=6)]
-    assert with_panels(Plan(256, 192, 3)) == [Plan(256, 192, 3, panels=3)]
-    assert with_panels(Plan(128, 256, 3)) == [Plan(128, 256, 3, panels=4)]
-    assert with_panels(Plan(128, 72, 4)) == with_panels(Plan(16, 128, 4, swapped=True)) == []
+    """Panels take free shared memory, or that of one stage."""
+    assert with_panels(KernelConfig(128, 256, 4)) == [KernelConfig(128, 256, 4, panels=2)]
+    assert with_panels(KernelConfig(128, 224, 5)) == [KernelConfig(128, 224, 4, panels=6)]
+    assert with_panels(KernelConfig(256, 192, 3)) == [KernelConfig(256, 192, 3, panels=3)]
+    assert with_panels(KernelConfig(128, 256, 3)) == [KernelConfig(128, 256, 3, panels=4)]
+    assert with_panels(KernelConfig(128, 72, 4)) == with_panels(KernelConfig(16, 128, 4, swapped=True)) == []

@@ -1,25 +1,29 @@
-"""Steps along K that clusters share evenly, on the emulator: exact products in many orders, and texts made wrong, which it must find."""
+"""Run stream-K kernels on the emulator, and test how steps are shared."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
-from tunedgemm_asm.ptx.problem import problem_of, refusal, shared_evenly
+from tunedgemm_asm.ptx.launch import arguments_of
+from tunedgemm_asm.ptx.limits import shared_evenly, unsupported
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
 from tunedgemm_asm.ptx.shares import MOST_RANGES, shares_of
-from tunedgemm_asm.ptx.solutions import MOST, choices, refine
+from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 
 pytestmark = pytest.mark.sweep
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 
-#: Rows of the weight and multiprocessors: by how many rounds of whole tiles of 128 by 16 there would be of 300 rows of x.
+#: Rows of the weight and multiprocessors: by how many rounds of whole tiles of 128 by 16 there
+#: would be of 300 rows of x.
 GRIDS = {
     "two tiles, eleven blocks": (130, 8, 11),
     "0.8 rounds": (300, 41, 11),
@@ -29,101 +33,113 @@ GRIDS = {
     "2.5 rounds": (300, 73, 6),
     "15 rounds": (300, 73, 1),
 }
-#: Plan, shape, multiprocessors: each has tails in M, N and K.
+#: Configuration, shape, multiprocessors: each has tails in M, N and K.
 KINDS = [
-    (Plan(64, 40, 3, 1, stream=True), Shape("a16w16", 150, 101, 200, outdtype="fp32", epilogue="bias", bias_dtype="fp16"), 2),
-    (Plan(256, 16, 2, stream=True), Shape("a16w16", 300, 73, 264, "fp16", "fp16", epilogue="bias", bias_dtype="fp32"), 3),
-    (Plan(16, 128, 4, swapped=True, stream=True), Shape("a16w16", 13, 700, 200, epilogue="bias"), 5),
-    (Plan(24, 64, 3, 1, swapped=True, stream=True), Shape("a16w16", 20, 201, 264, outdtype="fp32"), 4),
-    (Plan(64, 16, 3, 1, 2, 2, stream=True), Shape("a16w16", 300, 73, 200, outdtype="fp32"), 6),
-    (Plan(128, 16, 3, cluster=2, stream=True), Shape("a16w16", 300, 73, 200, epilogue="bias"), 9),
-    (Plan(64, 16, 3, turns=True, stream=True), Shape("a16w16", 300, 73, 200, epilogue="bias"), 7),
-    (Plan(64, 32, 2, cluster=2, turns=True, stream=True), Shape("a16w16", 300, 73, 200, "fp16", "fp16"), 6),
-    (Plan(16, 64, 3, swapped=True, turns=True, stream=True), Shape("a16w16", 20, 400, 264), 4),
-    (Plan(128, 32, 3, panels=1, stream=True), Shape("a16w16", 300, 72, 200, epilogue="bias"), 5),
-    (Plan(64, 48, 3, 1, stream=True), Shape("a8w8", 150, 101, 400, "int8", "fp32", "bias", "fp32", scale="row"), 2),
-    (Plan(64, 16, 3, turns=True, stream=True), Shape("a8w8", 150, 73, 400, "int8", "bf16", scale="tensor"), 4),
-    (Plan(128, 40, 3, stream=True), Shape("a8w8", 300, 101, 400, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="tensor"), 7),
-    (Plan(128, 32, 3, promoted=True, stream=True), Shape("a8w8", 300, 73, 400, "fp8_e4m3fn", "fp32", scale="row"), 5),
-    (Plan(64, 96, 3, 1, promoted=True, stream=True), Shape("a8w8_blockscale", 150, 300, 400, "fp8_e4m3fn", "bf16", scale="block"), 3),
+    (KernelConfig(64, 40, 3, 1, stream=True), Shape("a16w16", 150, 101, 200, outdtype="fp32", epilogue="bias", bias_dtype="fp16"), 2),
+    (KernelConfig(256, 16, 2, stream=True), Shape("a16w16", 300, 73, 264, "fp16", "fp16", epilogue="bias", bias_dtype="fp32"), 3),
+    (KernelConfig(16, 128, 4, swapped=True, stream=True), Shape("a16w16", 13, 700, 200, epilogue="bias"), 5),
+    (KernelConfig(24, 64, 3, 1, swapped=True, stream=True), Shape("a16w16", 20, 201, 264, outdtype="fp32"), 4),
+    (KernelConfig(64, 16, 3, 1, 2, 2, stream=True), Shape("a16w16", 300, 73, 200, outdtype="fp32"), 6),
+    (KernelConfig(128, 16, 3, cluster=2, stream=True), Shape("a16w16", 300, 73, 200, epilogue="bias"), 9),
+    (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a16w16", 300, 73, 200, epilogue="bias"), 7),
+    (KernelConfig(64, 32, 2, cluster=2, turns=True, stream=True), Shape("a16w16", 300, 73, 200, "fp16", "fp16"), 6),
+    (KernelConfig(16, 64, 3, swapped=True, turns=True, stream=True), Shape("a16w16", 20, 400, 264), 4),
+    (KernelConfig(128, 32, 3, panels=1, stream=True), Shape("a16w16", 300, 72, 200, epilogue="bias"), 5),
+    (KernelConfig(64, 48, 3, 1, stream=True), Shape("a8w8", 150, 101, 400, "int8", "fp32", "bias", "fp32", scale="row"), 2),
+    (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a8w8", 150, 73, 400, "int8", "bf16", scale="tensor"), 4),
+    (KernelConfig(128, 40, 3, stream=True), Shape("a8w8", 300, 101, 400, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="tensor"), 7),
+    (KernelConfig(128, 32, 3, promoted=True, stream=True), Shape("a8w8", 300, 73, 400, "fp8_e4m3fn", "fp32", scale="row"), 5),
     (
-        Plan(16, 128, 3, 2, 2, 2, swapped=True, promoted=True, stream=True),
+        KernelConfig(64, 96, 3, 1, promoted=True, stream=True),
+        Shape("a8w8_blockscale", 150, 300, 400, "fp8_e4m3fn", "bf16", scale="block"),
+        3,
+    ),
+    (
+        KernelConfig(16, 128, 3, 2, 2, 2, swapped=True, promoted=True, stream=True),
         Shape("a8w8_blockscale", 20, 600, 400, "fp8_e4m3fn", "fp16", scale="block"),
         4,
     ),
     (
-        Plan(64, 32, 3, 1, promoted=True, stream=True),
+        KernelConfig(64, 32, 3, 1, promoted=True, stream=True),
         Shape("a8w8_blockscale_bpreshuffle", 150, 73, 384, "fp8_e4m3fn", "bf16", scale="block", layout="columns128"),
         3,
     ),
 ]
-SMALL = Plan(64, 16, 2, 1, stream=True)
+SMALL = KernelConfig(64, 16, 2, 1, stream=True)
 
 
-def of(n: int, k: int = 392, plan: Plan = SMALL) -> tuple[Plan, Shape, int, int]:
-    """A case of two rows of tiles on three multiprocessors, which hold six blocks of one consumer."""
-    return plan, Shape("a16w16", 100, n, k), 1, 3
+def of(n: int, k: int = 392, config: KernelConfig = SMALL) -> tuple[KernelConfig, Shape, int, int]:
+    """Return a case with two rows of tiles on three multiprocessors, which hold six CTAs."""
+    return config, Shape("a16w16", 100, n, k), 1, 3
 
 
-#: Four tiles of seven steps in ranges of five, which make three parts of one; four of six in ranges of four, of which every third ends with
-#: a tile; eight in ranges of ten; and fourteen of three, of which each block has a whole one.
+#: Four tiles of seven steps in ranges of five, which make three parts of one; four of six in ranges
+#: of four, of which every third ends with a tile; eight in ranges of ten; and fourteen of three, of
+#: which each block has a whole one.
 FEW, EVEN, MORE, MANY = of(24), of(24, 328), of(56), of(104, 136)
-TURNS = (Plan(64, 16, 3, turns=True, stream=True), Shape("a16w16", 100, 104, 200), 1, 6)
+TURNS = (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a16w16", 100, 104, 200), 1, 6)
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_products_are_exact_whatever_the_grid(ptx: ModuleType, grid: str, outdtype: str) -> None:
-    """Fewer tiles than blocks, whole rounds and others: the right bits in every element, and counters of zero, after two launches."""
-    m, n, multiprocessors = GRIDS[grid]
-    shape = Shape("a16w16", m, n, 264, outdtype=outdtype, epilogue="bias")
-    out, wanted = ptx.Bench(shape, Plan(128, 16, 3, stream=True), 1, multiprocessors, launches=2).output()
-    np.testing.assert_array_equal(out, wanted)
+def test_products_are_exact_whatever_the_grid(ptx: ModuleType, failing: Any) -> None:
+    """Products are exact for any ratio of tiles to CTAs, and counters end at zero."""
 
-
-@pytest.mark.parametrize(("plan", "shape", "multiprocessors"), KINDS, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, multiprocessors: int) -> None:
-    """Every dtype, kind of scales and part of a plan, with all blocks at work at once, and one cluster after the other."""
-    for resident in (0, 1):
-        out, wanted = ptx.Bench(shape, plan, 1, multiprocessors, resident, resident=resident).output()
+    def check(outdtype: str, grid: str) -> None:
+        m, n, multiprocessors = GRIDS[grid]
+        shape = Shape("a16w16", m, n, 264, outdtype=outdtype, epilogue="bias")
+        out, wanted = ptx.Bench(shape, KernelConfig(128, 16, 3, stream=True), 1, multiprocessors, launches=2).output()
         np.testing.assert_array_equal(out, wanted)
 
-
-@pytest.mark.parametrize(
-    "case",
-    [FEW, EVEN, MORE, MANY, TURNS, of(56, plan=attrs.evolve(SMALL, cluster=2))],
-    ids=["few", "even", "more", "many", "turns", "cluster"],
-)
-@pytest.mark.parametrize("resident", [0, 1, 3])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int, int], resident: int) -> None:
-    """Four orders, of all blocks or of fewer than there are at a time: nobody waits for one that has no place; the same bits."""
-    plan, shape, splits, multiprocessors = case
-    for seed in range(4):
-        out, wanted = ptx.Bench(shape, plan, splits, multiprocessors, seed, resident=resident, launches=2).output()
-        np.testing.assert_array_equal(out, wanted)
+    assert not failing(check, itertools.product(["bf16", "fp32"], GRIDS))
 
 
-@pytest.mark.parametrize("case", [FEW, MORE, MANY, TURNS], ids=["few", "more", "many", "turns"])
-def test_the_same_bits_whoever_comes_last(ptx: ModuleType, case: tuple[Plan, Shape, int, int]) -> None:
-    """Sums that round have the same bits in six orders, and are those of float64 but for rounding."""
-    plan, shape = case[0], attrs.evolve(case[1], dtype="fp16", outdtype="fp32")
-    chance = np.random.default_rng(0)
-    x, weight = (chance.standard_normal((rows, shape.k)).astype(np.float16).astype(np.float64) for rows in (shape.m, shape.n))
-    outs = [ptx.Bench(shape, plan, *case[2:], seed, (x, weight), seed % 3).output()[0] for seed in range(6)]
-    assert len({out.tobytes() for out in outs}) == 1
-    assert np.abs(outs[0] - x @ weight.T).max() < 1e-4 < np.abs(outs[0]).max()
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
+    """Products are exact for every dtype, kind of scales and feature of a configuration."""
+
+    def check(config: KernelConfig, shape: Shape, multiprocessors: int) -> None:
+        for resident in (0, 1):
+            out, wanted = ptx.Bench(shape, config, 1, multiprocessors, resident, resident=resident).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, KINDS)
+
+
+def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
+    """Four orders with any number of resident CTAs give the same bits without a deadlock."""
+
+    def check(case: tuple[KernelConfig, Shape, int, int], resident: int) -> None:
+        config, shape, splits, multiprocessors = case
+        for seed in range(4):
+            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed, resident=resident, launches=2).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, itertools.product([FEW, EVEN, MORE, MANY, TURNS, of(56, config=attrs.evolve(SMALL, cluster=2))], [0, 1, 3]))
+
+
+def test_the_same_bits_whoever_comes_last(ptx: ModuleType, failing: Any) -> None:
+    """Rounded sums have the same bits in six orders and are close to fp64."""
+
+    def check(case: tuple[KernelConfig, Shape, int, int]) -> None:
+        config, shape = case[0], attrs.evolve(case[1], dtype="fp16", outdtype="fp32")
+        chance = np.random.default_rng(0)
+        x, weight = (chance.standard_normal((rows, shape.k)).astype(np.float16).astype(np.float64) for rows in (shape.m, shape.n))
+        outs = [ptx.Bench(shape, config, *case[2:], seed, (x, weight), seed % 3).output()[0] for seed in range(6)]
+        assert len({out.tobytes() for out in outs}) == 1
+        assert np.abs(outs[0] - x @ weight.T).max() < 1e-4 < np.abs(outs[0]).max()
+
+    assert not failing(check, itertools.product([FEW, MORE, MANY, TURNS]))
 
 
 def orders(ptx: ModuleType, pattern: str = "", by: str = "") -> set[float]:
-    """What a tile is that three blocks share, in 24 orders of them, with a pattern of the text replaced.
-
-    Its parts are 2**25, 1 and -2**25, which in float32 make 0 in the order of K and 1 in others.
+    """Return the values of a tile with partials 2**25, 1 and -2**25 in 24 orders of three CTAs;
+    *pattern* of the text is replaced by *by*.
     """
     x, weight = np.zeros((4, 192)), np.zeros((8, 192))
     x[:, [0, 64, 128]], weight[:, [0, 64, 128]] = (1 << 12, 1, -(1 << 12)), (1 << 13, 1, 1 << 13)
     found: set[float] = set()
     for seed in range(24):
-        bench = ptx.Bench(Shape("a16w16", 4, 8, 192, "fp16", "fp32"), Plan(64, 8, 2, 1, stream=True), 1, 2, seed, (x, weight), seed % 2)
+        bench = ptx.Bench(
+            Shape("a16w16", 4, 8, 192, "fp16", "fp32"), KernelConfig(64, 8, 2, 1, stream=True), 1, 2, seed, (x, weight), seed % 2
+        )
         text, changes = re.subn(pattern, by, bench.text) if pattern else (bench.text, 1)
         assert changes == 1
         found |= set(bench.output(text)[0].reshape(-1).tolist())
@@ -131,12 +147,12 @@ def orders(ptx: ModuleType, pattern: str = "", by: str = "") -> set[float]:
 
 
 def test_parts_are_added_in_the_order_of_k(ptx: ModuleType) -> None:
-    """Whichever block comes last; were its own part always the first of the sum, not only of the first two, it would show."""
+    """Partials are added in the order of K, whichever CTA is last."""
     assert orders(ptx) == {0.0}
     assert orders(ptx, r"setp\.lt\.u32 (%p\d+), (%r\d+), 2;", r"setp.ge.u32 \1, \2, 0;") == {0.0, 1.0}
 
 
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "who looks leaves the counter": (MORE, r"    @%p\d+ st\.relaxed\.gpu\.global\.u32 .*\n", ""),
     "the own part is added twice": (MORE, r"    @%p\d+ bra PASSED_1;\n", ""),
@@ -172,34 +188,39 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
-    """A kernel that is wrong deadlocks, breaks a rule, leaves a counter or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
+    """The emulator finds each planted mistake in one of five orders of events."""
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 7, 64, 129])
-@pytest.mark.parametrize("clusters", [1, 2, 7, 66, 132])
-def test_shares_are_even(steps: int, clusters: int) -> None:
-    """Ranges cover the shared tiles, none is empty, the others fill rounds, and nobody has more steps than with whole tiles."""
-    for tiles in range(1, 3 * clusters + 3):
-        shares = shares_of(tiles, steps, clusters)
-        ranges = -(-shares.tiles * steps // shares.length)
-        assert ranges <= shares.clusters <= clusters and shares.tiles + shares.rounds * clusters == tiles
-        assert shares.clusters == (clusters if shares.rounds else ranges)
-        even = -(-shares.tiles * steps // clusters)
-        assert shares.length == max(even, -(-steps // MOST_RANGES))
-        assert shares.saved == -(-tiles // clusters) * steps - shares.rounds * steps - shares.length >= 0
-        bounds = [(at // shares.length, (at + steps - 1) // shares.length) for at in range(0, shares.tiles * steps, steps)]
-        most = max(last - first + 1 for first, last in bounds)
-        assert most <= shares.parts <= MOST_RANGES + 1
-        if tiles >= clusters:
-            assert 2 * shares.length >= steps and most <= 3
-            assert tiles % clusters == 0 or shares.tiles < 2 * clusters
+def test_shares_are_even(failing: Any) -> None:
+    """Ranges cover the shared tiles evenly, and the other tiles fill whole rounds."""
+
+    def check(steps: int, clusters: int) -> None:
+        for tiles in range(1, 3 * clusters + 3):
+            shares = shares_of(tiles, steps, clusters)
+            ranges = -(-shares.tiles * steps // shares.length)
+            assert ranges <= shares.clusters <= clusters and shares.tiles + shares.rounds * clusters == tiles
+            assert shares.clusters == (clusters if shares.rounds else ranges)
+            even = -(-shares.tiles * steps // clusters)
+            assert shares.length == max(even, -(-steps // MOST_RANGES))
+            assert shares.saved == -(-tiles // clusters) * steps - shares.rounds * steps - shares.length >= 0
+            bounds = [(at // shares.length, (at + steps - 1) // shares.length) for at in range(0, shares.tiles * steps, steps)]
+            most = max(last - first + 1 for first, last in bounds)
+            assert most <= shares.parts <= MOST_RANGES + 1
+            if tiles >= clusters:
+                assert 2 * shares.length >= steps and most <= 3
+                assert tiles % clusters == 0 or shares.tiles < 2 * clusters
+
+    assert not failing(check, itertools.product([1, 2, 5, 7, 64, 129], [1, 2, 7, 66, 132]))
 
 
 def test_shares_of_some_grids() -> None:
-    """By hand: 1.1 rounds are shared all, of 2.5 a half, of 3.9 the last; of whole rounds each range is a tile."""
+    """Shares of four grids are those computed by hand."""
     shares = shares_of(145, 128, 132)
     assert (shares.tiles, shares.length, shares.rounds, shares.parts, shares.saved) == (145, 141, 0, 2, 115)
     shares = shares_of(330, 128, 132)
@@ -211,29 +232,31 @@ def test_shares_of_some_grids() -> None:
 
 
 def test_a_problem_in_numbers() -> None:
-    """Shared tiles, ranges, grid and scratch memory of a product, computed by hand."""
+    """Arguments of stream-K launches are those computed by hand."""
     shape = Shape("a16w16", 300, 1000, 1000)
-    problem = problem_of(Plan(128, 160, 5, stream=True), 1, shape, 16)
+    arguments = arguments_of(KernelConfig(128, 160, 5, stream=True), 1, shape, 16)
     # 21 tiles of 16 steps on 16 blocks: all are shared.
-    told = {name: problem.values[name] for name in ("tiles", "items", "steps", "part", "splits")}
+    told = {name: arguments.values[name] for name in ("tiles", "items", "steps", "part", "splits")}
     assert told == {"tiles": 21, "items": 21, "steps": 16, "part": 21, "splits": 2}
-    assert (problem.grid, problem.counters, problem.workspace) == (16, 42, 42 * 2 * 80 * 128 * 4)
-    problem = problem_of(Plan(128, 160, 5, cluster=2, turns=True, stream=True), 1, shape, 10)
+    assert (arguments.grid, arguments.counters, arguments.workspace) == (16, 42, 42 * 2 * 80 * 128 * 4)
+    arguments = arguments_of(KernelConfig(128, 160, 5, cluster=2, turns=True, stream=True), 1, shape, 10)
     # 14 clusters of tiles on 5: 4 are left.
-    told = {name: problem.values[name] for name in ("tiles", "items", "steps", "part", "splits")}
+    told = {name: arguments.values[name] for name in ("tiles", "items", "steps", "part", "splits")}
     assert told == {"tiles": 14, "items": 4, "steps": 16, "part": 13, "splits": 3}
-    assert (problem.grid, problem.counters, problem.workspace) == (10, 8, 8 * 3 * 160 * 128 * 4)
+    assert (arguments.grid, arguments.counters, arguments.workspace) == (10, 8, 8 * 3 * 160 * 128 * 4)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Parts of K beside, and more steps than numbers hold; a text that would not share."""
-    plan, shape = Plan(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
-    assert refusal(plan, 1, shape) == ""
-    assert "shares 1440 times 128 steps along K" in refusal(plan, 2, shape) and "with splitK 1 (got 2)" in refusal(plan, 2, shape)
-    assert "at most, of 65536 at most for a tile" in refusal(plan, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
-    assert "1073741824 at most" in refusal(plan, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
-    with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: thread blocks share the K of tiles"):
-        Variant(plan, "bf16", "bf16")
+    """Stream-K rejects other splits, too many steps and variants without split-K."""
+    config, shape = KernelConfig(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
+    assert unsupported(config, 1, shape) is None
+    assert "shares 1440 times 128 steps along K" in unsupported(config, 2, shape) and "with splitK 1 (got 2)" in unsupported(
+        config, 2, shape
+    )
+    assert "at most, of 65536 at most for a tile" in unsupported(config, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
+    assert "1073741824 at most" in unsupported(config, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
+    with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: stream-K needs a variant that splits K"):
+        Variant(config, "bf16", "bf16")
 
 
 WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120, "fp8_e4m3fn", "bf16", scale="row")
@@ -250,37 +273,37 @@ WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120,
     ids=str,
 )
 def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool) -> None:
-    """Of a long K alone, and where the model expects a gain over the same plan and not too much of a loss against the best."""
-    found = choices(shape, H200)
-    stream = [plan for plan, splits in found if plan.stream and splits == 1]
+    """Stream-K is listed only where the model predicts a gain."""
+    found = enumerate_candidates(shape, H200)
+    stream = [config for config, splits in found if config.stream and splits == 1]
     assert bool(stream) == listed and len(stream) <= 8 and len(found) <= MOST
-    assert all(plan.stream is False or splits == 1 for plan, splits in found)
-    best = min(cost(plan, splits, shape, 132) for plan, splits in found if not plan.stream)
-    for plan in stream:
-        assert cost(plan, 1, shape, 132) < cost(attrs.evolve(plan, stream=False), 1, shape, 132)
-        assert cost(plan, 1, shape, 132) <= 1.05 * best
+    assert all(config.stream is False or splits == 1 for config, splits in found)
+    best = min(cost(config, splits, shape, 132) for config, splits in found if not config.stream)
+    for config in stream:
+        assert cost(config, 1, shape, 132) < cost(attrs.evolve(config, stream=False), 1, shape, 132)
+        assert cost(config, 1, shape, 132) <= 1.05 * best
 
 
 def test_neighbours_share_steps_or_not() -> None:
-    """The same plan is one step away, where a round is not full; neighbours of one that shares do, too, with splitK 1."""
+    """`refine` switches stream-K on where a round is not full."""
 
-    def near(plan: Plan, shape: Shape) -> list[Solution]:
-        return list(refine("asm", Solution("asm", plan.name, 1), shape, H200))
+    def near(config: KernelConfig, shape: Shape) -> list[Solution]:
+        return list(refine("asm", Solution("asm", config.name, 1), shape, H200))
 
-    plan = Plan(128, 128, 7)
-    stream = attrs.evolve(plan, stream=True)
-    assert Solution("asm", stream.name, 1) in near(plan, WIDE) and Solution("asm", plan.name, 1) in near(stream, WIDE)
-    others = [each for each in near(stream, WIDE) if plan_of(each.kernel_name).stream]
+    config = KernelConfig(128, 128, 7)
+    stream = attrs.evolve(config, stream=True)
+    assert Solution("asm", stream.name, 1) in near(config, WIDE) and Solution("asm", config.name, 1) in near(stream, WIDE)
+    others = [each for each in near(stream, WIDE) if config_of(each.kernel_name).stream]
     assert len(others) > 5 and {each.split_k for each in others} == {1}
     whole = attrs.evolve(WIDE, m=12 * 128, n=11 * 128)
-    assert Solution("asm", stream.name, 1) not in near(plan, whole)
-    assert Solution("asm", stream.name, 1) in refine("asm", Solution("asm", plan.name, 2), WIDE, H200)
+    assert Solution("asm", stream.name, 1) not in near(config, whole)
+    assert Solution("asm", stream.name, 1) in refine("asm", Solution("asm", config.name, 2), WIDE, H200)
 
 
 def test_the_model_shares_work_evenly() -> None:
-    """1.5 rounds take as long as one and a half, the meeting, and what the half's steps miss in L2, where the same plan takes two."""
-    plan, stream = Plan(128, 128, 7), Plan(128, 128, 7, stream=True)
+    """The model gives 1.5 rounds 1.5 times the time of one, plus fixup and L2 misses."""
+    config, stream = KernelConfig(128, 128, 7), KernelConfig(128, 128, 7, stream=True)
     shape = Shape("a16w16", 128 * 11, 128 * 18, 16384)
     assert shared_evenly(stream, shape, 132).length == 128
-    one, two, shared = cost(plan, 1, attrs.evolve(shape, n=128 * 12), 132), cost(plan, 1, shape, 132), cost(stream, 1, shape, 132)
+    one, two, shared = cost(config, 1, attrs.evolve(shape, n=128 * 12), 132), cost(config, 1, shape, 132), cost(stream, 1, shape, 132)
     assert (one + two) / 2 < shared < (one + two) / 2 + 0.44 * one / 2 + 8 < two

@@ -1,75 +1,85 @@
-"""Consumers that take turns, on the emulator: exact products in many orders of events, and texts made wrong, which it must find."""
+"""Run ping-pong kernels on the emulator, and test where they are listed."""
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.plan import Plan, plan_of
-from tunedgemm_asm.ptx.solutions import MOST, TURNS, choices, refine
+from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.space import MOST, TURNS, enumerate_candidates, refine
 
 pytestmark = pytest.mark.sweep
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 
-#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K; items of a block are one to six, steps fewer or more than stages.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K; items of a block
+#: are one to six, steps fewer or more than stages.
 CASES = [
-    (Plan(64, 40, 3, turns=True), Shape("a16w16", 150, 101, 200, epilogue="bias"), 1, 2),
-    (Plan(128, 72, 3, turns=True), Shape("a16w16", 300, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
-    (Plan(128, 160, 4, turns=True), Shape("a16w16", 150, 328, 136, outdtype="fp32", epilogue="bias", bias_dtype="fp16"), 1, 2),
-    (Plan(64, 32, 4, group=2, turns=True), Shape("a16w16", 150, 70, 264, outdtype="fp32"), 1, 1),
-    (Plan(64, 16, 5, turns=True), Shape("a16w16", 100, 74, 72, "fp16", epilogue="bias", bias_dtype="fp32"), 1, 3),
-    (Plan(192, 24, 2, turns=True), Shape("a16w16", 300, 40, 328), 1, 1),
-    (Plan(64, 24, 3, turns=True), Shape("a16w16", 70, 101, 296, epilogue="bias"), 2, 2),
-    (Plan(64, 32, 3, turns=True), Shape("a16w16", 150, 73, 456, "fp16", "fp16"), 4, 2),
-    (Plan(64, 16, 3, cluster=2, group=2, turns=True), Shape("a16w16", 300, 41, 328, outdtype="fp32"), 1, 4),
-    (Plan(128, 16, 2, cluster=2, turns=True), Shape("a16w16", 300, 41, 296, epilogue="bias"), 3, 2),
-    (Plan(16, 128, 4, swapped=True, turns=True), Shape("a16w16", 13, 700, 200, epilogue="bias"), 1, 2),
-    (Plan(24, 64, 3, swapped=True, turns=True), Shape("a16w16", 47, 101, 136, outdtype="fp32", epilogue="bias"), 2, 1),
-    (Plan(16, 64, 3, cluster=2, swapped=True, turns=True), Shape("a16w16", 20, 400, 328), 3, 5),
-    (Plan(128, 32, 3, turns=True), Shape("a8w8", 150, 101, 400, "int8", "bf16", "bias", "fp32", scale="row"), 2, 2),
-    (Plan(64, 40, 3, turns=True), Shape("a8w8", 150, 104, 272, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="row"), 1, 2),
-    (Plan(8, 128, 3, swapped=True, turns=True), Shape("a8w8", 5, 600, 528, "fp8_e4m3fn", "fp32", scale="tensor"), 3, 2),
+    (KernelConfig(64, 40, 3, turns=True), Shape("a16w16", 150, 101, 200, epilogue="bias"), 1, 2),
+    (KernelConfig(128, 72, 3, turns=True), Shape("a16w16", 300, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
+    (KernelConfig(128, 160, 4, turns=True), Shape("a16w16", 150, 328, 136, outdtype="fp32", epilogue="bias", bias_dtype="fp16"), 1, 2),
+    (KernelConfig(64, 32, 4, group=2, turns=True), Shape("a16w16", 150, 70, 264, outdtype="fp32"), 1, 1),
+    (KernelConfig(64, 16, 5, turns=True), Shape("a16w16", 100, 74, 72, "fp16", epilogue="bias", bias_dtype="fp32"), 1, 3),
+    (KernelConfig(192, 24, 2, turns=True), Shape("a16w16", 300, 40, 328), 1, 1),
+    (KernelConfig(64, 24, 3, turns=True), Shape("a16w16", 70, 101, 296, epilogue="bias"), 2, 2),
+    (KernelConfig(64, 32, 3, turns=True), Shape("a16w16", 150, 73, 456, "fp16", "fp16"), 4, 2),
+    (KernelConfig(64, 16, 3, cluster=2, group=2, turns=True), Shape("a16w16", 300, 41, 328, outdtype="fp32"), 1, 4),
+    (KernelConfig(128, 16, 2, cluster=2, turns=True), Shape("a16w16", 300, 41, 296, epilogue="bias"), 3, 2),
+    (KernelConfig(16, 128, 4, swapped=True, turns=True), Shape("a16w16", 13, 700, 200, epilogue="bias"), 1, 2),
+    (KernelConfig(24, 64, 3, swapped=True, turns=True), Shape("a16w16", 47, 101, 136, outdtype="fp32", epilogue="bias"), 2, 1),
+    (KernelConfig(16, 64, 3, cluster=2, swapped=True, turns=True), Shape("a16w16", 20, 400, 328), 3, 5),
+    (KernelConfig(128, 32, 3, turns=True), Shape("a8w8", 150, 101, 400, "int8", "bf16", "bias", "fp32", scale="row"), 2, 2),
+    (KernelConfig(64, 40, 3, turns=True), Shape("a8w8", 150, 104, 272, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="row"), 1, 2),
+    (KernelConfig(8, 128, 3, swapped=True, turns=True), Shape("a8w8", 5, 600, 528, "fp8_e4m3fn", "fp32", scale="tensor"), 3, 2),
 ]
-#: Eight items of five steps in two stages, and the same with parts of K, of three steps and of two.
-SMALL = (Plan(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
+#: Eight items of five steps in two stages, and the same with splits of three and two steps.
+SMALL = (KernelConfig(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
 PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
-@pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: int, multiprocessors: int) -> None:
-    """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
-    for seed in (0, 1):
-        out, wanted = ptx.Bench(shape, plan, splits, multiprocessors, seed).output()
-        np.testing.assert_array_equal(out, wanted)
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
+    """Ping-pong products are exact, and no rule is broken."""
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        for seed in (0, 1):
+            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        PLAIN,
-        SPLIT,
-        (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
-        (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
-        (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
-        (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
-    ],
-    ids=["plain", "split", "cluster", "items shorter than the ring", "items of one step", "items of two rounds"],
-)
-@pytest.mark.parametrize("multiprocessors", [1, 2])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int], multiprocessors: int) -> None:
-    """Copies, products and warp groups in twelve orders: no deadlock, no stage of the other consumer taken for one's own, the same bits."""
-    plan, shape, splits = case
-    for seed in range(12):
-        out, wanted = ptx.Bench(shape, plan, splits, max(multiprocessors, plan.cluster), seed).output()
-        np.testing.assert_array_equal(out, wanted)
+def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
+    """Twelve orders of events give the same bits without a deadlock."""
+
+    def check(case: tuple[KernelConfig, Shape, int], multiprocessors: int) -> None:
+        config, shape, splits = case
+        for seed in range(12):
+            out, wanted = ptx.Bench(shape, config, splits, max(multiprocessors, config.cluster), seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(
+        check,
+        itertools.product(
+            [
+                PLAIN,
+                SPLIT,
+                (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
+                (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
+                (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
+                (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
+            ],
+            [1, 2],
+        ),
+    )
 
 
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "one stage too many is passed over": (
         PLAIN,
@@ -94,69 +104,73 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
-    """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
+    """The emulator finds each planted mistake in one of five orders of events."""
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
 SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="row")
 
 
-@pytest.mark.parametrize(
-    ("shape", "listed"),
-    [
-        (SIXTEEN, 8),
-        (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
-        (attrs.evolve(SIXTEEN, m=1024, n=3000), 4),
-        (attrs.evolve(SIXTEEN, m=256), 0),
-        (attrs.evolve(SIXTEEN, m=1), 0),
-        (EIGHT, 8),
-        (attrs.evolve(EIGHT, dtype="int8", scale="tensor"), 8),
-        (attrs.evolve(EIGHT, outdtype="fp32"), 0),
-        (Shape("a8w8_blockscale", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="block"), 0),
-    ],
-    ids=str,
-)
-def test_turns_are_listed_where_an_sm_has_several_tiles(shape: Shape, listed: int) -> None:
-    """One plan of each tile of which there are more than SMs, if among the first 64; none if sums of fp8 products have to be promoted."""
-    found = choices(shape, H200)
-    turns = [(plan, splits) for plan, splits in found if plan.turns and not plan.stream]
-    assert len(turns) == listed <= sum(map(len, TURNS.values())) == 8
-    assert len(found) <= MOST and {splits for _, splits in turns} <= {1}
-    assert listed == len({(plan.tile_m, plan.tile_n) for plan, _ in turns})
+def test_turns_are_listed_where_an_sm_has_several_tiles(failing: Any) -> None:
+    """Ping-pong is listed where an SM has several tiles, and not with promotion."""
+
+    def check(shape: Shape, listed: int) -> None:
+        found = enumerate_candidates(shape, H200)
+        turns = [(config, splits) for config, splits in found if config.turns and not config.stream]
+        assert len(turns) == listed <= sum(map(len, TURNS.values())) == 8
+        assert len(found) <= MOST and {splits for _, splits in turns} <= {1}
+        assert listed == len({(config.tile_m, config.tile_n) for config, _ in turns})
+
+    assert not failing(
+        check,
+        [
+            (SIXTEEN, 8),
+            (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
+            (attrs.evolve(SIXTEEN, m=1024, n=3000), 4),
+            (attrs.evolve(SIXTEEN, m=256), 0),
+            (attrs.evolve(SIXTEEN, m=1), 0),
+            (EIGHT, 8),
+            (attrs.evolve(EIGHT, dtype="int8", scale="tensor"), 8),
+            (attrs.evolve(EIGHT, outdtype="fp32"), 0),
+            (Shape("a8w8_blockscale", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="block"), 0),
+        ],
+    )
 
 
 def test_neighbours_take_turns_or_not() -> None:
-    """A plan's own tile in turns is one step away, where an SM has several tiles and registers hold the sums, and so is a cluster."""
+    """`refine` switches ping-pong on where an SM has several tiles and enough registers."""
 
-    def near(plan: Plan, shape: Shape) -> list[Plan]:
-        return [plan_of(each.kernel_name) for each in refine("asm", Solution("asm", plan.name, 1), shape, H200)]
+    def near(config: KernelConfig, shape: Shape) -> list[KernelConfig]:
+        return [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, 1), shape, H200)]
 
-    shared, turns = Plan(128, 160, 5), Plan(128, 160, 5, turns=True)
+    shared, turns = KernelConfig(128, 160, 5), KernelConfig(128, 160, 5, turns=True)
     assert turns in near(shared, SIXTEEN) and shared in near(turns, SIXTEEN)
     assert attrs.evolve(turns, cluster=2) in near(turns, SIXTEEN)
     assert turns not in near(shared, attrs.evolve(SIXTEEN, m=256))
-    assert not any(plan.turns for plan in near(Plan(128, 256, 4), SIXTEEN))
-    assert not any(plan.turns for plan in near(Plan(128, 128, 4, 1), SIXTEEN) + near(Plan(128, 128, 4, promoted=True), EIGHT))
+    assert not any(config.turns for config in near(KernelConfig(128, 256, 4), SIXTEEN))
+    assert not any(
+        config.turns for config in near(KernelConfig(128, 128, 4, 1), SIXTEEN) + near(KernelConfig(128, 128, 4, promoted=True), EIGHT)
+    )
 
 
 def test_what_is_stored_under_products_costs_no_time() -> None:
-    """By the model: each tile but the last is stored for nothing, or as long as its consumer stores it and multiplies, halved.
-
-    Within a hundredth, which is what bounds that are far off add.
-    """
-    turns, shared = Plan(128, 128, 7, turns=True), Plan(128, 128, 7)
+    """The model hides the store of all tiles but the last behind products, within 1 %."""
+    turns, shared = KernelConfig(128, 128, 7, turns=True), KernelConfig(128, 128, 7)
     long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)
-    # Of one tile one consumer stores all, where two had shared it.
+    # One consumer stores a whole tile, which two shared before.
     stored = cost(turns, 1, long, 132) - cost(shared, 1, long, 132)
     assert stored > 0
 
-    def more(plan: Plan, shape: Shape) -> float:
+    def more(config: KernelConfig, shape: Shape) -> float:
         """Microseconds of nine more tiles on each SM."""
-        return cost(plan, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost(plan, 1, shape, 132)
+        return cost(config, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost(config, 1, shape, 132)
 
     assert more(shared, long) - more(turns, long) == pytest.approx(9 * stored, rel=0.01)
-    # Of four steps both multiply less long than they store: each has two tiles' time for both.
+    # With four steps both consumers multiply for less time than they store.
     whole = more(shared, short) / 9 - stored
     assert whole < 2 * stored and more(turns, short) == pytest.approx(9 * (whole + 2 * stored) / 2, rel=0.01)

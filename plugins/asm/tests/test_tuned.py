@@ -1,4 +1,4 @@
-"""From shape to dispatch: real tuner processes, real tables, AITER's rows, the fake runtime in place of an AMD GPU."""
+"""Tune and dispatch in real processes with the fake runtime in place of an AMD GPU."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tunedgemm.plugin import device_of
 
 HERE = Path(__file__).parent
-SHAPES = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n40,128,256,{bias},torch.bfloat16,torch.bfloat16,False,{shuffled}\n"
+HEAD = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
+SHAPE = "40,128,256,{bias},torch.bfloat16,torch.bfloat16,False,{shuffled}\n"
 ROW = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n{}\n"
-#: Statuses of what ran and was right.
+#: Statuses of right solutions.
 RIGHT = ("ok", "screened")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(fake: ModuleType, tree: Path) -> Run:
-    """Python, with the fake backends installed, in a process of its own."""
+    """Return a function that runs Python with the fake backends installed in a child process."""
 
     def start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(HERE / "installed"), *filter(None, sys.path)])
@@ -36,26 +38,38 @@ def run(fake: ModuleType, tree: Path) -> Run:
     return start
 
 
-def tune(run: Run, folder: Path, *more: str, bias: bool = False, shuffled: bool = False, **variables: str) -> dict[str, str]:
-    """Tune one shape; the row of its table."""
-    (folder / "shapes.csv").write_text(SHAPES.format(bias=bias, shuffled=shuffled))
+def tune(
+    run: Run, folder: Path, *more: str, kinds: tuple[tuple[bool, bool], ...] = ((False, False),), **variables: str
+) -> list[dict[str, str]]:
+    """Tune a shape for each kind, which is bias and shuffled weight; return the rows of the table."""
+    (folder / "shapes.csv").write_text(HEAD + "".join(SHAPE.format(bias=bias, shuffled=shuffled) for bias, shuffled in kinds))
     files = ("-i", str(folder / "shapes.csv"), "-o", str(folder / "tuned.csv"), "-o2", str(folder / "profile.csv"))
     done = run("-m", "tunedgemm", "tune", *files, "--libtype", "fakeasm", "--iters", "5", "--warmup", "0", *more, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    [row] = csv.DictReader((folder / "tuned.csv").open())
-    return row
+    return list(csv.DictReader((folder / "tuned.csv").open()))
 
 
-def statuses(folder: Path) -> dict[tuple[str, str], str]:
-    """kernelName and splitK -> status of every solution that was tried."""
-    return {(row["kernelName"], row["splitK"]): row["status"] for row in csv.DictReader((folder / "profile.csv").open())}
+def statuses(folder: Path, shuffled: bool = False) -> dict[tuple[str, str], str]:
+    """Return the status of every solution that was tried, by kernelName and splitK."""
+    rows = csv.DictReader((folder / "profile.csv").open())
+    return {(row["kernelName"], row["splitK"]): row["status"] for row in rows if row["bpreshuffle"] == str(shuffled)}
 
 
-def test_every_kernel_is_tried(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """All kernels with all splits are timed, wrong numbers are found, and the row names kernel, split and the packs' version."""
-    wrong = fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
-    row = tune(run, tmp_path, FAKE_WRONG=wrong)
-    found = statuses(tmp_path)
+@pytest.fixture(scope="module")
+def tuned(run: Run, fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Tune a plain shape, one of whose kernels is wrong, and a shuffled one with a bias: folder,
+    rows, the wrong kernel's name.
+    """
+    folder, wrong = tmp_path_factory.mktemp("tuned"), fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
+    return folder, tune(run, folder, kinds=((False, False), (True, True)), FAKE_WRONG=wrong), wrong
+
+
+def test_every_kernel_is_tried(tuned: Any) -> None:
+    """Tuning times every kernel with every split, finds the wrong one, and names kernel, split and
+    pack version in the row.
+    """
+    folder, rows, wrong = tuned
+    row, found = next(row for row in rows if row["bpreshuffle"] == "False"), statuses(folder)
     assert (row["libtype"], row["libver"][:4]) == ("fakeasm", "asm ")
     assert found[row["kernelName"], row["splitK"]] in RIGHT
     assert found[wrong, "1"] == "wrong"
@@ -63,20 +77,11 @@ def test_every_kernel_is_tried(run: Run, tmp_path: Path, fake: ModuleType) -> No
     assert len(found) > 10
 
 
-def test_shuffled_weights_go_through_the_whole_way(run: Run, tmp_path: Path) -> None:
-    """AITER's shuffled weights are tuned and dispatched, with a bias."""
-    row = tune(run, tmp_path, shuffled=True, bias=True)
-    assert (row["libtype"], row["bpreshuffle"]) == ("fakeasm", "True")
-    served = run("-c", SERVED, str(tmp_path / "tuned.csv"), "True", "True")
-    assert served.returncode == 0, served.stderr
-    assert f"fakeasm:{row['kernelName']}" in served.stdout
-
-
 @pytest.mark.slow
 def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """The process dies of it, all others are tried, and the shape gets a row."""
+    """A kernel that kills its process costs one solution, and the shape gets a row."""
     faulty = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
-    row = tune(run, tmp_path, FAKE_FAULT=faulty)
+    (row,) = tune(run, tmp_path, FAKE_FAULT=faulty)
     found = statuses(tmp_path)
     assert row["kernelName"] not in ("", faulty)
     assert found[faulty, "1"] not in RIGHT
@@ -85,54 +90,56 @@ def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake:
 
 @pytest.mark.slow
 def test_a_kernel_that_hangs_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """It is given up at its deadline."""
+    """A kernel that hangs is given up at its deadline."""
     hanging = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
-    row = tune(run, tmp_path, "--timeout", "5", FAKE_HANG=hanging)
+    (row,) = tune(run, tmp_path, "--timeout", "5", FAKE_HANG=hanging)
     found = statuses(tmp_path)
     assert row["kernelName"] not in ("", hanging)
     assert found[hanging, "1"] == "hung"
     assert {status for name, status in found.items() if name[0] != hanging} <= set(RIGHT)
 
 
+#: Serve one call for each table, bias and shuffled weight among the arguments, and explain it.
 SERVED = """
 import sys, torch
 from tunedgemm import shuffle_weight
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.plugin import Shape, device_of
-table, bias, shuffled = sys.argv[1], sys.argv[2] == "True", sys.argv[3] == "True"
-gemm = TunedGemm()
-if table:
+for table, bias, shuffled in (words.split(",") for words in sys.argv[1:]):
+    bias, shuffled = bias == "True", shuffled == "True"
+    gemm = TunedGemm()
     gemm.load_config(table)
-x, weight, added = (torch.randn(*sizes, dtype=torch.bfloat16) for sizes in ((40, 256), (128, 256), (128,)))
-out = gemm.gemm_a16w16(x, shuffle_weight(weight) if shuffled else weight, added if bias else None)
-exact = torch.nn.functional.linear(x.double(), weight.double(), added.double() if bias else None)
-assert (out.double() - exact).norm() < 0.01 * exact.norm()
-shape = Shape("a16w16", 40, 128, 256, epilogue="bias" if bias else "none", layout="aiter16x16" if shuffled else "row")
-print(gemm.dispatcher.explain(shape, device_of(-1)))
+    x, weight, added = (torch.randn(*sizes, dtype=torch.bfloat16) for sizes in ((40, 256), (128, 256), (128,)))
+    out = gemm.gemm_a16w16(x, shuffle_weight(weight) if shuffled else weight, added if bias else None)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), added.double() if bias else None)
+    assert (out.double() - exact).norm() < 0.01 * exact.norm(), table
+    shape = Shape("a16w16", 40, 128, 256, epilogue="bias" if bias else "none", layout="aiter16x16" if shuffled else "row")
+    print(gemm.dispatcher.explain(shape, device_of(-1)), end="\\0")
 """
 
 
 def row_of(name: str, splits: int | str, shuffled: bool = False) -> str:
-    """A table with one row as AITER's tuner writes it, for this machine in place of a GPU."""
+    """Return a table with one row of AITER's tuner for this machine in place of a GPU."""
     key = f"{device_of(-1).gfx},1,40,128,256,False,torch.bfloat16,torch.bfloat16,False,{shuffled}"  # one thread, as `run` has it
     return ROW.format(f"{key},fakeasm,3,{splits},7.5,{name},0.0,1,1")
 
 
-@pytest.mark.parametrize("splits", [0, 3, 16])
-def test_aiters_rows_dispatch(run: Run, tmp_path: Path, fake: ModuleType, splits: int) -> None:
-    """The kernel that a row names runs; a splitK of 0 is chosen, one that is too large is lowered, as AITER's launcher does."""
+def test_rows_dispatch(run: Run, tuned: Any, fake: ModuleType, tmp_path: Path) -> None:
+    """Dispatch runs the kernel of a row, lowers a splitK that K does not allow, and leaves another
+    architecture's row to torch.
+    """
+    folder, rows, _ = tuned
     name = fake.bf16(64, shuffled=False, splits=True)["knl_name"]
-    (tmp_path / "table.csv").write_text(row_of(name, splits))
-    served = run("-c", SERVED, str(tmp_path / "table.csv"), "False", "False")
-    assert served.returncode == 0, served.stderr
-    assert f"fakeasm:{name}" in served.stdout.splitlines()[1]
-
-
-def test_a_row_of_another_architecture_is_a_miss(run: Run, tmp_path: Path) -> None:
-    """A name that the packs have for another architecture alone is not launched; explain says so, and torch serves."""
     fp4 = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"
-    (tmp_path / "table.csv").write_text(row_of(fp4, 1))
-    served = run("-c", SERVED, str(tmp_path / "table.csv"), "False", "False")
+    written = [(name, splits) for splits in (0, 3, 16)] + [(fp4, 1)]
+    for number, row in enumerate(written):
+        (tmp_path / f"{number}.csv").write_text(row_of(*row))
+    served = run("-c", SERVED, f"{folder / 'tuned.csv'},True,True", *(f"{tmp_path / f'{number}.csv'},False,False" for number in range(4)))
     assert served.returncode == 0, served.stderr
-    assert "torch:native" in served.stdout.splitlines()[1]
-    assert f"the packs have {fp4} for gfx950, not for gfx942" in served.stdout
+    tuned_row, *others, miss = served.stdout.split("\0")[:5]
+    shuffled = next(row for row in rows if row["bpreshuffle"] == "True")
+    assert shuffled["libtype"] == "fakeasm"
+    assert f"fakeasm:{shuffled['kernelName']}" in tuned_row
+    assert all(f"fakeasm:{name}" in explained.splitlines()[1] for explained in others)
+    assert "torch:native" in miss.splitlines()[1]
+    assert f"the packs have {fp4} for gfx950, not for gfx942" in miss

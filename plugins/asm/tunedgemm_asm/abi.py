@@ -1,17 +1,21 @@
-"""What kernels are told, as data: the layouts of their argument buffers, by name. Bytes that belong to no field are zero.
+"""Describe the layouts of kernel argument buffers, by name.
 
-Sources of AITER's: the structs of its launchers (``csrc/py_itfs_cu/asm_*gemm_*.cu``, ``asm_a8w8_blockscale_bpreshuffle.cu``) and the
-``.args`` metadata of its code objects, which agree: every argument has a slot of 16 bytes. A kernel that does not ask for the last
-fields of a layout may declare fewer bytes; it is launched with all of them, as AITER does.
+Bytes that belong to no field are zero. The sources for AITER's layouts agree: the structs of its
+launchers (``csrc/py_itfs_cu/asm_*gemm_*.cu``, ``asm_a8w8_blockscale_bpreshuffle.cu``) and the
+``.args`` metadata of its code objects. Every argument has a slot of 16 bytes. A kernel that does
+not read the last fields may declare fewer bytes; the launch still passes all of them, as AITER
+does.
 
-What AITER's bf16 kernels do with theirs, by their code: the bias is bf16, whatever they write. With several splits the workgroups of the
-first part zero their tile of the output and set its semaphore to the number of parts; all wait for that, add their sums by atomic
-instructions (of bf16 pairs or fp32) and count the semaphore down, so it is zero again at the end. N has no tail.
+AITER's bf16 kernels, by their code: the bias is bf16 whatever the output is. With several splits,
+the workgroups of the first split zero their output tile and set its semaphore to the number of
+splits. All splits wait for that, add their partials by atomics (bf16 pairs or fp32) and decrement
+the semaphore, which ends at zero. N has no tail.
 
-``tunedgemm-bf16`` is ours, for the kernels of `tunedgemm_asm.gcn`. Its fields are naturally aligned, strides are in bytes.
-``tiles_m`` and ``tiles_n`` are ceil(M / tile_m) and ceil(N / tile_n); the grid is (tiles_m * tiles_n, 1, splits). Each of ``splits`` parts
-of K has ``k_part`` elements, a multiple of 64, the last perhaps fewer. ``workspace`` holds tile_m * tile_n fp32 values for each part
-of each tile, ``semaphore`` one zero of 32 bits for each tile, zero again at the end; both are read by kernels that split alone.
+``tunedgemm-bf16`` is the layout of `tunedgemm_asm.gcn`. Fields are naturally aligned, strides are
+in bytes. ``tiles_m`` is ceil(M / tile_m), ``tiles_n`` is ceil(N / tile_n), and the grid is (tiles_m
+* tiles_n, 1, splits). Each split has ``k_part`` elements of K, a multiple of 64; the last may have
+fewer. ``workspace`` holds tile_m * tile_n fp32 partials for each split of each tile. ``semaphore``
+holds one 32-bit zero for each tile and ends at zero. Only split-K kernels read both.
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ import attrs
 from tunedgemm.plugin import PluginError
 from tunedgemm.tools import parse_dtype
 
-#: Architectures for which kernels of these layouts exist, and the fp8 that each multiplies (CDNA 3 and 4 ISA guides).
+#: Architectures with kernels of these layouts, and the fp8 that each multiplies (CDNA 3, 4 ISA
+#: guides).
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
-#: Kinds of fields: ``struct`` format of a little-endian value.
+#: Kind of a field -> ``struct`` format of its little-endian value.
 KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
 _LEAST = MappingProxyType({"pointer": 0, "u32": 0, "i32": -(1 << 31)})
 _MOST = MappingProxyType({"pointer": (1 << 64) - 1, "u32": (1 << 32) - 1, "i32": (1 << 31) - 1})
@@ -35,11 +40,11 @@ _MOST = MappingProxyType({"pointer": (1 << 64) - 1, "u32": (1 << 32) - 1, "i32":
 
 @attrs.frozen
 class Field:
-    """One argument.
+    """One kernel argument.
 
     Attributes:
-        name: what it is called here.
-        offset: of its first byte in the buffer.
+        name: name of the argument.
+        offset: offset of its first byte in the buffer.
         kind: one of `KINDS`.
     """
 
@@ -49,25 +54,26 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the value."""
+        """Return the size of the value in bytes."""
         return struct.calcsize(KINDS[self.kind])
 
 
 @attrs.frozen
 class Abi:
-    """One layout, and what all kernels that have it share.
+    """Layout of an argument buffer, and what all its kernels have in common.
 
     Attributes:
-        name: what a pack's descriptor calls it.
-        ops: the ops that its kernels compute.
-        dtypes: what its kernels may take, by operand: ``x``, ``weight``, ``out`` and ``bias``; empty where there is none.
-        fields: its arguments, in the order of their offsets.
-        sizes: bytes of the argument segment that a code object may declare, the largest last: that many are passed.
-        sub_k: elements along K that one split takes at least, and a multiple of which it takes, where a manifest does not say.
-        layout: the layout of a shuffled weight.
-        threads: of a workgroup.
-        for_splits: the fields that a kernel must ask for to split K.
-        bias: whether its kernels can add one, where a manifest does not say.
+        name: name of the layout in a pack's descriptor.
+        ops: ops that its kernels compute.
+        dtypes: supported dtypes of ``x``, ``weight``, ``out`` and ``bias``; empty without that
+            operand.
+        fields: arguments in the order of their offsets.
+        sizes: argument bytes that a code object may declare, ascending; the largest is passed.
+        sub_k: granularity of a split along K, in elements, where a manifest has none.
+        layout: layout of a shuffled weight.
+        threads: threads of a workgroup.
+        for_splits: fields that a split-K kernel must read.
+        bias: whether its kernels can add a bias, where a manifest does not say.
     """
 
     name: str
@@ -85,27 +91,27 @@ class Abi:
         end = 0
         for field in self.fields:
             if field.offset < end or field.offset % field.bytes:
-                raise PluginError(f"abi {self.name}: field {field.name} at {field.offset} overlaps the one before it, or is not aligned")
+                raise PluginError(f"abi {self.name}: field {field.name} at {field.offset} overlaps the previous field or is unaligned")
             end = field.offset + field.bytes
         if list(self.sizes) != sorted(self.sizes) or end > self.size:
-            raise PluginError(f"abi {self.name}: its fields end at {end}, beyond its {self.sizes} bytes")
+            raise PluginError(f"abi {self.name}: fields end at {end}, beyond {self.sizes} bytes")
         for dtype in (dtype for dtypes in self.dtypes.values() for dtype in dtypes):
             parse_dtype(dtype)
 
     @property
     def size(self) -> int:
-        """Bytes of the buffer that is passed."""
+        """Return the number of bytes passed to a kernel."""
         return self.sizes[-1]
 
     def field(self, name: str) -> Field:
-        """The field of this name.
+        """Return the field of this name.
 
         Raises:
-            PluginError: there is none.
+            PluginError: the layout has no such field.
         """
         found = self._by_name.get(name)
         if found is None:
-            raise PluginError(f"abi {self.name} has no field {name!r}; it has {', '.join(self._by_name)}")
+            raise PluginError(f"abi {self.name}: no field {name!r}; fields: {', '.join(self._by_name)}")
         return found
 
     @functools.cached_property
@@ -113,10 +119,10 @@ class Abi:
         return {field.name: field for field in self.fields}
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
-        """The buffer for these values; fields without one are 0.
+        """Return the buffer with these values; other fields are 0.
 
         Raises:
-            PluginError: a value of no field, or one that its field cannot hold.
+            PluginError: a value has no field, or does not fit it.
         """
         buffer = bytearray(self.size)
         for name, value in values.items():
@@ -128,7 +134,7 @@ class Abi:
 
 
 def _slots(*names: str) -> tuple[Field, ...]:
-    """Fields 16 bytes apart: pointers are marked ``*``, floats ``%``, all others are unsigned."""
+    """Return fields 16 bytes apart: ``*`` marks pointers and ``%`` floats, others are unsigned."""
     kinds = {"*": "pointer", "%": "f32"}
     return tuple(Field(name.rstrip("*%"), 16 * index, kinds.get(name[-1], "u32")) for index, name in enumerate(names))
 
@@ -137,21 +143,21 @@ def _dtypes(x: str, out: str, bias: str = "") -> Mapping[str, tuple[str, ...]]:
     return {"x": tuple(x.split()), "weight": tuple(x.split()), "out": tuple(out.split()), "bias": tuple(bias.split())}
 
 
-# The head that AITER's bf16 and fp4 kernels share; strides other than *0 stay 0. Those of out and c are the same.
+# Head of AITER's bf16 and fp4 layouts. Only strides *0 are set; those of out and c are equal.
 _HEAD = (
     *("out*", "c*", "a*", "b*", "alpha%", "beta%"),
     *("stride_out0", "stride_out1", "stride_c0", "stride_c1", "stride_a0", "stride_a1", "stride_b0", "stride_b1"),
     *("m", "n", "k"),
 )
-# The head that its int8 and block-scaled fp8 kernels share.
+# Head of AITER's int8 and block-scaled fp8 layouts.
 _SCALED_HEAD = ("out*", "a*", "b*", "a_scale*", "b_scale*", "bias*", "m", "n", "k", "stride_a", "stride_b", "stride_out", "splits")
-# The numbers of our own layout, 4 bytes each.
+# 4-byte numbers of the plugin's own layout.
 _OWN_NUMBERS = (
     *("stride_out", "stride_a", "stride_b", "m", "n", "k"),
     *("tiles_m", "tiles_n", "splits", "k_part", "out_is_bf16", "add_bias"),
 )
 
-# Strides in bytes; kernels without split-K declare no semaphore; all load the bias as bf16, whatever the output is.
+# Strides in bytes. Kernels without split-K declare no semaphore. The bias is always bf16.
 BF16GEMM = Abi(
     name="aiter-bf16gemm",
     ops=("a16w16",),
@@ -163,7 +169,7 @@ BF16GEMM = Abi(
     for_splits=("semaphore",),
 )
 I8GEMM = Abi(
-    name="aiter-i8gemm",  # strides of a and b in elements, of out in bytes; the kernel of 112x256 declares three pointers more, never set
+    name="aiter-i8gemm",  # strides: a, b in elements, out in bytes; 112x256 declares three unused pointers
     ops=("a8w8_bpreshuffle",),
     dtypes=_dtypes("int8", "bf16", "fp32"),
     fields=_slots(*_SCALED_HEAD),
@@ -174,7 +180,7 @@ I8GEMM = Abi(
     bias=True,
 )
 F4GEMM = Abi(
-    name="aiter-f4gemm",  # strides in values of 4 bits, of out in elements, of scales in bytes; the kernel without split-K ends before it
+    name="aiter-f4gemm",  # strides: operands in 4-bit values, out in elements, scales in bytes; log2_splits only with split-K
     ops=("a4w4_blockscale",),
     dtypes=_dtypes("fp4x2", "bf16"),
     fields=_slots(
@@ -186,7 +192,7 @@ F4GEMM = Abi(
     for_splits=("log2_splits",),
 )
 FP8GEMM_BLOCKSCALE = Abi(
-    name="aiter-fp8gemm-blockscale",  # strides as of int8; scales of 1x128 and of 128x128
+    name="aiter-fp8gemm-blockscale",  # strides as for int8; scales of 1x128 and 128x128
     ops=("a8w8_blockscale_bpreshuffle",),
     dtypes=_dtypes("fp8_e4m3fnuz fp8_e4m3fn", "bf16", "fp32"),
     fields=_slots(*_SCALED_HEAD, "scale_m", "scale_n", "scale_k"),

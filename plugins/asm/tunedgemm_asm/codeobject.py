@@ -1,6 +1,7 @@
-"""Code objects: what an ELF file for AMD GPUs says of itself, and whether that is what its manifest promised. Nothing is run.
+"""Read the metadata of AMD code objects (ELF files) without running them.
 
-Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel descriptor).
+Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel
+descriptor).
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm_asm.abi import Abi
-from tunedgemm_asm.gcn.targets import REGISTERS, TARGETS
-from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.manifest import PackError
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
-#: EF_AMDGPU_MACH of the header's flags -> architecture.
+#: EF_AMDGPU_MACH of the ELF header's flags -> architecture.
 MACHINES = MappingProxyType(
     {
         0x2F: "gfx906",
@@ -38,7 +37,7 @@ MACHINES = MappingProxyType(
         0x4F: "gfx950",
     }
 )
-#: Threads of a wave, and of a workgroup at most.
+#: Threads of a wave; most threads of a workgroup.
 WAVE, MAX_THREADS = 64, 1024
 
 _AMDGPU, _HSA, _NOTE = 224, 64, 32
@@ -48,11 +47,11 @@ _POINTERS = ("global_buffer", "dynamic_shared_pointer")
 
 @attrs.frozen
 class Argument:
-    """One argument, as the metadata of a kernel lists it.
+    """One argument in the metadata of a kernel.
 
     Attributes:
-        name: what its author calls it; mostly absent.
-        offset, bytes: where it lies in the argument segment.
+        name: its name in the source; mostly absent.
+        offset, bytes: its place in the argument segment.
         pointer: whether it is an address in global memory.
     """
 
@@ -64,20 +63,20 @@ class Argument:
 
 @attrs.frozen
 class Metadata:
-    """What a code object says of one of its kernels.
+    """Metadata of one kernel.
 
     Attributes:
-        kernarg_bytes: size of its argument segment.
-        lds_bytes: LDS of a workgroup.
-        scratch_bytes: private memory of a thread.
-        vgprs: registers of a thread, of both kinds where *agprs* are counted in them.
-        agprs: accumulation registers, 0 where it does not say.
+        kernarg_bytes: bytes of the argument segment.
+        lds_bytes: LDS bytes of a workgroup.
+        scratch_bytes: private bytes of a thread.
+        vgprs: vector registers of a thread, including *agprs* where the code object counts them so.
+        agprs: accumulation registers of a thread, 0 where unstated.
         sgprs: scalar registers of a wave.
-        spills: registers kept in memory.
-        workgroup: threads of a workgroup at most.
-        required: the only size of a workgroup that it may be launched with; empty where any up to *workgroup* is right.
+        spills: registers spilled to memory.
+        workgroup: most threads of a workgroup.
+        required: required size of a workgroup; empty where any up to *workgroup* is allowed.
         wavefront: threads of a wave.
-        args: its arguments in order; empty where it lists none.
+        args: arguments in order; empty where none are listed.
     """
 
     kernarg_bytes: int
@@ -95,12 +94,12 @@ class Metadata:
 
 @attrs.frozen
 class CodeObject:
-    """A code object.
+    """Metadata of a code object.
 
     Attributes:
-        gfx: the architecture that it is for.
-        kernels: what it says of them, by symbol (less the ``.kd`` of their descriptors).
-        sha256: of its bytes, as hexadecimal digits.
+        gfx: its architecture.
+        kernels: metadata by symbol, without the ``.kd`` of kernel descriptors.
+        sha256: SHA-256 of its bytes, in hexadecimal.
     """
 
     gfx: str
@@ -109,10 +108,10 @@ class CodeObject:
 
 
 def read(content: bytes) -> CodeObject:
-    """The code object in these bytes.
+    """Parse the bytes of a code object.
 
     Raises:
-        PackError: they are none for an AMD GPU, or are cut off or garbled.
+        PackError: the bytes are not an AMD code object, or are truncated or corrupt.
     """
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
@@ -120,13 +119,13 @@ def read(content: bytes) -> CodeObject:
         import msgpack  # noqa: F401 - for `_metadata`; both take 40 ms, which no other command should wait for
         from elftools.elf.elffile import ELFFile
     except ImportError as error:
-        raise PackError(f"code objects are read with pyelftools and msgpack: {error}") from error
+        raise PackError(f"reading code objects requires pyelftools and msgpack: {error}") from error
     try:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
         raise
-    except Exception as error:  # bytes of anybody's making: the readers raise what comes
-        raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error
+    except Exception as error:  # the bytes are untrusted: the parsers may raise anything
+        raise PackError(f"corrupt or truncated ({type(error).__name__}: {str(error)[:120]})") from error
     return CodeObject(gfx, kernels, hashlib.sha256(content).hexdigest())
 
 
@@ -136,23 +135,23 @@ def _read(elf: ELFFile, content: bytes) -> tuple[str, dict[str, Metadata]]:
     metadata = _metadata(elf)
     target = str(metadata.get("amdhsa.target", ""))
     if target and target.partition(":")[0].rpartition("-")[2] != gfx:
-        raise PackError(f"its header says {gfx} and its metadata {target}")
+        raise PackError(f"header and metadata disagree (got {gfx} and {target})")
     return gfx, dict(_kernels(elf, content, metadata))
 
 
 def _check_header(elf: ELFFile, content: bytes) -> None:
     ident = elf["e_ident"]
     if elf.elfclass != 64 or not elf.little_endian:
-        raise PackError(f"an ELF file of {elf.elfclass} bits; code objects are of 64, little-endian")
+        raise PackError(f"expected a 64-bit little-endian ELF file (got {elf.elfclass} bits)")
     if struct.unpack_from("<H", content, 18)[0] != _AMDGPU or content[7] != _HSA:
-        raise PackError(f"an ELF file for another machine ({elf['e_machine']}, {ident['EI_OSABI']}), not for AMD GPUs under HSA")
+        raise PackError(f"ELF file for another machine (got {elf['e_machine']}, {ident['EI_OSABI']}); expected AMD GPUs under HSA")
     if elf["e_type"] != "ET_DYN":
-        raise PackError(f"not linked: its type is {elf['e_type']}, not ET_DYN")
+        raise PackError(f"not linked: expected type ET_DYN (got {elf['e_type']})")
     tables = [(elf["e_phoff"], elf["e_phentsize"] * elf["e_phnum"]), (elf["e_shoff"], elf["e_shentsize"] * elf["e_shnum"])]
     parts = [(part["p_offset"], part["p_filesz"]) for part in elf.iter_segments()] if _inside(tables, content) else []
     parts += [(part["sh_offset"], part["sh_size"]) for part in elf.iter_sections() if part["sh_type"] != "SHT_NOBITS"] if parts else []
     if not parts or not _inside(parts, content):
-        raise PackError(f"cut off: {len(content)} bytes are less than its header says")
+        raise PackError(f"truncated: {len(content)} bytes are fewer than its header says")
 
 
 def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
@@ -160,7 +159,7 @@ def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
 
 
 def _metadata(elf: ELFFile) -> dict[str, Any]:
-    """The map of note NT_AMDGPU_METADATA."""
+    """Return the map of the note NT_AMDGPU_METADATA."""
     import msgpack
 
     for part in (*elf.iter_segments(), *elf.iter_sections()):
@@ -170,32 +169,35 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
                     found = msgpack.unpackb(_bytes(note["n_desc"]))
                     if isinstance(found, dict):
                         return found
-    raise PackError("it has no AMDGPU metadata")
+    raise PackError("no AMDGPU metadata")
 
 
 def _bytes(description: bytes | str) -> bytes:
-    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 gives text
+    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 returns text
 
 
 def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Metadata]]:
     table = elf.get_section_by_name(".dynsym")
     if table is None:
-        raise PackError("it exports no symbols")
+        raise PackError("no exported symbols")
     exported = {symbol.name: symbol for symbol in table.iter_symbols()}
     for kernel in metadata["amdhsa.kernels"]:
         symbol = kernel[".symbol"]
         if symbol not in exported or not symbol.endswith(".kd"):
-            raise PackError(f"its metadata names {symbol}, which it does not export")
+            raise PackError(f"metadata names {symbol}, which is not exported")
         seen = _metadata_of(kernel)
         _check_descriptor(elf, content, exported[symbol], seen)
         yield symbol.removesuffix(".kd"), seen
 
 
 def _check_descriptor(elf: ELFFile, content: bytes, symbol: Any, seen: Metadata) -> None:
-    """What the hardware's set-up reads must agree with the metadata, which the runtime reads; a size of arguments of 0 is unstated."""
+    """Check that the kernel descriptor agrees with the metadata.
+
+    The hardware reads the descriptor, the runtime the metadata. An argument size of 0 is unstated.
+    """
     offsets = list(elf.address_offsets(symbol["st_value"], _DESCRIPTOR_BYTES))
     if not offsets:
-        raise PackError(f"the descriptor {symbol.name} lies outside it")
+        raise PackError(f"kernel descriptor {symbol.name} is outside the file")
     lds, scratch, kernarg = struct.unpack_from("<III", content, offsets[0])
     if lds != seen.lds_bytes or scratch != seen.scratch_bytes or kernarg not in (0, seen.kernarg_bytes):
         raise PackError(f"descriptor and metadata of {symbol.name.removesuffix('.kd')} disagree on LDS, scratch or arguments")
@@ -222,49 +224,5 @@ def _metadata_of(kernel: Mapping[str, Any]) -> Metadata:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise PackError(f"its metadata has {str(value)[:40]!r} where a number belongs")
+        raise PackError(f"metadata: expected a number (got {str(value)[:40]!r})")
     return value
-
-
-def refusal(code: CodeObject, kernel: Kernel, abi: Abi, gfx: str) -> str:
-    """Why a kernel of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
-    if code.gfx != gfx:
-        return f"it is for {code.gfx}, not {gfx}"
-    if gfx not in TARGETS:
-        return f"kernels run on {' and '.join(TARGETS)}; what {gfx} has is not known"
-    if kernel.name not in code.kernels:
-        return f"it has no kernel {kernel.name}; it has {', '.join(code.kernels) or 'none'}"
-    seen = code.kernels[kernel.name]
-    return _arguments(seen, abi) or _resources(seen, abi, gfx) or _promises(seen, kernel, abi)
-
-
-def _arguments(seen: Metadata, abi: Abi) -> str:
-    if seen.kernarg_bytes not in abi.sizes:
-        return f"its arguments take {seen.kernarg_bytes} bytes, those of {abi.name} {' or '.join(map(str, abi.sizes))}"
-    listed = {arg.offset: arg for arg in seen.args}
-    for field in abi.fields if listed else ():
-        arg = listed.get(field.offset)
-        if field.offset < seen.kernarg_bytes and (arg is None or arg.bytes != field.bytes or arg.pointer != (field.kind == "pointer")):
-            return f"it lists no {field.kind} at {field.offset}, where {abi.name} passes {field.name}"
-    return ""
-
-
-def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
-    if seen.workgroup < abi.threads or (seen.required and seen.required != (abi.threads, 1, 1)):
-        return f"it is for workgroups of {seen.required or seen.workgroup} threads, {abi.name} launches {abi.threads}"
-    if seen.workgroup > MAX_THREADS:
-        return f"a workgroup has {MAX_THREADS} threads at most, its {seen.workgroup}"
-    if seen.lds_bytes > TARGETS[gfx].lds_bytes:
-        return f"{gfx} has {TARGETS[gfx].lds_bytes} bytes of LDS, it takes {seen.lds_bytes}"
-    if seen.wavefront != WAVE or seen.vgprs > REGISTERS:
-        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with {REGISTERS} at most"
-    return ""
-
-
-def _promises(seen: Metadata, kernel: Kernel, abi: Abi) -> str:
-    """What the manifest promises and the code cannot keep; the sums of a tile are kept in registers."""
-    if kernel.splits and any(abi.field(name).offset >= seen.kernarg_bytes for name in abi.for_splits):
-        return f"the manifest says that it splits K, and it does not ask for {' and '.join(abi.for_splits)}"
-    if kernel.tile_m * kernel.tile_n > abi.threads * REGISTERS:
-        return f"the manifest's tile of {kernel.tile_m}x{kernel.tile_n} has more values than a workgroup has registers"
-    return ""

@@ -1,35 +1,37 @@
-"""``tunedgemm asm``: list the packs found, judge a pack before it is shipped, and build the pack of the generator."""
+"""Implement ``tunedgemm asm``: list installed packs, check packs, and build the generator's pack."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
 
-from tunedgemm_asm import judge, packs
+from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
+from tunedgemm_asm.packs import Pack
 from tunedgemm_asm.sources import is_folder
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="list|check|build", required=True)
 
-    listing = _action(actions, "list", "the packs that are found, with -v their kernels, and what was refused")
-    listing.add_argument("--gfx", default="", help="only those for this architecture, such as gfx942")
+    listing = _action(actions, "list", "list installed packs and refusals; with -v their kernels")
+    listing.add_argument("--gfx", default="", help="only this architecture, such as gfx942")
 
-    check = _action(actions, "check", "read everything of packs and exit 1 if anything is wrong with them")
+    check = _action(actions, "check", "check packs; exit 1 if one has a fault")
     check.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="a pack, a folder with packs, or AITER's hsa tree")
 
-    build = _action(actions, "build", "generate and assemble the kernels of this plugin, as a pack; needs no GPU")
+    build = _action(actions, "build", "build this plugin's kernels as a pack, without a GPU")
     build.add_argument("--gfx", required=True, help="architecture: gfx942 or gfx950")
-    build.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the pack's folder; made where it is missing")
+    build.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the pack's folder; created if missing")
 
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=says, description=says)
-    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: every kernel")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show every kernel")
     return parser
 
 
@@ -43,10 +45,10 @@ def _list(arguments: argparse.Namespace) -> int:
     wanted = [arguments.gfx] if arguments.gfx else sorted({pack.gfx for pack in every})
     lines: list[str] = []
     for gfx in wanted:
-        found = packs.found(gfx)
-        lines += [f"{gfx}: {len(found.kernels)} kernels in {len(found.packs)} packs", *map(_indented, packs.described_packs(found))]
-        lines += [f"    {line}" for loaded in found.kernels.values() if arguments.verbose for line in _kernel(loaded)]
-    problems = dict.fromkeys(problem for gfx in wanted or ["gfx942"] for problem in packs.found(gfx).problems)
+        catalog = packs.catalog_of(gfx)
+        lines += [f"{gfx}: {len(catalog.kernels)} kernels in {len(catalog.packs)} packs", *map(_indented, packs.described_packs(catalog))]
+        lines += [f"    {line}" for pack_kernel in catalog.kernels.values() if arguments.verbose for line in _kernel(pack_kernel)]
+    problems = dict.fromkeys(problem for gfx in wanted or ["gfx942"] for problem in packs.catalog_of(gfx).problems)
     lines += [f"refused: {problem}" for problem in problems]
     print("\n".join(lines or [packs.NONE]))
     return 0
@@ -56,8 +58,8 @@ def _indented(line: str) -> str:
     return f"  {line}"
 
 
-def _kernel(loaded: packs.Loaded) -> Iterator[str]:
-    kernel = loaded.kernel
+def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
+    kernel = pack_kernel.kernel
     marks = [
         f"{kernel.tile_m}x{kernel.tile_n}",
         f"prefetch {kernel.prefetch}" if kernel.prefetch else "",
@@ -67,9 +69,9 @@ def _kernel(loaded: packs.Loaded) -> Iterator[str]:
         " ".join(kernel.outputs),
     ]
     try:
-        seen, sha256 = loaded.metadata(), loaded.sha256
+        seen, sha256 = pack_kernel.metadata(), pack_kernel.sha256
     except PackError:
-        return  # told among what was refused
+        return  # listed among the refusals
     marks += [f"{seen.vgprs} VGPRs", f"{seen.lds_bytes} bytes of LDS", f"sha256 {sha256[:12]}"]
     yield f"{kernel.name}: {', '.join(filter(None, marks))}"
 
@@ -78,26 +80,26 @@ def _check(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
     for folder in arguments.folders:
         if not is_folder(folder):
-            raise UserError(f"there is no folder {folder}")
-    for verdict in judge.verdicts(arguments.folders):
+            raise UserError(f"folder not found: {folder}")
+    for verdict in verdicts(arguments.folders):
         faults += verdict.faults
         print("\n".join([*verdict.faults, *_verdict(verdict, arguments.verbose)]))
     return 1 if faults else 0
 
 
-def _verdict(verdict: judge.Verdict, verbose: bool) -> Sequence[str]:
+def _verdict(verdict: Verdict, verbose: bool) -> Sequence[str]:
     lines = [f"note: {note}" for note in verdict.notes]
     for pack in verdict.packs:
         lines.append(f"{packs.line_of(pack)}")
-        lines += [f"  {line}" for loaded in pack.loaded if verbose for line in _kernel(loaded)]
+        lines += [f"  {line}" for pack_kernel in pack.pack_kernels if verbose for line in _kernel(pack_kernel)]
     return lines if verdict.faults else [*lines, f"{verdict.folder}: no fault"]
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from tunedgemm_asm.gcn.pack import build
+    from tunedgemm_asm.gcn.build import build_pack
 
     try:
-        built = build(arguments.gfx, arguments.output)
+        built = build_pack(arguments.gfx, arguments.output)
     except (PluginError, OSError) as error:
         raise UserError(f"asm build: {error}") from error
     print(f"{arguments.output}: {len(built.names)} kernels for {arguments.gfx}, assembled by {built.assembler}")
@@ -105,3 +107,72 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 command = Command("asm", "list, check or build packs of code objects", _add_arguments, _run)
+
+
+@attrs.frozen
+class Verdict:
+    """Result of checking one folder.
+
+    Attributes:
+        folder: the folder.
+        packs: packs in and below it.
+        faults: what must be fixed.
+        notes: oddities that are not faults.
+    """
+
+    folder: Path
+    packs: tuple[Pack, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
+    """Yield the verdict on each folder.
+
+    A kernel that two packs give for one architecture is a fault of the later pack.
+    """
+    owners: dict[tuple[str, str], Pack] = {}
+    for folder in folders:
+        found, problems = packs.in_folder(folder)
+        faults, notes = list(problems), []
+        for pack in found:
+            where = f"pack {pack.name} ({pack.folder})"
+            faults += [f"{where}: {name}: {reason}" for name, reason in pack.refused.items()]
+            faults += [f"{where}: {remark}" for remark in pack.remarks]
+            faults += [f"{where}: {reason}" for reason in _of_hashes(pack)]
+            faults += _of_code(pack)
+            faults += [f"{where}: {reason}" for reason in _given(pack, owners)]
+            notes += [f"{where}: {note}" for note in _notes(pack)]
+        yield Verdict(folder, found, tuple(faults), tuple(notes))
+
+
+def _of_code(pack: Pack) -> Iterator[str]:
+    yield from filter(None, (pack_kernel.unfit() for pack_kernel in pack.pack_kernels))
+
+
+def _of_hashes(pack: Pack) -> Iterator[str]:
+    files = {kernel.file for kernel in pack.kernels}
+    for file in pack.descriptor.sha256:
+        if file not in files:
+            yield f"pack.json has a sha256 of {file}, which has no usable kernel"
+    if pack.descriptor.sha256:
+        yield from (f"pack.json has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))
+
+
+def _given(pack: Pack, owners: dict[tuple[str, str], Pack]) -> Iterator[str]:
+    for kernel in pack.kernels:
+        owner = owners.setdefault((pack.gfx, kernel.name), pack)
+        if owner is not pack:
+            yield f"{kernel.name} is already given by {owner.name} ({owner.folder})"
+
+
+def _notes(pack: Pack) -> Iterator[str]:
+    listed = {kernel.file for kernel in pack.kernels}
+    spare = [path.name for path in sorted(pack.folder.rglob("*.co")) if path.relative_to(pack.folder).as_posix() not in listed]
+    if spare:
+        yield f"no usable kernel in {', '.join(spare[:5])}{f' and {len(spare) - 5} more' if len(spare) > 5 else ''}"
+    if not pack.kernels:
+        yield "it has no kernel"
+    for pack_kernel in pack.pack_kernels:
+        if not pack_kernel.fault and pack_kernel.checked().metadata.spills:
+            yield f"{pack_kernel.kernel.name} spills {pack_kernel.checked().metadata.spills} registers"

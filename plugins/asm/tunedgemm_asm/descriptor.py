@@ -1,11 +1,14 @@
-"""Descriptors: what a pack's author says of it, in ``pack.json``; for AITER's tree, which has none, said here.
+"""Read ``pack.json``, the descriptor of a pack; define descriptors for AITER's tree, which has
+none.
 
 ::
 
     {"abi": "tunedgemm-bf16", "gfx": "gfx942", "manifest": "manifest.csv",
-     "dtypes": {"x": "bf16", "out": ["bf16", "fp32"]}, "sha256": {"kernel.co": "..."}, "name": "my-pack"}
+     "dtypes": {"x": "bf16", "out": ["bf16", "fp32"]}, "sha256": {"kernel.co": "..."}, "name":
+     "my-pack"}
 
-The first three are needed. ``dtypes`` narrows what the ABI has; ``sha256`` is checked before a code object is used.
+The first three keys are required. ``dtypes`` narrows the dtypes of the ABI. A hash in ``sha256`` is
+checked before the code object is used.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from tunedgemm_asm.abi import ABIS, FP8, Abi
 from tunedgemm_asm.manifest import PackError, content_of, inside
 
 NAME = "pack.json"
-#: Bytes of a descriptor at most; levels of folders below a source that are looked through.
+#: Most bytes of a descriptor; most levels of folders searched below a source.
 MAX_BYTES, MAX_DEPTH = 1 << 20, 3
 
 _NEEDED = ("abi", "gfx", "manifest")
@@ -45,17 +48,17 @@ AITER: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 @attrs.frozen
 class Descriptor:
-    """What is said of a pack.
+    """Descriptor of a pack.
 
     Attributes:
-        name: what it is called.
-        gfx: the architecture that it is for.
-        abi: name of the layout of its kernels' arguments.
-        manifest: the file that lists them.
-        dtypes: what they take and give, by operand.
-        sha256: file -> hash that its bytes must have; files may be absent.
-        of_aiter: whether it is part of AITER's tree, which has no descriptors; said here, never by a ``pack.json``.
-        digest: SHA-256 of the ``pack.json``; "" where there is none.
+        name: name of the pack.
+        gfx: its architecture.
+        abi: argument layout of its kernels.
+        manifest: file that lists its kernels.
+        dtypes: supported dtypes by operand.
+        sha256: required hash by file; may omit files.
+        of_aiter: whether the pack is part of AITER's tree; never set by a ``pack.json``.
+        digest: SHA-256 of the ``pack.json``; empty without one.
     """
 
     name: str
@@ -69,10 +72,10 @@ class Descriptor:
 
 
 def read(folder: Path) -> Descriptor:
-    """The descriptor in a folder.
+    """Read the descriptor in a folder.
 
     Raises:
-        PackError: there is none, or it says what is not allowed; names folder, key and reason.
+        PackError: it is missing or invalid; the message names folder, key and reason.
     """
     try:
         content = content_of(folder, NAME, MAX_BYTES)
@@ -86,7 +89,7 @@ def read(folder: Path) -> Descriptor:
 
 def _descriptor(said: Any, name: str) -> Descriptor:
     if not isinstance(said, dict):
-        raise PackError("it must be an object with the keys abi, gfx and manifest")
+        raise PackError("expected an object with the keys abi, gfx and manifest")
     for key in said:
         if key not in (*_NEEDED, *_TEXTS, "dtypes", "sha256"):
             raise PackError(f"unknown key {str(key)[:40]!r}; known: {', '.join((*_NEEDED, 'dtypes', 'sha256', *_TEXTS))}")
@@ -94,9 +97,9 @@ def _descriptor(said: Any, name: str) -> Descriptor:
         if not isinstance(said.get(key), str) or not said[key].isprintable():
             raise PackError(f"{key} must be text")
     if said["abi"] not in ABIS:
-        raise PackError(f"abi {said['abi'][:80]!r} is not known; known: {', '.join(ABIS)}")
+        raise PackError(f"unknown abi {said['abi'][:80]!r}; known: {', '.join(ABIS)}")
     if not _GFX.fullmatch(said["gfx"]):
-        raise PackError(f"gfx {said['gfx'][:80]!r} is no architecture such as gfx942")
+        raise PackError(f"invalid gfx {said['gfx'][:80]!r}; expected an architecture such as gfx942")
     return Descriptor(
         name=said.get("name") or name,
         gfx=said["gfx"],
@@ -126,7 +129,7 @@ def _hashes(said: Any) -> Mapping[str, str]:
 
 
 def below(folder: Path) -> Iterator[tuple[Path, Descriptor | PackError]]:
-    """Folders with a pack, in the order of their names, AITER's with the descriptor that they lack; or why one cannot be read."""
+    """Yield each folder with a pack and its descriptor or error, in the order of names."""
     yield from _below(folder, MAX_DEPTH)
 
 
@@ -142,7 +145,7 @@ def _below(folder: Path, depth: int) -> Iterator[tuple[Path, Descriptor | PackEr
     except PackError as error:
         yield folder, error
     except (OSError, RuntimeError, ValueError) as error:
-        yield folder, PackError(f"{folder} cannot be looked through: {error}")
+        yield folder, PackError(f"{folder}: cannot be searched: {error}")
     for path in inner:
         yield from _below(path, depth - 1)
 

@@ -1,4 +1,4 @@
-"""Drivers: HIP's and CUDA's module API through ctypes: code becomes a function on a device. Launches go through `native`."""
+"""Load code through the module APIs of HIP and CUDA with ctypes; `native` launches it."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ CUDA = DriverInterface(
     no_context=201,  # CUDA_ERROR_INVALID_CONTEXT
 )
 INTERFACES = {interface.kind: interface for interface in (HIP, CUDA)}
-#: Kind -> what ends the list of extra arguments of a launch (HIP_LAUNCH_PARAM_END); 0 where the arguments are the kernel's one parameter.
+#: Kind -> end of the list of extra launch arguments (HIP_LAUNCH_PARAM_END); 0 where the arguments
+#: are one kernel parameter.
 ENDS = {"amd": 3, "nvidia": 0}
 
 
 @attrs.frozen(eq=False)
-class Function:
-    """A kernel that is loaded on a device.
+class KernelFunction:
+    """A kernel loaded on a device.
 
     Attributes:
-        driver: whose it is.
-        address: the driver's handle of it.
+        driver: driver that loaded it.
+        address: the driver's handle.
     """
 
     driver: Driver
@@ -60,23 +61,23 @@ class Function:
 
 
 @functools.cache
-def function_of(driver: Driver, code: bytes, entry: str, index: int) -> Function:
-    """The kernel *entry* of a code object on the device with this index, -1 for host memory; loaded once.
+def function_of(driver: Driver, code: bytes, entry: str, index: int) -> KernelFunction:
+    """Load the kernel *entry* of a code object on the device with this index, -1 for host memory.
 
-    It stays loaded: a captured graph may hold it when nothing else does.
+    Each kernel is loaded once and stays loaded, because a captured graph may be its only user.
 
     Raises:
-        LaunchError: the driver does not take it.
+        LaunchError: the driver rejects the code or the entry.
     """
     function = ctypes.c_void_p()
     with device_context(index):
         driver.call("function", function, _module(driver, code, index), entry.encode(), index=index)
-    return Function(driver, int(function.value or 0))
+    return KernelFunction(driver, int(function.value or 0))
 
 
 @functools.cache
 def _module(driver: Driver, code: bytes, index: int) -> ctypes.c_void_p:
-    """A code object on the current device, whose index is given: a pack may have many kernels in one."""
+    """Load a code object on the current device; one object may hold many kernels."""
     module = ctypes.c_void_p()
     driver.call("load", module, code, index=index)
     return module

@@ -1,24 +1,25 @@
-"""The answer to an untuned call."""
+"""Choose the solution of an untuned call."""
 
 from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 
-from tunedgemm_asm.limits import Kernels, elsewhere, refused
-from tunedgemm_asm.manifest import Kernel
-from tunedgemm_asm.solutions import Chosen, auto_splits, rank, solution_of
+from tunedgemm_asm.cost import rank
+from tunedgemm_asm.limits import Kernels, unsupported, unsupported_device
+from tunedgemm_asm.manifest import KernelConfig
+from tunedgemm_asm.names import Candidate, auto_splits, solution_of
 
 
 @attrs.frozen
 class Fitted:
-    """Products of plain weights of which it was measured that the first guess beats torch.
+    """Class of products with plain weights whose first guess was measured to beat torch.
 
     Attributes:
-        gfx: the architecture.
-        m: least and most rows of x.
-        n_below: what N lies below.
-        source: what was measured, where and when.
+        gfx: architecture.
+        m: fewest and most rows of x.
+        n_below: exclusive limit of N.
+        source: measurement, place and date.
     """
 
     gfx: str
@@ -27,43 +28,46 @@ class Fitted:
     source: str
 
     def has(self, shape: Shape, device: Device) -> bool:
-        """Whether the product is one of them."""
+        """Check whether the product belongs to the class."""
         return device.gfx == self.gfx and self.m[0] <= shape.m <= self.m[1] and shape.n < self.n_below
 
 
-#: None was measured. A fit would begin with 64 <= M <= 1024 and N < 32768.
+#: Not measured. A first fit would cover 64 <= M <= 1024 and N < 32768.
 FITTED: tuple[Fitted, ...] = ()
-#: Layout and tile of the kernel that AITER's launcher gives whole tiles of N alone where it chooses; rows and the tuner name it for others.
+#: Layout and tile of a kernel that AITER's launcher chooses only for whole tiles of N.
 _WHOLE = ("aiter-f4gemm", 128, 512)
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kernels) -> Solution | None:
-    """The first guess for a shuffled weight, which torch would have to put in order in each call, and in a fitted class; else None."""
+    """Return the first guess for a shuffled weight or a fitted class, else None.
+
+    torch would reorder a shuffled weight in each call.
+    """
     if shape.layout == "row" and not any(fitted.has(shape, device) for fitted in FITTED):
         return None
     chosen = guess(shape, device, kernels)
     return solution_of(libtype, *chosen) if chosen else None
 
 
-def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
-    """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits.
+def guess(shape: Shape, device: Device, kernels: Kernels) -> Candidate | None:
+    """Return the best kernel by `rank` with the splits of AITER's launcher, or None.
 
-    It is one of AITER's, which run in production: kernels of other packs are chosen by tuning alone. Its code object was read and may run.
+    Only AITER's kernels are candidates, because they run in production. The code object is checked.
     """
-    if elsewhere(shape, device):
+    if unsupported_device(shape, device):
         return None
     fitting = []
-    for loaded in kernels.values():
-        if loaded.of_aiter and shape.op in loaded.abi.ops and not _ragged(loaded.kernel, shape):
-            splits = auto_splits(loaded.kernel, shape, device)
-            if not refused(loaded, splits, shape):
-                fitting.append((rank(loaded.kernel, splits, shape, device), loaded, splits))
-    for _, loaded, splits in sorted(fitting, key=lambda each: each[0]):
-        if not loaded.refused():
-            return loaded.kernel, splits
+    for pack_kernel in kernels.values():
+        if pack_kernel.of_aiter and shape.op in pack_kernel.abi.ops and not _ragged(pack_kernel.kernel, shape):
+            splits = auto_splits(pack_kernel.kernel, shape, device)
+            if not unsupported(pack_kernel, splits, shape):
+                fitting.append((rank(pack_kernel.kernel, splits, shape, device), pack_kernel, splits))
+    for _, pack_kernel, splits in sorted(fitting, key=lambda each: each[0]):
+        if not pack_kernel.unfit():
+            return pack_kernel.kernel, splits
     return None
 
 
-def _ragged(kernel: Kernel, shape: Shape) -> bool:
-    """Whether the kernel would have a tail in N that AITER's launcher does not trust it with."""
+def _ragged(kernel: KernelConfig, shape: Shape) -> bool:
+    """Check whether the kernel would have a tail in N that AITER's launcher avoids."""
     return (kernel.abi, kernel.tile_m, kernel.tile_n) == _WHOLE and shape.n % kernel.tile_n != 0

@@ -1,4 +1,4 @@
-"""Static limits: what the kernels of each layout of arguments take, as data, and why one cannot serve a shape."""
+"""Check whether the kernels of each argument layout support a shape."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm.tools import dtype_bits
 
 from tunedgemm_asm.abi import ABIS, FP8
-from tunedgemm_asm.manifest import Kernel
+from tunedgemm_asm.manifest import KernelConfig
 
 if TYPE_CHECKING:
-    from tunedgemm_asm.packs import Loaded
+    from tunedgemm_asm.packs import PackKernel
 
-#: The kernels for an architecture, by name.
-Kernels = Mapping[str, "Loaded"]
+#: Kernels for an architecture, by name.
+Kernels = Mapping[str, "PackKernel"]
 
-#: Counters of a split-K launch: AITER's launchers have 16 x 64, one for each tile of the output.
+#: Counters of a split-K launch, one for each output tile; AITER's launchers have 16 x 64.
 COUNTERS = 1024
-#: Workgroups along the second and third axis of a grid (hipDeviceProp_t::maxGridSize).
+#: Most workgroups along the second and third grid axis (hipDeviceProp_t::maxGridSize).
 MAX_GRID = 65535
-#: Tiles of an output of our own kernels, which number them.
+#: Most output tiles of the plugin's own kernels, which number them.
 MAX_TILES = (1 << 22) - 1
-#: Bytes of an operand: offsets in it have 32 bits.
+#: Bytes of an operand that 32-bit offsets can address.
 MAX_BYTES = 1 << 32
 
 
 @attrs.frozen
 class Rules:
-    """What the launchers of a layout of arguments ask of a shape.
+    """Constraints of the launchers of an argument layout.
 
     Attributes:
         scale: kind of the operands' scales.
-        whole_n: what divides N; 0 for the kernel's tile.
-        whole_n_shuffled: the same where the weight is shuffled.
-        splits: parts of K at most.
-        meet: how parts of K meet: ``semaphore`` (then kernels that split have two parts or more), or ``output``, added to what is there.
-        parts: how K is cut: ``counted`` (each part a number of steps), ``aligned`` (equal parts, rounded up to steps, all of them
-            needed) or ``even`` (what divides K; a power of two).
-        ordered: whether parts are added in one order, which gives the same bits in each call.
-        numbered: whether tiles are numbered along the first axis of the grid, `MAX_TILES` at most.
-        wide: whether operands and output may have `MAX_BYTES` or more, because a tile's own base has 64 bits.
-        large_output: whether the output may.
-        shuffled_scales: whether scales are shuffled, also those of a plain weight.
+        whole_n: divisor of N; 0 means the kernel's tile.
+        whole_n_shuffled: divisor of N with a shuffled weight.
+        splits: most splits of K.
+        meet: how splits meet: ``semaphore`` (split-K kernels have two splits or more) or ``output``
+            (added to the output).
+        parts: how K is cut: ``counted`` (each split has a number of steps), ``aligned`` (equal
+            splits,
+            rounded up to steps, none empty) or ``even`` (a power of two that divides K).
+        ordered: whether splits are added in a fixed order, which makes the bits reproducible.
+        numbered: whether tiles are numbered along grid x, at most `MAX_TILES`.
+        wide: whether operands and output may exceed `MAX_BYTES`, because each tile has a 64-bit
+            base.
+        large_output: whether the output may exceed `MAX_BYTES`.
+        shuffled_scales: whether scales are shuffled, even with a plain weight.
     """
 
     scale: str
@@ -60,8 +63,9 @@ class Rules:
     shuffled_scales: bool = False
 
 
-#: AITER: csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu and asm_a8w8_blockscale_bpreshuffle.cu. Its fp4 table has rows with outputs of
-#: up to 9 GiB without an error; no other table has such rows.
+#: Source: AITER's csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu,
+#: asm_a8w8_blockscale_bpreshuffle.cu. Only its fp4 table has rows with outputs above 4 GiB, up to 9
+#: GiB, without an error.
 RULES = {
     "aiter-bf16gemm": Rules("none", 0, 0, 16, "semaphore", "counted"),
     "aiter-i8gemm": Rules("row", 0, 0, 16, "output", "aligned"),
@@ -73,37 +77,37 @@ OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
 
 
 def ceil_div(size: int, step: int) -> int:
-    """Steps that cover a size."""
+    """Return the number of steps that cover a size."""
     return -(-size // step)
 
 
 def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
-    """True, or why none of the *kernels*, those of the device's architecture, takes the shape."""
-    if reason := elsewhere(shape, device):
+    """Return True, or why none of the *kernels* of the device's architecture takes the shape."""
+    if reason := unsupported_device(shape, device):
         return Unsupported(reason)
     reasons: dict[str, str] = {}
-    for name, loaded in kernels.items():
-        if shape.op in loaded.abi.ops:
-            if not (reason := _operands(loaded.kernel, shape) or _dtypes(loaded, shape) or _sizes(loaded.kernel, shape)):
+    for name, pack_kernel in kernels.items():
+        if shape.op in pack_kernel.abi.ops:
+            if not (reason := _operands(pack_kernel.kernel, shape) or _dtypes(pack_kernel, shape) or _sizes(pack_kernel.kernel, shape)):
                 return True
-            reasons.setdefault(reason, name)  # one kernel stands for all that refuse it so
+            reasons.setdefault(reason, name)  # one example kernel for each reason
     if not reasons:
         return Unsupported(_missing(shape.op, device.gfx))
-    told = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
-    return Unsupported(f"no kernel of {shape.op} takes it: {told}")
+    examples = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
+    return Unsupported(f"no kernel of {shape.op} supports the shape: {examples}")
 
 
-def elsewhere(shape: Shape, device: Device) -> str:
-    """Why no kernel at all takes the shape on the device, whichever packs there are, or an empty text."""
+def unsupported_device(shape: Shape, device: Device) -> str | None:
+    """Return why no kernel can serve the shape on the device, whatever packs exist, or None."""
     if device.gfx not in FP8:
-        return f"code objects are for {' and '.join(FP8)}, generated PTX for sm_90, not for {device.gfx}"
+        return f"{device.gfx} is not supported; code objects exist for {' and '.join(FP8)}, generated PTX for sm_90"
     if shape.op not in OPS:
-        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+        return f"unsupported op {shape.op}; supported: {', '.join(OPS)}"
     if shape.m == 0:
         return "an empty batch needs no kernel"
     if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
         return f"{device.gfx} multiplies {wanted}, not {shape.dtype}"
-    return ""
+    return None
 
 
 def _missing(op: str, gfx: str) -> str:
@@ -111,31 +115,31 @@ def _missing(op: str, gfx: str) -> str:
     return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
-def refused(loaded: Loaded, splits: int, shape: Shape) -> str:
-    """Why the kernel of a pack cannot serve the shape with so many parts of K, or an empty text."""
-    return refusal(loaded.kernel, splits, shape) or _named(loaded.kernel, _dtypes(loaded, shape))
+def unsupported(pack_kernel: PackKernel, splits: int, shape: Shape) -> str | None:
+    """Return why a pack's kernel cannot serve a shape with this many splits, or None."""
+    return unsupported_config(pack_kernel.kernel, splits, shape) or _named(pack_kernel.kernel, _dtypes(pack_kernel, shape))
 
 
-def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
-    """The same for a kernel of any pack."""
+def unsupported_config(kernel: KernelConfig, splits: int, shape: Shape) -> str | None:
+    """Return why a kernel of any pack cannot serve a shape with this many splits, or None."""
     return _named(kernel, _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape))
 
 
-def _named(kernel: Kernel, reason: str) -> str:
-    """The reason with the kernel's name, as whose predicate it is written."""
-    return f"{kernel.name} {reason}" if reason else ""
+def _named(kernel: KernelConfig, reason: str) -> str | None:
+    """Return the reason with the kernel's name as its subject, or None."""
+    return f"{kernel.name} {reason}" if reason else None
 
 
-def _dtypes(loaded: Loaded, shape: Shape) -> str:
-    """Why the pack's descriptor, which may have fewer dtypes than its layout of arguments, leaves the shape out."""
+def _dtypes(pack_kernel: PackKernel, shape: Shape) -> str:
+    """Return why the pack's descriptor excludes a dtype of the shape, or an empty text."""
     operands = {"x": shape.dtype, "weight": shape.dtype, "out": shape.outdtype} | ({"bias": shape.bias_dtype} if shape.bias else {})
     for operand, dtype in operands.items():
-        if dtype not in (said := loaded.dtypes[operand]):
-            return f"is for {operand} in {' or '.join(said) or 'no dtype'} by its pack {loaded.pack.name}, not {dtype}"
+        if dtype not in (said := pack_kernel.dtypes[operand]):
+            return f"supports {operand} in {' or '.join(said) or 'no dtype'} (pack {pack_kernel.pack.name}), not {dtype}"
     return ""
 
 
-def _operands(kernel: Kernel, shape: Shape) -> str:
+def _operands(kernel: KernelConfig, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     if shape.op not in abi.ops:
         return f"computes {' and '.join(abi.ops)}, not {shape.op}"
@@ -154,18 +158,18 @@ def _operands(kernel: Kernel, shape: Shape) -> str:
     return _bias(kernel, shape)
 
 
-def _bias(kernel: Kernel, shape: Shape) -> str:
+def _bias(kernel: KernelConfig, shape: Shape) -> str:
     if not shape.bias:
         return ""
     abi = ABIS[kernel.abi]
     if not kernel.bias or not abi.dtypes["bias"]:
         return "adds no bias"
-    # Kernels that read two dtypes read that of the output.
+    # A kernel that reads two bias dtypes reads that of the output.
     wanted = abi.dtypes["bias"] if len(abi.dtypes["bias"]) == 1 else (shape.outdtype,)
     return "" if shape.bias_dtype in wanted else f"adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
 
 
-def _sizes(kernel: Kernel, shape: Shape) -> str:
+def _sizes(kernel: KernelConfig, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     step = max(abi.sub_k, kernel.sub_k)
     if shape.k % step:
@@ -176,47 +180,47 @@ def _sizes(kernel: Kernel, shape: Shape) -> str:
     return _bytes(kernel, shape)
 
 
-def _bytes(kernel: Kernel, shape: Shape) -> str:
-    """Why what the kernel addresses, or its grid, is too large."""
+def _bytes(kernel: KernelConfig, shape: Shape) -> str:
+    """Return why the addressed bytes or the grid are too large, or an empty text."""
     rules = RULES[kernel.abi]
     x, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
-    # Where each tile has its own base, 31 bits address it.
+    # With a base for each tile, 31-bit offsets address a tile.
     most, m, n = (MAX_BYTES // 2, kernel.tile_m, kernel.tile_n) if rules.wide else (MAX_BYTES, shape.m, shape.n)
     written = 0 if rules.large_output else m * shape.n * out
     for name, bits in (("x", m * shape.k * x), ("the weight", n * shape.k * x), ("the output", written)):
         if bits // 8 >= most:
-            return f"would address {bits // 8} bytes of {name} at a time; fewer than {most} are possible"
+            return f"addresses {bits // 8} bytes of {name}; it must be below {most}"
     tiles_m, tiles_n = ceil_div(shape.m, kernel.tile_m), ceil_div(shape.n, kernel.tile_n)
     tiles, grid = (tiles_m * tiles_n, MAX_TILES) if rules.numbered else (tiles_m, MAX_GRID)
     if tiles > grid:
-        return f"has {tiles} tiles along an axis of its grid; there are {grid} at most"
+        return f"has {tiles} tiles along a grid axis; the limit is {grid}"
     return ""
 
 
-def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
+def _splits(kernel: KernelConfig, splits: int, shape: Shape) -> str:
     rules = RULES[kernel.abi]
     if not 1 <= splits <= rules.splits:
-        return f"cuts K into 1 to {rules.splits} parts (got {splits})"
+        return f"supports 1 to {rules.splits} splits (got {splits})"
     if splits > 1 and not kernel.splits:
-        return f"does not split K (got {splits} parts)"
+        return f"does not split K (got {splits} splits)"
     if rules.meet == "semaphore":
         if splits == 1 and kernel.splits:
-            return "splits K into two parts or more"
+            return "needs two splits or more (got 1)"
         tiles = ceil_div(shape.n, kernel.tile_n) * ceil_div(shape.m, kernel.tile_m)
         if splits > 1 and tiles > COUNTERS:
-            return f"has {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
+            return f"has {tiles} tiles with split-K; there are {COUNTERS} counters"
     even = splits & (splits - 1) == 0 and shape.k % splits == 0
     fits = even if rules.parts == "even" else parts_of(kernel, splits, shape) == splits
-    return "" if fits else f"does not cut K={shape.k} into {splits} parts of whole steps of {kernel.sub_k}"
+    return "" if fits else f"cannot cut K={shape.k} into {splits} splits of whole steps of {kernel.sub_k}"
 
 
-def part_of(kernel: Kernel, splits: int, shape: Shape) -> int:
-    """Elements along K of each part but the last: whole steps."""
+def part_of(kernel: KernelConfig, splits: int, shape: Shape) -> int:
+    """Return the elements along K of each split but the last, in whole steps."""
     return ceil_div(ceil_div(shape.k, splits), kernel.sub_k) * kernel.sub_k
 
 
-def parts_of(kernel: Kernel, splits: int, shape: Shape) -> int:
-    """Parts that have work where K is cut into so many; of kernels that count steps, as many as there are steps at most."""
+def parts_of(kernel: KernelConfig, splits: int, shape: Shape) -> int:
+    """Return how many of the requested splits have work."""
     if RULES[kernel.abi].parts == "counted":
         return min(splits, shape.k // kernel.sub_k)
     return ceil_div(shape.k, part_of(kernel, splits, shape))

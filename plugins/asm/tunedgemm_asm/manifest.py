@@ -1,7 +1,9 @@
-"""Manifests: which kernels a pack has, from a CSV file, as values. A manifest is data: parsed against closed lists, and never believed.
+"""Parse manifests: CSV files that list the kernels of a pack.
 
-Both of AITER's dialects are read: ``knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias`` of its bf16 kernels and
-``tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name`` of the others, with their comments (``#``, ``//``, ``;``, ``/* */``).
+A manifest is untrusted data, checked against closed lists. Both of AITER's dialects are read, with
+their comments (``#``, ``//``, ``;``, ``/* */``):
+``knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias`` of its bf16 kernels and
+``tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name`` of the others.
 """
 
 from __future__ import annotations
@@ -17,43 +19,43 @@ from tunedgemm.plugin import PluginError
 
 from tunedgemm_asm.abi import Abi
 
-#: Bytes of a manifest at most.
+#: Most bytes of a manifest.
 MAX_BYTES = 4 << 20
-#: Elements along a side of a tile, and other numbers of a manifest, at most.
+#: Largest tile side and other number of a manifest.
 MAX_NUMBER = 4096
 
-#: Letters of a kernel's name at most.
+#: Most letters of a kernel's name.
 MAX_NAME = 512
 
 _SYMBOL = re.compile(rf"[A-Za-z_$.][\w$.]{{0,{MAX_NAME - 1}}}", re.ASCII)
 _REQUIRED = ("knl_name", "co_name", "tilem", "tilen")
-#: Columns by their names in small letters without "_" but for the two names.
+#: Known columns in lower case, without "_" except in the two names.
 _KNOWN = (*_REQUIRED, "tn", "pf", "bpreshuffle", "splitk", "subk", "bias", "outputs")
 
 
 class PackError(PluginError):
-    """A pack, a manifest or a code object that cannot be used: names it and the reason."""
+    """Error of an unusable pack, manifest or code object; names it and the reason."""
 
 
 class UnreadableError(PackError):
-    """A file that cannot be read: that may pass, so it is worth another try."""
+    """Error of reading a file; may be transient, so reading is retried."""
 
 
 @attrs.frozen
-class Kernel:
-    """One kernel, as its manifest describes it.
+class KernelConfig:
+    """Parameters of one kernel in its manifest.
 
     Attributes:
-        name: its symbol in the code object, which is the kernelName of tables.
-        file: the code object, relative to the manifest's folder.
-        abi: name of the layout of its arguments.
-        tile_m, tile_n: elements of the output that a workgroup computes.
-        prefetch: tiles along K that it loads ahead, 0 where the manifest does not say.
+        name: symbol in the code object, and kernelName of tables.
+        file: code object, relative to the manifest's folder.
+        abi: name of its argument layout.
+        tile_m, tile_n: output tile of a workgroup.
+        prefetch: tiles along K loaded ahead, 0 where unstated.
         shuffled: whether it reads the weight in the ABI's layout; else plain [N, K].
         splits: whether it can split K over workgroups.
-        sub_k: elements along K of which a split has a multiple.
-        bias: whether it can add one.
-        outputs: the dtypes that it can write.
+        sub_k: granularity of a split along K, in elements.
+        bias: whether it can add a bias.
+        outputs: output dtypes.
     """
 
     name: str
@@ -71,30 +73,31 @@ class Kernel:
 
 @attrs.frozen
 class Manifest:
-    """What a manifest gives.
+    """Content of a manifest.
 
     Attributes:
-        kernels: those that can be used, in its order.
-        refused: name of a kernel (or the line, where it has none) -> why it is not among them.
-        remarks: what is odd and does no harm.
+        kernels: usable kernels, in the manifest's order.
+        refused: kernel, or line without a name -> why it is unusable.
+        remarks: harmless oddities.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelConfig, ...]
     refused: Mapping[str, str]
     remarks: tuple[str, ...] = ()
 
 
 def read(path: Path, abi: Abi) -> Manifest:
-    """The kernels of a manifest, whose arguments have this layout.
+    """Read the kernels of a manifest with this argument layout.
 
     Raises:
-        PackError: it cannot be read, is too large, or lacks a column; a bad line costs its own kernel alone.
+        PackError: the file is unreadable, too large or lacks a column; a bad line costs only its
+            kernel.
     """
     return decoded(content_of(path.parent, path.name, MAX_BYTES), path.name, abi)
 
 
 def decoded(content: bytes, name: str, abi: Abi) -> Manifest:
-    """`read`, from bytes; *name* is the file's, for messages."""
+    """Parse the bytes of a manifest; messages name the file *name*."""
     try:
         return parse(content.decode("utf-8-sig"), name, abi)
     except UnicodeDecodeError as error:
@@ -102,7 +105,7 @@ def decoded(content: bytes, name: str, abi: Abi) -> Manifest:
 
 
 def parse(text: str, name: str, abi: Abi) -> Manifest:
-    """`read`, from text; *name* is the file's, for messages."""
+    """Parse the text of a manifest; messages name the file *name*."""
     lines = [(number, line) for number, line in enumerate(_without_comments(text).splitlines(), 1) if line.strip(", \t")]
     if not lines:
         raise PackError(f"{name}: empty; the first line must name the columns")
@@ -114,9 +117,9 @@ def parse(text: str, name: str, abi: Abi) -> Manifest:
     missing = [column for column in _REQUIRED if column not in header]
     doubled = [column for column, count in Counter(header).items() if count > 1]
     if missing or doubled:
-        raise PackError(f"{name} line {lines[0][0]}: the column {(missing or doubled)[0]} is {'missing' if missing else 'there twice'}")
+        raise PackError(f"{name} line {lines[0][0]}: column {(missing or doubled)[0]} is {'missing' if missing else 'duplicate'}")
     unknown = [title for title, column in zip(titles, header, strict=True) if column not in _KNOWN]
-    remarks = (f"{name}: columns that are not known: {', '.join(unknown)}",) if unknown else ()
+    remarks = (f"{name}: unknown columns: {', '.join(unknown)}",) if unknown else ()
     return _kernels(lines[1:], header, name, abi, remarks)
 
 
@@ -128,7 +131,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
-    kernels: list[Kernel] = []
+    kernels: list[KernelConfig] = []
     refused: dict[str, str] = {}
     places: dict[str, list[int]] = {}
     for line, text in lines:
@@ -153,19 +156,19 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
 
 def _check_width(cells: list[str], header: list[str]) -> None:
     if len(cells) != len(header):
-        raise PackError(f"it has {len(cells)} cells, the header {len(header)}")
+        raise PackError(f"expected {len(header)} cells (got {len(cells)})")
 
 
-def _kernel(row: Mapping[str, str], abi: Abi) -> Kernel:
+def _kernel(row: Mapping[str, str], abi: Abi) -> KernelConfig:
     if not _SYMBOL.fullmatch(row["knl_name"]):
-        raise PackError(f"column knl_name: {row['knl_name'][:80]!r} is no symbol")
+        raise PackError(f"column knl_name: invalid symbol {row['knl_name'][:80]!r}")
     if _number(row, "tn", 1) != 1:
-        raise PackError(f"column tn: {row['tn']!r}; only 1 is known: x [M, K] by weight [N, K]")
+        raise PackError(f"column tn: {row['tn']!r}; expected 1: x [M, K] by weight [N, K]")
     allowed = abi.dtypes["out"]
     outputs = tuple(row.get("outputs", "").split()) or allowed
     if not set(outputs) <= set(allowed):
-        raise PackError(f"column outputs: {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
-    return Kernel(
+        raise PackError(f"column outputs: unsupported {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
+    return KernelConfig(
         name=row["knl_name"],
         file=inside(row["co_name"], "column co_name"),
         abi=abi.name,
@@ -181,40 +184,40 @@ def _kernel(row: Mapping[str, str], abi: Abi) -> Kernel:
 
 
 def inside(text: str, where: str) -> str:
-    """The relative path of a file below a folder.
+    """Return the relative path of a file inside a folder.
 
     Raises:
-        PackError: it is none, or leads out of the folder.
+        PackError: the text is not such a path.
     """
     path = PurePosixPath(text)
     if not text or "\\" in text or "\0" in text or ":" in text:
-        raise PackError(f"{where}: {text[:80]!r} is no relative path with / between folders")
+        raise PackError(f"{where}: {text[:80]!r} is not a relative path with / between folders")
     if path.is_absolute() or ".." in path.parts or path.name in ("", "."):
-        raise PackError(f"{where}: {text[:80]!r} leads out of the pack's folder")
+        raise PackError(f"{where}: {text[:80]!r} is outside the pack's folder")
     return str(path)
 
 
 def place_of(folder: Path, file: str) -> Path:
-    """Where a file of a pack lies, links resolved.
+    """Return the path of a pack's file with links resolved.
 
     Raises:
-        PackError: out of the pack's folder; names the file, as the others do.
-        UnreadableError: there is no such file, or it cannot be told.
+        PackError: it is outside the pack's folder.
+        UnreadableError: it does not exist or cannot be examined.
     """
     try:
         place = (folder / file).resolve()
         within, exists = place.is_relative_to(folder.resolve()), place.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # a link to itself is a RuntimeError up to Python 3.12
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself raises RuntimeError up to Python 3.12
         raise UnreadableError(f"{file[:80]}: {_reason(error)}") from error
     if not within:
-        raise PackError(f"{file} leads out of the pack's folder, to {place}")
+        raise PackError(f"{file} is outside the pack's folder: {place}")
     if not exists:
-        raise UnreadableError(f"there is no file {file}")
+        raise UnreadableError(f"file not found: {file}")
     return place
 
 
 def content_of(folder: Path, file: str, most: int) -> bytes:
-    """The bytes of a file of a pack; raises as `place_of`, and where there are more than *most*."""
+    """Return the bytes of a pack's file; raises as `place_of`, and above *most* bytes."""
     try:
         with place_of(folder, file).open("rb") as opened:
             content = opened.read(most + 1)
@@ -234,7 +237,7 @@ def _number(row: Mapping[str, str], column: str, default: int | None = None, *, 
     if not text and default is not None:
         return default
     if not text.isascii() or not text.isdigit() or not least <= int(text[:9]) <= most:
-        raise PackError(f"column {column}: {text[:40]!r} is no number from {least} to {most}")
+        raise PackError(f"column {column}: {text[:40]!r} is not a number from {least} to {most}")
     return int(text)
 
 
@@ -244,6 +247,6 @@ def _column(cell: str) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """The text with its comments blanked out; lines keep their numbers."""
+    """Blank out comments; lines keep their numbers."""
     text = re.sub(r"/\*.*?(?:\*/|\Z)", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
     return re.sub(r"(?://|#|;).*", "", text)

@@ -1,4 +1,4 @@
-"""Native: the launch itself and descriptors of its operands, by the C extension, or by ctypes where that was not built."""
+"""Launch kernels and cache tensor maps, through the C extension or, where it was not built, ctypes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.driver import ENDS, Function
-from tunedgemm_asm.ptx.arguments import MAP_BYTES
+from tunedgemm_asm.driver import ENDS, KernelFunction
+from tunedgemm_asm.ptx.abi import MAP_BYTES
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
-#: Bytes of arguments at most, addresses and descriptors among them; ``shim.c`` has the same numbers.
+#: Most argument bytes (addresses and tensor maps included), slots and tensor maps; as in
+#: ``shim.c``.
 MOST_BYTES, MOST_SLOTS, MOST_MAPS = 4096, 16, 3
 #: Bytes of an address.
 _ADDRESS = 8
@@ -24,7 +25,7 @@ _ADDRESS = 8
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
 
-#: Of ``shim.c``.
+#: Version of ``shim.c``.
 _VERSION = 4
 
 
@@ -33,24 +34,24 @@ def _loaded() -> Any:
         extension = importlib.import_module("tunedgemm_asm._shim")
     except ImportError:  # installed without a C compiler
         return None
-    return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older text
+    return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older source
 
 
 _extension = _loaded()
 
-#: (stream, an address for each slot in their order, then those that descriptors alone are of) -> the driver's status; where a descriptor
-#: cannot be made its status times -1, or the LaunchError of it.
+#: (stream, addresses of slots in order, addresses used only by tensor maps) -> the driver's status.
+#: A failed tensor map returns its negated status or raises LaunchError.
 Launch = Callable[..., int]
 
 
 @attrs.frozen
 class Map:
-    """A descriptor among the arguments, which is made of an operand's address and kept.
+    """Tensor map among the arguments, made from an operand's address and cached.
 
     Attributes:
-        slot: where its 128 bytes go.
-        source: the place of the address among those of a launch.
-        operand: what else the driver is told.
+        slot: offset of its 128 bytes.
+        source: index of its address among those of a launch.
+        operand: the rest of the driver's description.
     """
 
     slot: int
@@ -64,17 +65,17 @@ def _slots(_: object, attribute: attrs.Attribute[tuple[int, ...]], slots: tuple[
 
 
 @attrs.frozen
-class Plan:
-    """How a kernel is launched for a shape: everything but addresses.
+class LaunchPlan:
+    """Everything of a launch but addresses.
 
     Attributes:
         grid: workgroups along the three axes.
-        threads: of a workgroup.
-        arguments: the kernel's argument buffer, in which addresses are left out.
-        slots: where in it each address goes, in the order in which a launch gets them.
-        shared: bytes of dynamic LDS.
-        maps: descriptors in it.
-        index: of the device that descriptors are for.
+        threads: threads of a workgroup.
+        arguments: argument buffer with addresses left out.
+        slots: offset of each address, in the order in which a launch takes them.
+        shared: bytes of dynamic shared memory or LDS.
+        maps: tensor maps among the arguments.
+        index: index of the device of the tensor maps.
     """
 
     grid: tuple[int, int, int]
@@ -89,29 +90,29 @@ class Plan:
         if len(self.arguments) > MOST_BYTES:
             raise PluginError(f"at most {MOST_BYTES} bytes of arguments (got {len(self.arguments)})")
         if len(self.maps) > MOST_MAPS:
-            raise PluginError(f"at most {MOST_MAPS} descriptors (got {len(self.maps)})")
+            raise PluginError(f"at most {MOST_MAPS} tensor maps (got {len(self.maps)})")
         taken = sorted(
-            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a descriptor") for each in self.maps)]
+            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a tensor map") for each in self.maps)]
         )
         for (slot, size, what), after in itertools.zip_longest(taken, [begin for begin, *_ in taken[1:]], fillvalue=len(self.arguments)):
             if slot < 0 or slot + size > after:
                 raise PluginError(f"{what} at byte {slot} of {len(self.arguments)} runs into byte {after}")
         if sources := {each.source for each in self.maps} - set(range(self.addresses)):
-            raise PluginError(f"of address {min(sources)} there is a descriptor, a launch gets {self.addresses}")
+            raise PluginError(f"tensor map of address {min(sources)}: out of range; a launch takes {self.addresses} addresses")
 
     @property
     def addresses(self) -> int:
-        """How many a launch gets."""
+        """Return the number of addresses that a launch takes."""
         return len({*range(len(self.slots)), *(each.source for each in self.maps)})
 
 
-def launch_of(function: Function, plan: Plan) -> Launch:
-    """The launch of a function; safe to call from several threads, and other threads of the interpreter run meanwhile."""
+def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
+    """Return the launch of a function; it is thread-safe and releases the interpreter."""
     return by_ctypes(function, plan) if _extension is None else by_extension(function, plan)
 
 
-def by_extension(function: Function, plan: Plan) -> Launch:
-    """Through `shim.c`."""
+def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
+    """Return the launch through `shim.c`."""
     driver = function.driver
     made = _extension.Launch(
         driver.address("launch"),
@@ -129,8 +130,8 @@ def by_extension(function: Function, plan: Plan) -> Launch:
     return made.launch  # type: ignore[no-any-return]
 
 
-def by_ctypes(function: Function, plan: Plan) -> Launch:
-    """Through ctypes."""
+def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
+    """Return the launch through ctypes."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into
     pointers, size_t, count = ctypes.c_void_p * 5, ctypes.c_size_t, plan.addresses

@@ -1,28 +1,31 @@
-/* One launch of a kernel with everything but addresses fixed before: 0.4 us where ctypes takes 11 us (busy CPU, 4 addresses).
+/* Launch a kernel with everything but addresses fixed: 0.4 us where ctypes takes 11 us (busy CPU,
+ * 4 addresses).
  *
- * The arguments of hipModuleLaunchKernel (hip_runtime_api.h) and of cuLaunchKernel (cuda.h) are the same, so the function's address is
- * enough; nothing of a vendor is compiled or linked in. The kernel gets one buffer of arguments: a template of constant bytes in which the
- * addresses are put at their offsets, and descriptors of operands, which cuTensorMapEncodeTiled makes once for an address. The buffer is
- * put together on the stack, and descriptors are kept under the interpreter's lock: there is no other. It is given back for the launch, as
- * torch does: a launch waits where the stream's queue is full, maybe for what another thread has yet to launch.
+ * hipModuleLaunchKernel (hip_runtime_api.h) and cuLaunchKernel (cuda.h) take the same arguments, so the
+ * function's address suffices and no vendor code is compiled or linked. The kernel gets one argument
+ * buffer: a template of constant bytes with addresses at their offsets, and tensor maps, which
+ * cuTensorMapEncodeTiled encodes once for an address. The buffer is on the stack. The interpreter's lock
+ * protects the cache of tensor maps and is released for the launch, as in torch: a launch waits while the
+ * stream's queue is full, perhaps for another thread's launch.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 4 /* native.py has the same: what was built from another text is not used */
-#define MOST_BYTES 4096 /* of arguments */
+#define VERSION 4 /* as in native.py, which ignores other versions */
+#define MOST_BYTES 4096 /* of the argument buffer */
 #define MOST_SLOTS 16
 #define MOST_MAPS 3
 #define MOST_ADDRESSES (MOST_SLOTS + MOST_MAPS)
-/* Of a descriptor (cuda.h, CUtensorMap): bytes, their boundary, dimensions at most; and descriptors kept at most of one operand. */
+/* Tensor map (cuda.h, CUtensorMap): bytes, alignment, most dimensions; most cached for one operand. */
 #define MAP_BYTES 128
 #define MAP_BOUNDARY 64
 #define MOST_RANK 3
 #define MOST_KEPT 4096
-/* HIP's words of the list `extra`, ended by HIP_LAUNCH_PARAM_END. CUDA gets the buffer as the kernel's one parameter: its buffer of extra
- * arguments is the whole space of parameters, in which the first one of a boundary of 64 begins at byte 48. */
+/* HIP's keys of the list `extra`, which HIP_LAUNCH_PARAM_END ends. CUDA gets the buffer as the kernel's one
+ * parameter: its buffer of extra arguments is the whole parameter space, in which the first parameter
+ * aligned to 64 begins at byte 48. */
 #define BUFFER_POINTER 1
 #define BUFFER_SIZE 2
 
@@ -32,7 +35,7 @@ typedef int (*launch_fn)(void *function, unsigned grid_x, unsigned grid_y, unsig
 typedef int (*describe_fn)(void *to, int type, unsigned rank, void *address, const uint64_t *sizes, const uint64_t *strides,
                            const uint32_t *box, const uint32_t *every, int interleave, int swizzle, int promotion, int fill);
 
-/* What the driver is told of an operand, but for its address. */
+/* Description of an operand without its address. */
 typedef struct {
     int type, kinds[4];
     unsigned rank;
@@ -41,14 +44,14 @@ typedef struct {
 } Told;
 
 typedef struct {
-    uint64_t address; /* 0: a free entry */
+    uint64_t address; /* 0: free entry */
     unsigned char bytes[MAP_BYTES];
 } Kept;
 
-/* An operand's descriptors by its address: open addressing, at most half full. A model's layers share a launch, so there may be many. */
+/* Tensor maps of an operand by address: open addressing, at most half full. Layers share a launch. */
 typedef struct {
-    unsigned slot, source; /* where it goes, and whose address it is of */
-    unsigned room, kept;   /* entries, a power of two or none, and those taken */
+    unsigned slot, source; /* offset in the buffer, index of its address */
+    unsigned room, kept;   /* entries (a power of two or 0), entries in use */
     Kept *entries;
     Told told;
 } Map;
@@ -59,11 +62,11 @@ typedef struct {
     describe_fn describe;
     void *function;
     Map *maps;
-    unsigned grid[3], threads, shared, count, addresses, map_count; /* count: of slots, which the first addresses go to */
+    unsigned grid[3], threads, shared, count, addresses, map_count; /* count: slots, for the first addresses */
     size_t bytes;
-    uintptr_t end; /* of the list; 0: there is none */
+    uintptr_t end; /* end of the list; 0: no list */
     unsigned slot[MOST_SLOTS];
-    const char *arguments; /* the bytes of constant */
+    const char *arguments; /* bytes of `constant` */
     PyObject *constant;
     PyObject *owner; /* keeps the function alive */
 } Launch;
@@ -90,7 +93,7 @@ static int read_slots(Launch *self, PyObject *slots) {
     return 0;
 }
 
-/* Numbers of a tuple of at least one and at most MOST_RANK; how many, or -1 with an error. */
+/* Read 1 to MOST_RANK numbers of a tuple; return how many, or -1 with an error. */
 static int read_numbers(PyObject *numbers, uint64_t *to) {
     Py_ssize_t i, count = PyTuple_Size(numbers);
     if (count < 0)
@@ -107,7 +110,7 @@ static int read_numbers(PyObject *numbers, uint64_t *to) {
     return (int)count;
 }
 
-/* One of (slot, source, type, sizes, strides, box, (interleave, swizzle, promotion, fill)). */
+/* Read (slot, source, type, sizes, strides, box, (interleave, swizzle, promotion, fill)). */
 static int read_map(Launch *self, Map *map, PyObject *item) {
     PyObject *sizes, *strides, *box;
     uint64_t boxes[MOST_RANK];
@@ -171,7 +174,7 @@ static int read_maps(Launch *self, PyObject *maps) {
     return 0;
 }
 
-/* The entry of an address, or the free one where it would go; there is always a free one. */
+/* Return the entry of an address, or the free entry for it; one is always free. */
 static Kept *find_kept(Kept *entries, unsigned room, uint64_t address) {
     unsigned at = (unsigned)((address >> 4) * 0x9E3779B97F4A7C15u >> 32) & (room - 1);
     while (entries[at].address != 0 && entries[at].address != address)
@@ -179,7 +182,7 @@ static Kept *find_kept(Kept *entries, unsigned room, uint64_t address) {
     return &entries[at];
 }
 
-/* Keep a descriptor, if there is memory for it; of too many all go. */
+/* Cache a tensor map if memory suffices; clear a full cache first. */
 static void keep(Map *map, uint64_t address, const unsigned char *bytes) {
     Kept *to;
     if (map->kept >= MOST_KEPT) {
@@ -203,7 +206,7 @@ static void keep(Map *map, uint64_t address, const unsigned char *bytes) {
     memcpy(to->bytes, bytes, MAP_BYTES);
 }
 
-/* Write the descriptor of an address; the driver's status. */
+/* Write the tensor map of an address; return the driver's status. */
 static int describe(Launch *self, unsigned number, uint64_t address, unsigned char *to) {
     static const uint32_t every[MOST_RANK] = {1, 1, 1};
     unsigned char made[MAP_BYTES + MAP_BOUNDARY], *aligned = made + (-(uintptr_t)made & (MAP_BOUNDARY - 1));
@@ -217,7 +220,7 @@ static int describe(Launch *self, unsigned number, uint64_t address, unsigned ch
             return 0;
         }
     }
-    told = map->told; /* the driver may let another thread in, which may set the launch up anew */
+    told = map->told; /* another thread may reinitialize the launch during the driver's call */
     status = self->describe(aligned, told.type, told.rank, (void *)(uintptr_t)address, told.sizes, told.strides, told.box, every, told.kinds[0],
                             told.kinds[1], told.kinds[2], told.kinds[3]);
     if (status != 0)

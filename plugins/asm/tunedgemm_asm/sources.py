@@ -1,7 +1,8 @@
-"""Where packs come from. Code objects are code: only what the user named or installed is looked at, and no package is imported for it.
+"""Find the folders that may hold packs.
 
-In order: the folders of ``TUNEDGEMM_ASM_PACKS``, packages that name one by the entry point group ``tunedgemm.asm_packs``, an installed
-AITER's own tree, and what this plugin ships.
+Code objects are code: only folders that the user named or installed count, and no package is
+imported. The order is: folders of ``TUNEDGEMM_ASM_PACKS``, packages of the entry point group
+``tunedgemm.asm_packs``, an installed AITER's tree, and the packs shipped with this plugin.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from pathlib import Path
 
 import attrs
 
-#: Folders of packs, or of AITER's tree, joined by `os.pathsep`.
+#: Folders of packs or of AITER's tree, joined by `os.pathsep`.
 VARIABLE = "TUNEDGEMM_ASM_PACKS"
-#: AITER's own variable for its tree of code objects; it sets it itself when it is imported.
+#: AITER's variable for its tree of code objects; AITER sets it when imported.
 OF_AITER = "AITER_ASM_DIR"
 GROUP = "tunedgemm.asm_packs"
-#: Packages of AITER that may have the tree: inside, or, in a checkout, beside.
+#: AITER's packages; the tree is inside, or next to the package in a checkout.
 _AITER_PACKAGES = ("aiter_meta", "aiter")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @attrs.frozen
 class Source:
-    """A folder that is said to hold packs.
+    """Folder that may hold packs.
 
     Attributes:
-        label: who says so.
-        folder: where; None where *problem* says why there is none.
+        label: origin of the folder.
+        folder: the folder; None where *problem* says why it is missing.
     """
 
     label: str
@@ -40,7 +41,7 @@ class Source:
 
 
 def sources() -> Iterator[Source]:
-    """Every place, in the order in which they count."""
+    """Yield every source in order of precedence."""
     for text in os.environ.get(VARIABLE, "").split(os.pathsep):
         if text.strip():
             yield _existing(VARIABLE, text.strip())
@@ -56,18 +57,18 @@ def _existing(label: str, text: str) -> Source:
     try:
         folder = Path(text).expanduser()
         there = folder.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, or the home of nobody
+    except (OSError, RuntimeError, ValueError) as error:  # permission denied, name too long, or unknown user
         return Source(label, None, f"{label}: {text[:200]}: {error}"[:400])
-    return Source(label, folder) if there else Source(label, None, f"{label}: there is no folder {folder}")
+    return Source(label, folder) if there else Source(label, None, f"{label}: folder not found: {folder}")
 
 
 def _of_package(entry: EntryPoint) -> Source:
-    """The folder of the package that an entry point names."""
+    """Return the folder of the package that an entry point names."""
     label = entry.dist.name if entry.dist else entry.name
     if not _MODULE.fullmatch(entry.value):
         return Source(label, None, f"{label}: entry point {entry.name} = {entry.value!r} names no package")
     top, *below = entry.value.split(".")
-    # Where its own distribution lies comes first: a folder of that name in the working directory is not what was installed.
+    # The installed distribution comes before a folder of that name in the working directory.
     owned = [Path(str(entry.dist.locate_file(top)))] if entry.dist else []
     for location in (*owned, *_locations(top)):
         folder = location.joinpath(*below)
@@ -90,7 +91,7 @@ def _aiter() -> Iterator[Source]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is one that may be seen."""
+    """Check whether the path is an accessible folder."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -98,7 +99,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _locations(package: str) -> list[Path]:
-    """Folders of a top-level package, which is found and not imported; a folder that only has its name is none."""
+    """Return the folders of a top-level package without importing it; exclude namespace packages."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

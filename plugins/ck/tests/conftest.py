@@ -1,4 +1,4 @@
-"""What the tests of this plugin share: fake compilers with fake headers, an artifact cache of their own, and stand-ins for instances."""
+"""Share fake compilers and headers, an artifact cache per test, and stand-ins for instances."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_ck import Templates, toolchain
+from tunedgemm_ck import TemplateBackend, toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.problem import problem_of
 
 FAKE = Path(__file__).with_name("fake")
-#: Variables that change what is found or done.
+#: Variables that affect the search for toolchains, and compilation.
 VARIABLES = (
     "CUDACXX", "HIPCXX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "CUTLASS_INCLUDE", "CK_INCLUDE", "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH",
     "AITER_REBUILD", "PREBUILD_KERNELS", "TUNEDGEMM_CK_COMPILE", "TUNEDGEMM_CK_SPACE", "FAKE_CK_DOES", "FAKE_CK_LOG", "FAKE_CK_VERSION",
@@ -28,7 +28,7 @@ VARIABLES = (
 
 
 def _module(stem: str) -> ModuleType:
-    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    """Import a sibling by path, as pytest imports tests."""
     name = f"tunedgemm_ck_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -52,7 +52,7 @@ class Fakes:
     log: Path
 
     def install(self, name: str) -> Path:
-        """A compiler of that name, ``nvcc`` or ``clang++``."""
+        """Install a compiler of that name, ``nvcc`` or ``clang++``."""
         path = self.folder / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'#!/bin/sh\nFAKE_CK_NAME={name} exec {sys.executable} -S {FAKE / "compiler.py"} "$@"\n')
@@ -60,7 +60,7 @@ class Fakes:
         return path
 
     def headers(self, library: str, version: tuple[int, int, int]) -> Path:
-        """Headers of ``cutlass`` or ``ck`` that tell a version."""
+        """Write headers of ``cutlass`` or ``ck`` with a version."""
         include = self.folder / f"{library}-include"
         (include / library).mkdir(parents=True, exist_ok=True)
         if library == "cutlass":
@@ -73,36 +73,43 @@ class Fakes:
 
     @property
     def compilations(self) -> list[dict[str, Any]]:
-        """What was compiled, in order."""
+        """Return the compilations, in order."""
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
 @pytest.fixture(scope="session")
 def kept_cache() -> str:
-    """The artifact cache that the tests were started with, "" for the user's: what is compiled for a GPU is worth keeping."""
+    """Return the artifact cache of the environment, "" for the user's, for GPU compilations."""
     return os.environ.get("TUNEDGEMM_CACHE", "")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact cache of the test's own, and no variable of the user's."""
+    """Set up an artifact cache for the test, and remove the user's variables."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the fake compilers' objects: each command compiles once per session."""
+    return tmp_path_factory.mktemp("ck-compiled")
+
+
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    """Both toolchains, found by their variables."""
+def fakes(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Set up both fake toolchains, found by their variables."""
     if not shutil.which("cc") or not shutil.which("c++"):
-        pytest.skip("the fake compilers need a compiler of C and C++")
+        pytest.skip("C and C++ compilers not found")
     made = Fakes(tmp_path / "fakes", tmp_path / "compilations.jsonl")
     monkeypatch.setenv(toolchain.NVCC, str(made.install("nvcc")))
     monkeypatch.setenv(toolchain.HIPCC, str(made.install("clang++")))
     monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, str(made.headers("cutlass", (4, 2, 0))))
     monkeypatch.setenv(toolchain.CK_INCLUDE, str(made.headers("ck", (1, 2, 0))))
     monkeypatch.setenv("FAKE_CK_LOG", str(made.log))
+    monkeypatch.setenv("FAKE_CK_OBJECTS", str(compiled))
     return made
 
 
@@ -112,17 +119,17 @@ SHAPE = Shape("a16w16", 5, 48, 64)
 
 @pytest.fixture(scope="session")
 def stand_in() -> ModuleType:
-    """The module of instances that are none."""
+    """Return the module of stand-ins for instances."""
     return _module("stand_in")
 
 
 @pytest.fixture
-def backend(stand_in: ModuleType) -> Templates:
-    """A backend of stand-ins for NVIDIA, for which the CPU stands."""
-    return Templates(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
+def backend(stand_in: ModuleType) -> TemplateBackend:
+    """Return a backend of stand-ins for NVIDIA, which the CPU emulates."""
+    return TemplateBackend(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
 
 
 @pytest.fixture
-def target(backend: Templates, stand_in: ModuleType) -> Target:
-    """One instance for a small product."""
+def target(backend: TemplateBackend, stand_in: ModuleType) -> Target:
+    """Return one instance for a small product."""
     return Target(backend.family, stand_in.StandIn(64), problem_of(SHAPE, "sm_90"), toolchain.cuda)

@@ -1,4 +1,6 @@
-"""A template library that is none: instances of one number, whose sources a fake compiler reads the first line of."""
+"""Stand-ins for a template library: instances of one number; a fake compiler reads their first
+line.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from collections.abc import Iterator
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_ck.build import CALL, MOE_CALL
-from tunedgemm_ck.family import Chosen, Family
+from tunedgemm_ck.family import Candidate, Family
+from tunedgemm_ck.names import Stages, parse_stages
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import Stages, parsed
 
 
 @attrs.frozen
 class StandIn:
-    """An instance.
+    """A stand-in for an instance.
 
     Attributes:
         tile: its one parameter.
@@ -33,7 +35,7 @@ TILES = (64, 128, 256)
 
 def _parse(name: str, op: str) -> StandIn | Stages:
     if op == "fmoe":
-        return parsed(name, "standin", lambda stage: _one(stage, op))
+        return parse_stages(name, "standin", lambda stage: _one(stage, op))
     return _one(name, op)
 
 
@@ -44,7 +46,7 @@ def _one(name: str, op: str) -> StandIn:
     return StandIn(int(found[1]))
 
 
-def _space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
+def _enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
     if shape.op == "fmoe":
         yield from ((Stages(StandIn(first), StandIn(second)), 1) for first in TILES[:2] for second in TILES[:2])
         return
@@ -59,18 +61,18 @@ def _render(instance: StandIn, problem: Problem) -> str:
 
 
 def family(libtype: str, kind: str) -> Family:
-    """A family of stand-ins for devices of a kind."""
+    """Return a family of stand-ins for devices of a kind."""
     return Family(
         libtype=libtype,
         kind=kind,
         ops=("a16w16", "a8w8", "a8w8_blockscale", "batched_bf16", "batched_a8w8", "fmoe"),
-        refused=lambda shape, device: "K is odd" if shape.k % 2 else "",
-        space=_space,
+        unsupported=lambda shape, device: "K is odd" if shape.k % 2 else "",
+        enumerate_instances=_enumerate_instances,
         parse=_parse,
         unfit=lambda instance, split, shape, device: "" if split <= 8 else f"{split} splits are too many",
         render=_render,
         flags=lambda instance, problem: (f"-DTILE={instance.tile}",),
-        near=lambda instance, split, shape, device: [(StandIn(tile), split) for tile in TILES if tile != instance.tile],
+        enumerate_neighbours=lambda instance, split, shape, device: [(StandIn(tile), split) for tile in TILES if tile != instance.tile],
         deterministic=lambda instance, split: split == 1,
         revision=3,
     )

@@ -1,4 +1,4 @@
-"""Names of AITER's real tables: every one is read, and written again as it was; runs where a copy of AITER's tables lies beside."""
+"""Check the names in AITER's tables, where a copy of them exists."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm.tools import op_named
 from tunedgemm_ck.problem import problem_of
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import FAMILY as tile_family
-from tunedgemm_ck.tile import instance as tile
-from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.tile import names as tile
+from tunedgemm_ck.tile.space import listed_instances as tile_instances
 from tunedgemm_ck.xdl import FAMILY as xdl_family
-from tunedgemm_ck.xdl import instance as xdl
+from tunedgemm_ck.xdl import names as xdl
 from tunedgemm_ck.xdl.limits import MOST_ELEMENTS
-from tunedgemm_ck.xdl.limits import instances as xdl_instances
-from tunedgemm_ck.xdl.moe import parse_moe
+from tunedgemm_ck.xdl.moe.names import parse_moe
+from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "aiter" / "configs"
 
-pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables are not here")
+pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables not found")
 
-#: How the name of a table ends to its op; the longest that fits.
+#: The end of a table's name to its op; the longest match applies.
 TABLES = {
     "a8w8_tuned_gemm": "a8w8",
     "a8w8_bpreshuffle_tuned_gemm": "a8w8_bpreshuffle",
@@ -42,12 +42,12 @@ FAMILIES = {family.libtype: family for family in (xdl_family, tile_family)}
 
 
 def rows_of(op: str) -> Iterator[tuple[str, str]]:
-    """libtype and kernel's name of each row of an op that ck or cktile has."""
+    """Yield libtype and kernel name of each row of an op that ck or cktile has."""
     return ((libtype, row["kernelName"]) for libtype, row in full_rows_of(op))
 
 
 def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """libtype and all cells of each row of an op that ck or cktile has."""
+    """Yield libtype and all cells of each row of an op that ck or cktile has."""
     for path in sorted(CONFIGS.rglob("*tuned*.csv")):
         fitting = [table for table in TABLES if table in path.name]
         if fitting and TABLES[max(fitting, key=len)] == op:
@@ -58,46 +58,46 @@ def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
                         yield libtype, row
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_every_name_of_an_op_is_read_and_written_again(op: str) -> None:
-    """Each ck and cktile row's name is parsed to an instance whose name is the same text."""
-    seen: Counter[str] = Counter()
-    for libtype, name in rows_of(op):
-        parse = xdl.parse if libtype == "ck" else tile.parse
-        assert parse(name, op).name == name
-        seen[libtype] += 1
-    assert seen["ck"] > 20
-    assert seen["cktile"] > 0 or op not in tile.PREFIXES
+def test_every_name_of_an_op_is_read_and_written_again() -> None:
+    """Each ck and cktile row's name is parsed to an instance with the same name."""
+    for op in sorted(TABLES.values()):
+        seen: Counter[str] = Counter()
+        for libtype, name in rows_of(op):
+            parse = xdl.parse if libtype == "ck" else tile.parse
+            assert parse(name, op).name == name
+            seen[libtype] += 1
+        assert seen["ck"] > 20
+        assert seen["cktile"] > 0 or op not in tile.PREFIXES
 
 
 def shape_of(op: str, row: dict[str, str]) -> Shape:
-    """The shape of a row, whose fp8 is that of its architecture where the table does not tell."""
+    """Return the shape of a row; where the table states no fp8, it is the architecture's."""
     fp8 = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}[row["gfx"]]
     return op_named(op).columns.parse({"q_dtype_w": fp8, **row})
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_every_row_of_an_op_is_listed_fits_and_is_rendered(op: str) -> None:
-    """Each row's instance is a listed one and fits the row's shape, device and splitK, but where an operand is beyond 32 bits."""
-    listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
-    rendered, beyond = {}, 0
-    for libtype, row in full_rows_of(op):
-        shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
-        if op.startswith("a8w8_blockscale"):
-            shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
-        instance = family.parse(row["kernelName"], op)
-        assert instance in listed[libtype]
-        if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
-            beyond += 1
-            continue
-        assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
-        rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
-    assert len(set(rendered.values())) == len(rendered) > 8
-    assert beyond < 12
+def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
+    """Each row's instance is listed and fits the row, unless an operand exceeds 32 bits."""
+    for op in sorted(TABLES.values()):
+        listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
+        rendered, beyond = {}, 0
+        for libtype, row in full_rows_of(op):
+            shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
+            if op.startswith("a8w8_blockscale"):
+                shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
+            instance = family.parse(row["kernelName"], op)
+            assert instance in listed[libtype]
+            if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
+                beyond += 1
+                continue
+            assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
+            rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
+        assert len(set(rendered.values())) == len(rendered) > 8
+        assert beyond < 12
 
 
 def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None:
-    """Each name of CK's two stages is parsed to a value whose name is the same text."""
+    """Each name of CK's two stages is parsed to a value with the same name."""
     names = set()
     for path in CONFIGS.rglob("*tuned_fmoe*.csv"):
         with path.open(newline="") as file:
@@ -108,8 +108,8 @@ def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None
     assert [parse_moe(name).name for name in stages] == stages
 
 
-def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
-    """Each fmoe row of two CK stages is read, written again, fits and is rendered; nine of ten are offered by default, all in full."""
+def test_rows_of_two_ck_stages_resolve_and_are_listed() -> None:
+    """Each fmoe row of two CK stages fits and is rendered; the default space has nine of ten."""
     op, rows, offered, sources = op_named("fmoe"), 0, 0, {}
     for path in sorted(CONFIGS.rglob("*tuned_fmoe*.csv")):
         with path.open(newline="") as file:
@@ -122,24 +122,24 @@ def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
             pair = xdl_family.parse(name, "fmoe")
             assert pair.name == name
             assert xdl_family.unfit(pair, int(row["ksplit"]), shape, device) == ""
-            assert (pair, 0) in xdl_family.space(shape, device, True)
-            rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.space(shape, device, False))
-            sources |= {part: xdl_family.render(*part) for part in parts(pair, problem_of(shape, device.gfx))}
+            assert (pair, 0) in xdl_family.enumerate_instances(shape, device, True)
+            rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.enumerate_instances(shape, device, False))
+            sources |= {part: xdl_family.render(*part) for part in split_stages(pair, problem_of(shape, device.gfx))}
     assert rows > 700
     assert offered / rows > 0.9
     assert len(set(sources.values())) == len(sources) > 30
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_a_changed_number_of_a_real_name_is_no_other_instance(op: str) -> None:
-    """A real name with one number changed either is refused or is written again as changed: no part is read loosely."""
-    for libtype, name in dict.fromkeys(rows_of(op)):
-        parse = xdl.parse if libtype == "ck" else tile.parse
-        for place, sign in enumerate(name):
-            if not sign.isdigit():
-                continue
-            changed = f"{name[:place]}{(int(sign) + 1) % 10}{name[place + 1 :]}"
-            try:
-                assert parse(changed, op).name == changed
-            except PluginError as error:
-                assert libtype in str(error)
+def test_a_changed_digit_changes_the_instance() -> None:
+    """A name with one digit changed is refused or is written back as changed."""
+    for op in sorted(TABLES.values()):
+        for libtype, name in dict.fromkeys(rows_of(op)):
+            parse = xdl.parse if libtype == "ck" else tile.parse
+            for place, sign in enumerate(name):
+                if not sign.isdigit():
+                    continue
+                changed = f"{name[:place]}{(int(sign) + 1) % 10}{name[place + 1 :]}"
+                try:
+                    assert parse(changed, op).name == changed
+                except PluginError as error:
+                    assert libtype in str(error)

@@ -1,4 +1,4 @@
-"""build: an instance is compiled once for a source, options and toolchain, by one process at a time, and found again without a compiler."""
+"""Check that an instance is compiled once per source, options and toolchain, and found again."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ import pytest
 from tunedgemm.plugin import LaunchError, PluginError
 from tunedgemm.tools import artifact
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import MissingError, Object, built, found
-from tunedgemm_ck.native import loaded
+from tunedgemm_ck.build import CompiledObject, MissingError, build_object, find_object
+from tunedgemm_ck.native import load_object
 
-#: One bf16 product of 1 x 1 x 1 is all that a loaded object is asked for here.
+#: One bf16 product of 1 x 1 x 1.
 SIZES = (1, 1, 1, 1, 1)
 
 
-def works(made: Object) -> bool:
-    """Whether the bytes are an object that can be loaded."""
-    return loaded(made.code).workspace_bytes(SIZES) == 0
+def works(made: CompiledObject) -> bool:
+    """Return whether the bytes are an object that can be loaded."""
+    return load_object(made.code).workspace_bytes(SIZES) == 0
 
 
 def test_an_instance_is_compiled_once(fakes, target):
-    """The second time it comes from the cache, in another process, too."""
-    made = built(target)
+    """A second build reads the cache."""
+    made = build_object(target)
     assert works(made)
     assert made.toolchain == "CUTLASS 4.2.0, nvcc 13.0.88"
-    assert built(target).code == found(target).code == made.code
+    assert build_object(target).code == find_object(target).code == made.code
     assert len(fakes.compilations) == 1
 
 
-def test_the_source_tells_its_problem_and_is_one_text(target):
-    """The first line is JSON; call.h is in it."""
+def test_the_source_states_its_problem(target):
+    """The source's first line is JSON, and call.h is inlined."""
     first, _, rest = target.source.partition("\n")
-    told = json.loads(first.removeprefix("// tunedgemm "))
-    assert told == {"instance": "tile64", **target.problem.told()}
+    header = json.loads(first.removeprefix("// tunedgemm "))
+    assert header == {"instance": "tile64", **target.problem.fields()}
     assert "struct TunedGemmCall" in rest
     assert '#include "call.h"' not in rest
 
 
 def test_a_source_without_the_call_is_refused(target):
-    """A family that forgets the include is told so."""
+    """A family whose source lacks the include raises an error."""
     family = attrs.evolve(target.family, render=lambda instance, problem: "int x;")
-    with pytest.raises(PluginError, match=r"includes call\.h once"):
+    with pytest.raises(PluginError, match=r"include call\.h once"):
         _ = attrs.evolve(target, family=family).source
 
 
 @pytest.mark.parametrize("change", ["instance", "problem", "source", "flags", "compiler", "headers"])
 def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypatch, change):
-    """Nothing that a compilation depends on is forgotten in its key."""
-    built(target)
+    """The cache key covers everything that a compilation depends on."""
+    build_object(target)
     family, other = target.family, target
     if change == "instance":
         other = attrs.evolve(target, instance=stand_in.StandIn(128))
@@ -70,47 +70,47 @@ def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypa
         fakes.install("nvcc")
     else:
         fakes.headers("cutlass", (4, 3, 0))
-    built(other)
+    build_object(other)
     assert len(fakes.compilations) == 2
-    built(other)
+    build_object(other)
     assert len(fakes.compilations) == 2
 
 
 def test_what_is_missing_is_not_compiled(fakes, target):
-    """To look for an object compiles nothing, and says what would make it."""
+    """Looking for a missing object compiles nothing and says how to build it."""
     with pytest.raises(
-        MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1"
+        MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or set TUNEDGEMM_CK_COMPILE=1 to compile here"
     ):
-        found(target)
+        find_object(target)
     assert fakes.compilations == []
 
 
 def test_a_machine_without_a_compiler_finds_what_another_has_built(fakes, target, monkeypatch, tmp_path):
-    """The cache is copied, and neither nvcc nor headers are there."""
-    made = built(target)
+    """A copied cache serves without nvcc and without headers."""
+    made = build_object(target)
     shutil.copytree(os.environ["TUNEDGEMM_CACHE"], tmp_path / "copy")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "copy"))
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert found(target).code == made.code
-    with pytest.raises(PluginError, match="no nvcc"):
-        built(target)
+    assert find_object(target).code == made.code
+    with pytest.raises(PluginError, match="nvcc not found"):
+        build_object(target)
 
 
 def test_without_compiler_and_cache_the_error_says_both(fakes, target, monkeypatch, tmp_path):
-    """What is not built, and why it cannot be."""
+    """The error names the missing object and the missing compiler."""
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    with pytest.raises(MissingError, match=r"standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: no nvcc is there"):
-        found(target)
+    with pytest.raises(MissingError, match=r"standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nvcc not found"):
+        find_object(target)
 
 
 def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, target, monkeypatch):
-    """A serving process goes on with what was built before; the tuner builds anew."""
-    old = built(target)
+    """After a compiler upgrade a lookup finds the old object and a build makes a new one."""
+    old = build_object(target)
     monkeypatch.setenv("FAKE_CK_VERSION", "13.1.5")
     fakes.install("nvcc")
-    assert found(target).toolchain == old.toolchain
-    assert built(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
-    assert found(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+    assert find_object(target).toolchain == old.toolchain
+    assert build_object(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+    assert find_object(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
 
 
 @pytest.mark.parametrize(
@@ -118,61 +118,61 @@ def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, 
     [
         ("fail", r"does not compile: exit code 2: instance\.cu\(7\): error: no such type$"),
         ("full", r"exit code 1: Fatal: instance\.so: No space left on device$"),
-        ("die", r"the compiler was ended by SIGKILL; too little memory, most likely: fewer at a time need less \(--jobs\)$"),
-        ("empty", r"exit code 0: it says nothing$"),
+        ("die", r"the compiler was killed by SIGKILL, probably out of memory; reduce --jobs$"),
+        ("empty", r"exit code 0: no output$"),
     ],
 )
-def test_a_compiler_that_fails_is_told_and_tried_again(fakes, target, monkeypatch, does, says):
-    """The error has what the compiler said and no path of a folder that is gone; the next try begins anew."""
+def test_a_failed_compilation_is_reported_and_retried(fakes, target, monkeypatch, does, says):
+    """A failed compilation raises the compiler's output without temporary paths, and is retried."""
     monkeypatch.setenv("FAKE_CK_DOES", does)
     with pytest.raises(LaunchError, match=says):
-        built(target)
+        build_object(target)
     monkeypatch.delenv("FAKE_CK_DOES")
-    assert works(built(target))
+    assert works(build_object(target))
     assert not any(Path(each["folder"]).exists() for each in fakes.compilations), "temporary folders are gone"
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(fakes, target, monkeypatch, tmp_path):
-    """What is compiled for another process must reach it."""
+    """A build into a cache that cannot be written raises an error."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(PluginError, match=r"the artifact cache cannot be written \(.*Not a directory.*\); set TUNEDGEMM_CACHE"):
-        built(target)
+        build_object(target)
 
 
 def test_a_damaged_object_is_compiled_again(fakes, target, cache):
-    """A torn file counts as absent."""
-    built(target)
+    """A truncated file counts as absent."""
+    build_object(target)
     for file in cache.rglob("*"):
         if file.is_file() and file.stat().st_size > 1000:
             file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(MissingError):
-        found(target)
-    assert works(built(target))
+        find_object(target)
+    assert works(build_object(target))
 
 
 def test_fresh_compiles_again(fakes, target):
-    """As after headers were changed in place."""
-    built(target)
-    built(target, fresh=True)
+    """``fresh`` compiles a stored object again."""
+    build_object(target)
+    build_object(target, fresh=True)
     assert len(fakes.compilations) == 2
 
 
-#: What another process does with the target of these tests: ``built`` or ``found``.
+#: A process that builds or finds the target of these tests.
 _ELSEWHERE = """
 import sys
 sys.path[:0] = [sys.argv[1]]
 import stand_in
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import Target, built, found
+from tunedgemm_ck.build import Target, build_object, find_object
 from tunedgemm_ck.problem import Problem
 target = Target(stand_in.family("standin", "nvidia"), stand_in.StandIn(64), Problem("a16w16", "sm_90", "bf16", "bf16"), toolchain.cuda)
-print(len({"built": built, "found": found}[sys.argv[2]](target).code))
+print(len({"built": build_object, "found": find_object}[sys.argv[2]](target).code))
 """
 
 
 def elsewhere(does: str, **environment: str) -> subprocess.Popen[str]:
-    """Another process that builds or finds the target."""
+    """Start another process that builds or finds the target."""
     words = [sys.executable, "-c", _ELSEWHERE, str(Path(__file__).parent), does]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
 
@@ -186,21 +186,21 @@ def begun(fakes) -> None:
 
 
 def test_two_processes_compile_one_instance_once(fakes, target, monkeypatch, tmp_path):
-    """The second waits for the first one's object."""
+    """The second process waits for the first one's object."""
     monkeypatch.setenv("FAKE_CK_DOES", "wait")
     monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
     children = [elsewhere("built") for _ in range(2)]
     begun(fakes)
     time.sleep(1.0)  # the other has begun as well, mostly
     (tmp_path / "go").touch()
-    told = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0], told
+    outputs = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
     assert len(fakes.compilations) == 1
-    assert works(found(target))
+    assert works(find_object(target))
 
 
 def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkeypatch, tmp_path):
-    """Another one compiles at once."""
+    """After the compiling process was killed, another one compiles at once."""
     monkeypatch.setenv("FAKE_CK_DOES", "wait")
     monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
     child = elsewhere("built")
@@ -208,34 +208,34 @@ def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkey
     child.kill()
     child.communicate(timeout=120)
     (tmp_path / "go").touch()
-    assert works(built(target))
+    assert works(build_object(target))
 
 
 def test_an_object_is_packed_and_unpacked(target):
-    """What is stored is what was made, whatever bytes it has."""
-    made = Object(b"\x7fELF\n\n{}", "x", 1.26)
-    back = Object.unpacked(made.packed())
+    """An object survives packing, whatever bytes it has."""
+    made = CompiledObject(b"\x7fELF\n\n{}", "x", 1.26)
+    back = CompiledObject.unpack(made.pack())
     assert (back.code, back.toolchain, back.seconds) == (made.code, "x", 1.3)
 
 
 def test_the_key_needs_no_compiler(fakes, target):
-    """A process that only looks finds the object with the environment of a container that has no toolkit."""
-    size = len(built(target).code)
+    """A process without a toolkit finds a stored object."""
+    size = len(build_object(target).code)
     child = elsewhere("found", CUDACXX="/nowhere", CUTLASS_INCLUDE="/nowhere", PATH="/nowhere")
     out, error = child.communicate(timeout=120)
     assert out.strip() == str(size), error
 
 
 def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
-    """Objects lie in the one artifact cache, which TUNEDGEMM_CACHE moves; beside them only locks."""
-    built(target)
+    """Builds write only artifacts and locks into the core's artifact cache."""
+    build_object(target)
     names = {file.parent.name for file in cache.rglob("*") if file.is_file()}
     assert all(len(name) == 2 for name in names - {"locks"})
     assert artifact.__module__ == "tunedgemm.backends.artifact"
 
 
-def test_the_finder_is_asked_for_the_problem(target):
-    """A problem may have a compiler of its own."""
+def test_the_finder_gets_the_problem(target):
+    """The finder gets the problem, which may have a specific compiler."""
     asked = []
 
     def finder(problem):
@@ -243,6 +243,6 @@ def test_the_finder_is_asked_for_the_problem(target):
         raise PluginError("none")
 
     with pytest.raises(PluginError, match="none"):
-        built(attrs.evolve(target, finder=finder))
+        build_object(attrs.evolve(target, finder=finder))
     assert asked == [target.problem]
     assert toolchain.cuda is not finder

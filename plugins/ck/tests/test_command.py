@@ -1,4 +1,4 @@
-"""``tunedgemm ck``: exactly what tables name is compiled, on a machine without a GPU, and every failure is told."""
+"""Check that ``tunedgemm ck`` compiles exactly what tables name, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import UserError
-from tunedgemm_ck import Templates, command, toolchain
+from tunedgemm_ck import TemplateBackend, command, toolchain
 
 HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
 PLUGIN = Path(__file__).parents[1]
@@ -19,17 +19,17 @@ PLUGIN = Path(__file__).parents[1]
 
 @pytest.fixture
 def backends(stand_in, monkeypatch):
-    """Stand-ins under the names of two backends."""
+    """Register stand-ins under the names of two backends."""
     made = {
-        "cutlass": Templates(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
-        "ck": Templates(stand_in.family("ck", "amd"), toolchain.hip),
+        "cutlass": TemplateBackend(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
+        "ck": TemplateBackend(stand_in.family("ck", "amd"), toolchain.hip),
     }
     monkeypatch.setattr(command, "_backends", lambda: made)
     return made
 
 
 def table(path: Path, *rows: str) -> str:
-    """A table of a16w16 with rows of M,N,K | dtype | libtype | name, in that order."""
+    """Write a table of a16w16 with rows of gfx,M,dtype,libtype,name."""
     lines = [HEAD]
     for row in rows:
         gfx, m, dtype, libtype, name = row.split(",")
@@ -41,7 +41,7 @@ def table(path: Path, *rows: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """The exit code of ``tunedgemm ck`` with these words; a user's mistake is one line, as of every command."""
+    """Return the exit code of ``tunedgemm ck``; a user's error must be one line."""
     parser = argparse.ArgumentParser()
     command.command.add_arguments(parser)
     try:
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
 
 
 def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
-    """Rows of both toolchains, each instance and class of shapes once; rows of other backends are not ours."""
+    """Rows of both toolchains are built once per instance and class; others are skipped."""
     name = table(
         tmp_path / "bf16_tuned_gemm.csv",
         "sm_90,1,bfloat16,cutlass,tile64",
@@ -64,11 +64,11 @@ def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
     )
     assert main(["ck", "prebuild", name]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert out.splitlines()[-1] == "3 instances: 0 stored, 3 built, 0 failed"
     assert "[3/3] " in out
     assert sorted(each["name"] for each in fakes.compilations) == ["clang++", "nvcc", "nvcc"]
     assert main(["ck", "prebuild", name]) == 0
-    assert capsys.readouterr().out == "3 instances: 3 were there, 0 built, 0 failed\n"
+    assert capsys.readouterr().out == "3 instances: 3 stored, 0 built, 0 failed\n"
     assert len(fakes.compilations) == 3
 
 
@@ -81,31 +81,31 @@ ROUTED_KEY = "256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torc
 
 
 def test_stages_of_fmoe_are_built_once_each(fakes, backends, tmp_path, capsys):
-    """Two rows with one first stage and two second ones are three objects; a row of one stage is refused with its line."""
+    """Stages shared by rows are built once, and a row of one stage is refused with its line."""
     rows = [f"sm_90,132,{m},{ROUTED_KEY},{names},5.0,cutlass,row" for m, names in ((1, "tile64,tile64"), (16, "tile64,tile128"))]
     path = tmp_path / "tuned_fmoe.csv"
     path.write_text("\n".join([ROUTED_HEAD, *rows]) + "\n")
     assert main(["ck", "prebuild", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "3 instances: 0 stored, 3 built, 0 failed"
     assert len(fakes.compilations) == 3
     path.write_text("\n".join([ROUTED_HEAD, f"sm_90,132,4,{ROUTED_KEY},tile64,,5.0,cutlass,row"]) + "\n")
     assert main(["ck", "prebuild", str(path)]) == 1
-    assert "tuned_fmoe.csv:2: standin has no kernel 'tile64' for fmoe: two stages are" in capsys.readouterr().out
+    assert "tuned_fmoe.csv:2: standin fmoe: kernel 'tile64' must be the names of two stages" in capsys.readouterr().out
 
 
 def test_the_source_of_a_pair_is_that_of_both_stages(backends, capsys):
-    """One after the other, each with the problem as the columns say it."""
+    """``source`` prints both stages of a pair, each with the problem of the columns."""
     columns = ("act_type=Gelu", "dtype=bf16", "q_dtype_a=int8", "q_dtype_w=int8", "q_type=per_Token", "use_g1u1=0", "doweight_stage1=1")
     words = ["ck", "source", "tile64+tile128", "--libtype", "cutlass", "--op", "fmoe", "--gfx", "sm_90"]
     assert main([*words, *(word for column in (*columns, "layout=row") for word in ("--set", column))]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("// tunedgemm {")]
-    assert ['"instance": "tile64"' in told[0], '"stage": 1, "act": "gelu"' in told[0]] == [True, True]
-    assert ['"instance": "tile128"' in told[1], '"stage": 2, "act": ""' in told[1], len(told)] == [True, True, 2]
+    headers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("// tunedgemm {")]
+    assert ['"instance": "tile64"' in headers[0], '"stage": 1, "act": "gelu"' in headers[0]] == [True, True]
+    assert ['"instance": "tile128"' in headers[1], '"stage": 2, "act": ""' in headers[1], len(headers)] == [True, True, 2]
 
 
 @pytest.mark.parametrize("how", ["--rebuild", "AITER_REBUILD"])
 def test_rebuild_compiles_what_is_there(fakes, backends, tmp_path, monkeypatch, how):
-    """By the flag or by AITER's variable."""
+    """--rebuild and AITER's variable recompile stored objects."""
     name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64")
     main(["ck", "prebuild", name])
     if how == "AITER_REBUILD":
@@ -115,14 +115,16 @@ def test_rebuild_compiles_what_is_there(fakes, backends, tmp_path, monkeypatch, 
 
 
 def test_one_architecture_alone(fakes, backends, tmp_path):
-    """--gfx picks among the rows, and is that of rows which tell none."""
+    """--gfx selects rows, and applies to rows that state none."""
     name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64", "gfx942,1,bfloat16,ck,tile64", ",1,bfloat16,cutlass,tile128")
     assert main(["ck", "prebuild", name, "--gfx", "sm_90"]) == 0
     assert [each["name"] for each in fakes.compilations] == ["nvcc", "nvcc"]
 
 
-def test_what_cannot_be_built_is_told_and_the_rest_is_built(fakes, backends, tmp_path, monkeypatch, capsys):
-    """A row of an unknown instance, a row without an architecture, a missing compiler: exit code 1, with the reasons."""
+def test_rows_that_cannot_be_built_are_reported(fakes, backends, tmp_path, monkeypatch, capsys):
+    """Rows that cannot be built are listed with reasons, the others are built, and the exit code is
+    1.
+    """
     monkeypatch.setenv("HIPCXX", str(tmp_path / "none"))
     name = table(
         tmp_path / "t.csv",
@@ -134,20 +136,20 @@ def test_what_cannot_be_built_is_told_and_the_rest_is_built(fakes, backends, tmp
     assert main(["ck", "prebuild", name]) == 1
     out = capsys.readouterr().out
     assert "t.csv:3: no instance 'tile65' of a16w16" in out
-    assert "t.csv:4: the row tells no architecture; say --gfx" in out
-    assert "no hipcc is there" in out
-    assert out.splitlines()[-1] == "2 instances: 0 were there, 1 built, 3 failed"
+    assert "t.csv:4: the row has no gfx; pass --gfx" in out
+    assert "hipcc not found" in out
+    assert out.splitlines()[-1] == "2 instances: 0 stored, 1 built, 3 failed"
 
 
-def test_without_tables_those_in_effect(fakes, backends, tmp_path, monkeypatch, capsys):
-    """As dispatch reads them: AITER's variable names this one."""
+def test_without_tables_those_in_effect_are_built(fakes, backends, tmp_path, monkeypatch, capsys):
+    """Without tables the ones that dispatch reads are built."""
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64"))
     assert main(["ck", "prebuild"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 instances: 0 were there, 1 built, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 instances: 0 stored, 1 built, 0 failed"
 
 
 def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
-    """Two of them at a time with --jobs 2: both have begun before one may end."""
+    """With --jobs 2 two compilers run at the same time."""
     monkeypatch.setenv("FAKE_CK_DOES", "wait")
     monkeypatch.setenv("FAKE_CK_WAITS", str(fakes.log.with_suffix(".2")))
     name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64", "sm_90,1,bfloat16,cutlass,tile128")
@@ -167,20 +169,23 @@ def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
     [
         (["prebuild", "nowhere.csv"], "nowhere.csv"),
         (["prebuild", "--jobs", "-1"], "--jobs must be at least 0"),
-        (["source", "tile64", "--libtype", "other", "--op", "a16w16", "--gfx", "sm_90"], "--libtype other: there are ck, cutlass"),
-        (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op other: there are a16w16"),
+        (
+            ["source", "tile64", "--libtype", "other", "--op", "a16w16", "--gfx", "sm_90"],
+            "--libtype must be one of ck, cutlass (got other)",
+        ),
+        (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op must be one of a16w16"),
         (["source", "tile65", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90"], "no instance 'tile65'"),
-        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "expected COLUMN=TEXT"),
+        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "--set must be COLUMN=TEXT"),
     ],
 )
-def test_mistakes_are_one_line(backends, capsys, words, says):
-    """An error of the user's that says what there is."""
+def test_user_errors_are_one_line(backends, capsys, words, says):
+    """A user's error is one line that lists the choices."""
     assert main(["ck", *words]) == 2
     assert says in capsys.readouterr().err
 
 
 def test_a_file_with_faults_is_refused(backends, tmp_path, capsys):
-    """A line that is no row is not passed over: an image would lack its kernel."""
+    """A table with an invalid line is refused."""
     name = table(tmp_path / "t.csv", "sm_90,one,bfloat16,cutlass,tile64")
     assert main(["ck", "prebuild", name]) == 2
     assert "tunedgemm table check" in capsys.readouterr().err
@@ -188,7 +193,7 @@ def test_a_file_with_faults_is_refused(backends, tmp_path, capsys):
 
 @pytest.mark.parametrize("op", ["a16w16", "batched_bf16"])
 def test_source_prints_what_is_compiled(backends, capsys, op):
-    """The whole text, for the columns that are said."""
+    """``source`` prints the whole text for the given columns."""
     assert main(["ck", "source", "tile64", "--libtype", "ck", "--op", op, "--gfx", "gfx942", "--set", "dtype=fp16"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f'// tunedgemm {{"instance": "tile64", "op": "{op}", "gfx": "gfx942", "dtype": "fp16"')
@@ -197,7 +202,7 @@ def test_source_prints_what_is_compiled(backends, capsys, op):
 
 @pytest.mark.slow
 def test_pip_install_prebuilds_where_asked(fakes, tmp_path, monkeypatch):
-    """PREBUILD_KERNELS=1, as in AITER: what the tables in effect name is built while the plugin is installed."""
+    """PREBUILD_KERNELS=1 builds what the tables in effect name during installation."""
     monkeypatch.setenv("PREBUILD_KERNELS", "1")
     monkeypatch.setenv(
         "AITER_CONFIG_GEMM_BF16", table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,128x256x64_2x1_cooperative_streamk_r1")

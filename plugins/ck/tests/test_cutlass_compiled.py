@@ -1,4 +1,4 @@
-"""Sources with a compiler: that they compile, and where CUTLASS is told that operands, scales and the output lie, without a GPU."""
+"""Check with nvcc, without a GPU, that sources compile and what CUTLASS gets."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
-from tunedgemm_ck.native import loaded
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.native import load_object
 from tunedgemm_ck.problem import Problem
 
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
 BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block")
-#: The folder of the headers that the tests were started with; "" for those of the wheel.
+#: The folder of headers in the environment; "" for those of the wheel.
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
-#: Sizes of the call, all different; K has a last block of scales that is not whole.
+#: Sizes of the call, all different; the last block of scales along K is partial.
 M, N, K, BATCHES = 48, 384, 320, 3
 
 _MAIN = """
 #include <cstdio>
 using namespace tunedgemm;
-template <class Vector> auto told(const char* name, const Vector& vector, int) -> decltype(vector.ptr_row, void()) {
+template <class Vector> auto show(const char* name, const Vector& vector, int) -> decltype(vector.ptr_row, void()) {
   std::printf("%s columns %zu %lld\\n", name, size_t(vector.ptr_row), (long long)cute::get<2>(vector.dRow));
 }
-template <class Vector> auto told(const char* name, const Vector& vector, long) -> decltype(vector.ptr_col, void()) {
+template <class Vector> auto show(const char* name, const Vector& vector, long) -> decltype(vector.ptr_col, void()) {
   std::printf("%s rows %zu %lld\\n", name, size_t(vector.ptr_col), (long long)cute::get<2>(vector.dCol));
 }
 template <class Stride> void spot(const char* name, const Stride& stride, int row, int column, int batch) {
@@ -45,9 +45,9 @@ template <class Mainloop> void scales(const Mainloop& mainloop) {
 }
 template <class Thread> void epilogue(const Thread& thread) {
   if constexpr (problem::scale == Scale::row) {
-    told("bias", thread.op_1, 0);
-    told("w_scale", thread.op_0.op_0, 0);
-    told("x_scale", thread.op_0.op_1.op_0, 0);
+    show("bias", thread.op_1, 0);
+    show("w_scale", thread.op_0.op_0, 0);
+    show("x_scale", thread.op_0.op_1.op_0, 0);
   } else if constexpr (problem::scale == Scale::tensor) {
     std::printf("scalars %zu %zu\\n", size_t(thread.op_0.scalar_ptrs[0]), size_t(thread.op_0.scalar_ptrs[1]));
   }
@@ -72,7 +72,7 @@ int main() {
 """
 
 
-#: The same for a stage of fmoe: what an expert's fill leaves in the object's memory, by distances from where things begin.
+#: The same for a stage of fmoe: offsets that an expert's fill writes into the object's memory.
 _GROUPED = """
 #include <cstdio>
 #include <cstdlib>
@@ -116,7 +116,7 @@ int main() {
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvcc and CUTLASS's headers; skips where one of them is not there."""
+    """Set up nvcc and CUTLASS's headers; skip where one is missing."""
     monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, INCLUDE)
     try:
         toolchain.cuda(BLOCKS)
@@ -125,7 +125,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(source: Path, made: Path, target: Target, *options: str, without: tuple[str, ...] = ()) -> str:
-    """What nvcc says to a source with the options of a target; fails where it does not compile."""
+    """Return nvcc's output for a source with the options of a target; fail where it does not
+    compile.
+    """
     command = toolchain.cuda(target.problem).command(source, made, target.problem.gfx, (*target.flags, *options))
     done = subprocess.run([word for word in command if word not in without], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
@@ -133,8 +135,8 @@ def compiled(source: Path, made: Path, target: Target, *options: str, without: t
     return said
 
 
-def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Path) -> dict[str, str]:
-    """What a program prints that has the source of the instance without its launch, which alone needs code for a GPU."""
+def _read_arguments(instance: CutlassInstance, problem: Problem, batches: int, folder: Path) -> dict[str, str]:
+    """Return what a program prints that has the instance's source without its launch."""
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
     text = text[: text.index("// ---- what launch.h asks for")] + "}  // namespace tunedgemm\n"
@@ -142,7 +144,7 @@ def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Pat
 
 
 def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
-    """The lines of a program by their first words, with an @ where it has an "at"."""
+    """Return the lines of a program by their first words, with an @ where it has an "at"."""
     source, made = folder / "arguments.cu", folder / "arguments"
     source.write_text(text, "utf-8")
     compiled(source, made, target, without=("-shared", "-O3"))
@@ -157,64 +159,64 @@ def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
 def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> None:
-    """One value a row of x or of the weight, whichever side of CUTLASS's product that is, and the next product's values behind them."""
+    """Scales and bias have one value per row of x or of the weight, and the right batch stride."""
     problem = Problem("batched_a8w8", "sm_90", "int8", "bf16", "fp32", "row")
-    told = _told(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
-    assert (int(told["A"]), int(told["B"])) == ((32, 16) if swap else (16, 32))
-    assert told["sizes"] == (f"{N} {M} {K} {BATCHES}" if swap else f"{M} {N} {K} {BATCHES}")
-    assert int(told["A@"]) == 5 * K + 9 + 2 * K * (N if swap else M)
-    assert int(told["B@"]) == 5 * K + 9 + 2 * K * (M if swap else N)
-    assert (int(told["D"]), int(told["D@"])) == (96, 5 * N + 9 + 2 * M * N)
+    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
+    assert (int(printed["A"]), int(printed["B"])) == ((32, 16) if swap else (16, 32))
+    assert printed["sizes"] == (f"{N} {M} {K} {BATCHES}" if swap else f"{M} {N} {K} {BATCHES}")
+    assert int(printed["A@"]) == 5 * K + 9 + 2 * K * (N if swap else M)
+    assert int(printed["B@"]) == 5 * K + 9 + 2 * K * (M if swap else N)
+    assert (int(printed["D"]), int(printed["D@"])) == (96, 5 * N + 9 + 2 * M * N)
     of_x, of_weight = ("columns", "rows") if swap else ("rows", "columns")
-    assert told["x_scale"] == f"{of_x} 48 {M}"
-    assert told["w_scale"] == f"{of_weight} 64 {N}"
-    assert told["bias"] == f"{of_weight} 80 {N}"
-    assert told["fits"] == "1"
+    assert printed["x_scale"] == f"{of_x} 48 {M}"
+    assert printed["w_scale"] == f"{of_weight} 64 {N}"
+    assert printed["bias"] == f"{of_weight} 80 {N}"
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
-def test_block_scales_lie_row_by_row(swap: bool, tmp_path: Path) -> None:
-    """x_scale [M, ceil(K/128)] and w_scale [ceil(N/128), ceil(K/128)], the last block of K being short."""
-    told = _told(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
-    assert (int(told["SFA"]), int(told["SFB"])) == ((64, 48) if swap else (48, 64))
+def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
+    """Block scales are row-major, with a short last block of K."""
+    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
+    assert (int(printed["SFA"]), int(printed["SFB"])) == ((64, 48) if swap else (48, 64))
     of_x, of_weight = 7 * 3 + 2, 300 // 128 * 3 + 2
-    assert (int(told["SFA@"]), int(told["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
-    assert told["fits"] == "1"
+    assert (int(printed["SFA@"]), int(printed["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow
 def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
-    """Both are read by the kernel."""
+    """The kernel reads both scales of tensors from memory."""
     problem = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", scale="tensor")
-    told = _told(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
-    assert told["scalars"] == "48 64"
-    assert told["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
+    printed = _read_arguments(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
+    assert printed["scalars"] == "48 64"
+    assert printed["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
 
 
 def _stage(stage: int, q_type: str, q_dtype: str) -> Problem:
-    """A stage of a gated fmoe with bf16 hidden states."""
+    """Return a stage of a gated fmoe with bf16 hidden states."""
     act = {"act": "silu", "gated": True} if stage == 1 else {}
     return Problem("fmoe", "sm_90", "bf16", "bf16", stage=stage, q_type=q_type, q_dtype=q_dtype, **act)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "swap"), [(1, False), (1, True), (2, True)])
-def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: bool, tmp_path: Path) -> None:
-    """Three rows from place 5 on of expert 2, of [places, depth], its weight [wide, depth], sums [places, wide], and scales of blocks."""
+def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_path: Path) -> None:
+    """An expert's product gets its rows, its weight, its sums and their block scales."""
     target = Target(FAMILY, CutlassInstance(128, 128, 128, swap=swap), _stage(stage, "per_1x128", "fp8_e4m3fn"), toolchain.cuda)
     text = target.source
-    told = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
+    printed = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
     wide, depth = (384, 320) if stage == 1 else (320, 192)
     deep, high = -(-depth // 128), -(-wide // 128)
-    assert told["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
-    assert (int(told["rows"]), int(told["weight"]), int(told["sums"])) == (5 * depth, 2 * wide * depth, 5 * wide * 2)
-    assert int(told["A@"]) == int(told["B@"]) == 5 * depth + 9
-    assert int(told["D@"]) == 5 * wide + 9
-    assert (int(told["x_scale"]), int(told["w_scale"])) == (5 * deep, 2 * high * deep)
-    assert (int(told["x_scale@"]), int(told["w_scale@"])) == (2 * deep + 1, 1 * deep + 1)
-    assert told["groups"] == "4 1"
-    assert told["fits"] == "1"
+    assert printed["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
+    assert (int(printed["rows"]), int(printed["weight"]), int(printed["sums"])) == (5 * depth, 2 * wide * depth, 5 * wide * 2)
+    assert int(printed["A@"]) == int(printed["B@"]) == 5 * depth + 9
+    assert int(printed["D@"]) == 5 * wide + 9
+    assert (int(printed["x_scale"]), int(printed["w_scale"])) == (5 * deep, 2 * high * deep)
+    assert (int(printed["x_scale@"]), int(printed["w_scale@"])) == (2 * deep + 1, 1 * deep + 1)
+    assert printed["groups"] == "4 1"
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow
@@ -233,7 +235,7 @@ def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: b
     ],
 )
 def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path) -> None:
-    """The object exports both functions and keeps the rest to itself, the kernel spills no register, and ptxas serialises no wgmma."""
+    """An object exports two functions, spills no register, and does not serialise wgmma."""
     target = Target(FAMILY, parse(name, problem.op), problem, toolchain.cuda)
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
     source.write_text(target.source, "utf-8")
@@ -246,4 +248,4 @@ def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: P
     kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
     assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
     assert "u" not in kinds.values(), "one for all objects of a process"
-    assert loaded(made.read_bytes()).library, "it loads on a machine without a driver"
+    assert load_object(made.read_bytes()).library, "it loads on a machine without a driver"

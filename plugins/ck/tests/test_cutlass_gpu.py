@@ -1,4 +1,4 @@
-"""CUTLASS's instances on a Hopper GPU: random products, repeated bits, graphs on two streams, threads, large operands; else skipped."""
+"""Check CUTLASS's instances on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.tools import ops
 from tunedgemm_ck import cutlass
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("no Hopper GPU found", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 #: One of each kind of operands and output.
 KINDS = [
@@ -29,7 +30,7 @@ KINDS = [
     Shape("batched_bf16", 70, 136, 264, extra={"B": 3}, epilogue="bias"),
     Shape("batched_a8w8", 70, 144, 272, "int8", "bf16", scale="row", extra={"B": 3}),
 ]
-#: Instances of a kind that are tried in the tests of one launch after the other: a compilation takes up to a minute.
+#: Instances of a kind that are launched: a compilation takes up to a minute.
 FEW = 3
 #: Sizes of random products of a kind.
 DRAWN = 12
@@ -37,7 +38,7 @@ DRAWN = 12
 
 @pytest.fixture(autouse=True)
 def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
-    """What one test compiles serves the next, and compiling is allowed."""
+    """Allow compilation, into a cache that all tests share."""
     if kept_cache:
         monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
     else:
@@ -47,12 +48,12 @@ def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 def few(shape: Shape, device: Device) -> list[Solution]:
-    """The first solutions of a shape, and the first of each way: operands swapped or not, stream-K, K in parts, groups of warps, sums."""
+    """Return the first solutions of a shape, and the first of each kind of kernel."""
     listed = list(cutlass.enumerate_solutions(shape, device))
     assert listed, cutlass.details(device)
     ways: dict[tuple[bool, ...], Solution] = {}
@@ -69,7 +70,7 @@ def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
 
 
 def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
-    """What is wrong with an output, "" for a right one: the worst row's error, NaN among it."""
+    """Return the worst row's error where it exceeds the tolerance, else ""."""
     op = ops()[shape.op]
     wanted = op.reference(shape, given).double().reshape(-1, shape.n)
     error = (out.reshape(wanted.shape).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
@@ -83,7 +84,7 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("shape", KINDS, ids=str)
 def test_listed_instances_are_right_and_repeat_their_bits(shape: Shape, device: Device) -> None:
-    """Into poisoned memory, nothing written beside it, and 100 times the same bits."""
+    """Outputs in poisoned memory are right, nothing else is written, and bits repeat."""
     given = operands(shape, device)
     for solution in few(shape, device):
         launcher = bound(solution, shape, device)
@@ -96,7 +97,7 @@ def test_listed_instances_are_right_and_repeat_their_bits(shape: Shape, device: 
 
 
 def _drawn(kind: Shape) -> Iterator[Shape]:
-    """Random sizes of a kind, tails in all of them."""
+    """Yield random sizes of a kind, with tails in all dimensions."""
     draw = random.Random(str(kind))
     step = {"bf16": 8, "fp16": 8}.get(kind.dtype, 16)
     for _ in range(DRAWN):
@@ -107,7 +108,7 @@ def _drawn(kind: Shape) -> Iterator[Shape]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_random_products_are_right(kind: Shape, device: Device) -> None:
-    """The instances of the kind's first list, on sizes that they were not listed for."""
+    """Instances are right on sizes that they were not listed for."""
     chosen, launched = few(kind, device), set()
     for shape in _drawn(kind):
         given = operands(shape, device)
@@ -122,7 +123,7 @@ def test_random_products_are_right(kind: Shape, device: Device) -> None:
 
 @pytest.mark.parametrize("shape", KINDS, ids=str)
 def test_graphs_on_two_streams_read_new_inputs(shape: Shape, device: Device) -> None:
-    """Captured, replayed side by side with changing x: each replay has the bits of a plain call, also where parts of K are counted."""
+    """Each replay on two streams has the bits of a plain call."""
     for solution in few(shape, device):
         launcher, streams, graphs = bound(solution, shape, device), [torch.cuda.Stream() for _ in range(2)], []
         wanted = {seed: launcher.call(*operands(shape, device, seed)).clone() for seed in range(4)}
@@ -146,7 +147,7 @@ def test_graphs_on_two_streams_read_new_inputs(shape: Shape, device: Device) -> 
 
 
 def test_threads_share_a_launcher(device: Device) -> None:
-    """Eight threads, each with operands and a stream of its own."""
+    """Eight threads with separate operands and streams share a launcher."""
     shape = KINDS[0]
     for solution in few(shape, device):
         launcher, faults = bound(solution, shape, device), []
@@ -165,11 +166,11 @@ def test_threads_share_a_launcher(device: Device) -> None:
 
 @pytest.mark.parametrize("sizes", [(70_000, 33_024, 64), (16, 40_000, 65_536), (33_024, 64, 70_000)], ids=str)
 def test_operands_of_over_two_to_the_31_elements(sizes: tuple[int, int, int], device: Device) -> None:
-    """Of the output, the weight, and x: judged by rows and columns at the far end."""
+    """Outputs, weights and x of more than 2^31 elements are right at the far end."""
     m, n, k = sizes
     shape = Shape("a16w16", m, n, k)
     if torch.cuda.mem_get_info()[0] < 4 * (math.prod((m, n)) + m * k + n * k) + 2**30:
-        pytest.skip("the GPU has too little memory")
+        pytest.skip("too little GPU memory")
     x, weight = (torch.randn(rows, k, device=device.torch_device, dtype=torch.bfloat16) for rows in (m, n))
     for solution in few(shape, device):
         out = bound(solution, shape, device).call(x, weight)

@@ -1,4 +1,4 @@
-"""Template: sources are the same in every process, say their problem, and compile where there is a compiler."""
+"""Check that CUTLASS's sources are reproducible, complete and distinct."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import re
 import subprocess
 import sys
 
-import pytest
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
-from tunedgemm_ck.cutlass.spaces import instances
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.space import listed_instances
 from tunedgemm_ck.cutlass.template import render
 from tunedgemm_ck.problem import Problem
 
-#: The folder of the headers that the tests were started with; "" for those of the wheel.
+#: The folder of headers in the environment; "" for those of the wheel.
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
 PLAIN = Problem("a16w16", "sm_90", "bf16", "bf16")
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
@@ -24,9 +23,9 @@ WIDE = CutlassInstance(128, 256, 64, (2, 1))
 
 
 def test_sources_are_the_same_in_another_process() -> None:
-    """The text is the key of what is compiled."""
+    """Another process renders the same text, which is the cache key."""
     code = (
-        "from tunedgemm_ck.cutlass.instance import parse; from tunedgemm_ck.cutlass.template import render; "
+        "from tunedgemm_ck.cutlass.names import parse; from tunedgemm_ck.cutlass.template import render; "
         "from tunedgemm_ck.problem import Problem; "
         f"print(render(parse({WIDE.name!r}, 'a16w16'), Problem('a16w16', 'sm_90', 'bf16', 'bf16')), end='')"
     )
@@ -35,31 +34,29 @@ def test_sources_are_the_same_in_another_process() -> None:
     assert other.stdout == render(WIDE, PLAIN)
 
 
-@pytest.mark.parametrize(
-    "instance", [*instances("sm_90", "bf16", False, False), *instances("sm_80", "bf16", False, False)], ids=lambda each: each.name
-)
-def test_sources_are_whole(instance: CutlassInstance) -> None:
-    """Only call.h and headers of CUTLASS and of C++ are included, and both functions are there."""
-    problem = Problem("a16w16", "sm_80" if instance.warps[0] else "sm_90", "bf16", "bf16")
-    text = FAMILY.render(instance, problem)
-    included = re.findall(r'#include ["<]([^">]+)[">]', text)
-    assert included[0] == "call.h"
-    assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[1:])
-    assert {name for name in included[1:] if "/" not in name} <= {"array", "atomic", "cstdint", "cstring", "new", "type_traits"}
-    assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == 1
-    assert text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
+def test_sources_are_whole() -> None:
+    """Sources include only call.h, CUTLASS and C++ headers, and have both functions."""
+    for instance in [*listed_instances("sm_90", "bf16", False, False), *listed_instances("sm_80", "bf16", False, False)]:
+        problem = Problem("a16w16", "sm_80" if instance.warps[0] else "sm_90", "bf16", "bf16")
+        text = FAMILY.render(instance, problem)
+        included = re.findall(r'#include ["<]([^">]+)[">]', text)
+        assert included[0] == "call.h"
+        assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[1:])
+        assert {name for name in included[1:] if "/" not in name} <= {"array", "atomic", "cstdint", "cstring", "new", "type_traits"}
+        assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == 1
+        assert text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
 
 
-def test_each_instance_and_problem_has_a_source_of_its_own() -> None:
-    """No two share what is compiled."""
+def test_sources_are_distinct() -> None:
+    """No two pairs of instance and problem share a source."""
     problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
     problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
-    texts = {render(instance, problem) for instance in instances("sm_90", "bf16", False, True) for problem in problems}
-    assert len(texts) == len(instances("sm_90", "bf16", False, True)) * len(problems)
+    texts = {render(instance, problem) for instance in listed_instances("sm_90", "bf16", False, True) for problem in problems}
+    assert len(texts) == len(listed_instances("sm_90", "bf16", False, True)) * len(problems)
 
 
-def test_sources_say_the_problem_and_the_instance() -> None:
-    """Types, scales, tile and schedule stand in the text."""
+def test_sources_state_the_problem_and_the_instance() -> None:
+    """Types, scales, tile and schedule are in the source."""
     text = render(parse("128x64x128_1x1_cooperative_streamk_swap_r1", "a8w8"), SCALED)
     for said in (
         "using Input = cutlass::float_e4m3_t;",
@@ -76,14 +73,14 @@ def test_sources_say_the_problem_and_the_instance() -> None:
     assert "KernelTmaWarpSpecializedPingpongFP8BlockScaledAccum;" in render(parse("128x16x128_1x1_pingpong_persistent_swap_r1", ""), BLOCKS)
 
 
-@pytest.mark.parametrize(("columns", "further"), [(128, False), (160, True), (192, False), (224, True), (80, True)])
-def test_tiles_of_further_columns_are_compiled_with_their_instructions(columns: int, further: bool) -> None:
-    """The option costs time of compilation where nothing needs it."""
-    assert ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED" in FAMILY.flags(CutlassInstance(128, columns, 64), PLAIN)) == further
+def test_tiles_of_further_columns_are_compiled_with_their_instructions() -> None:
+    """Only tiles that need extended shapes are compiled with them."""
+    for columns, further in [(128, False), (160, True), (192, False), (224, True), (80, True)]:
+        assert ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED" in FAMILY.flags(CutlassInstance(128, columns, 64), PLAIN)) == further
 
 
 def test_fast_accumulation_is_that_of_fast_instances() -> None:
-    """Sums of the others stay as exact as torch's."""
-    every = instances("sm_90", "fp8_e4m3fn", False, True, True)
+    """Only fast instances use fast accumulation."""
+    every = listed_instances("sm_90", "fp8_e4m3fn", False, True, True)
     assert all(("FP8FastAccum;" in render(instance, SCALED)) == instance.fast for instance in every)
     assert {instance.schedule for instance in every if instance.fast} == {"cooperative", "pingpong", "plain"}

@@ -1,4 +1,4 @@
-"""launch: a solution bound to a shape computes it; a process that serves compiles nothing unless it is allowed to."""
+"""Check that a bound solution computes its op, and that a serving process compiles nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, UserError, device_of
 from tunedgemm.tools import op_named, plain_weight
-from tunedgemm_ck import Templates, launch, native, toolchain
+from tunedgemm_ck import TemplateBackend, launch, native, toolchain
 
 CPU = device_of(-1)
 SHAPES = [
@@ -24,12 +24,12 @@ ONE = Solution("standin", "tile64", split_k=1)
 
 @pytest.fixture
 def allowed(monkeypatch):
-    """Compilation in this process."""
+    """Allow compilation in this process."""
     monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
 
 
 def _routed(m, kind="No", q_dtype="bf16", act="silu", **fields):
-    """A shape of fmoe with few experts."""
+    """Return a shape of fmoe with few experts."""
     flags = {"g1u1": True, "doweight_stage1": False} | {name: fields.pop(name) for name in ("g1u1", "doweight_stage1") if name in fields}
     extra = {"expert": 5, "topk": 2, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
     return Shape("fmoe", m, 64, 32, extra=extra, **fields)
@@ -45,27 +45,27 @@ ROUTED = [
 ]
 
 
-@pytest.mark.parametrize("shape", ROUTED, ids=str)
-def test_two_stages_compute_fmoe(fakes, allowed, backend, shape):
-    """The second finds what the first left, whatever lay in the workspace before; ids of no expert count for nothing."""
-    op = op_named("fmoe")
-    operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
-    operands[4][0, 0], operands[4][1, 1], operands[4][2] = -1, 5, 7
-    launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile128"), shape, CPU)
-    assert isinstance(launcher, Launcher), launcher
-    out, wanted = launcher.call(*weights_as_bytes(operands)), op.reference(shape, tuple(operands))
-    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16"}[shape.outdtype]
-    assert not wanted[2].any()
-    torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
+def test_two_stages_compute_fmoe(fakes, allowed, backend):
+    """The second stage finds what the first wrote; ids beyond the experts are ignored."""
+    for shape in ROUTED:
+        op = op_named("fmoe")
+        operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
+        operands[4][0, 0], operands[4][1, 1], operands[4][2] = -1, 5, 7
+        launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile128"), shape, CPU)
+        assert isinstance(launcher, Launcher), launcher
+        out, wanted = launcher.call(*weights_as_bytes(operands)), op.reference(shape, tuple(operands))
+        assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16"}[shape.outdtype]
+        assert not wanted[2].any()
+        torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
 
 
 def weights_as_bytes(operands):
-    """As the core calls a launcher: a shuffled weight is a plain tensor."""
+    """Return operands as the core passes them: a shuffled weight is a plain tensor."""
     return [plain_weight(operand) if place in (1, 2) else operand for place, operand in enumerate(operands)]
 
 
 def test_static_scales_reach_both_stages(fakes, allowed, backend):
-    """a1_scale and a2_scale, each alone and together, change the result as they change the reference."""
+    """a1_scale and a2_scale change the result as in the reference."""
     shape, op = _routed(6, "per_Tensor", "fp8_e4m3fn"), op_named("fmoe")
     operands = op.make_inputs(shape, torch.device("cpu"), 0)
     launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile64"), shape, CPU)
@@ -76,7 +76,7 @@ def test_static_scales_reach_both_stages(fakes, allowed, backend):
 
 
 def test_stages_are_compiled_once_for_all_pairs(fakes, backend):
-    """Two first and two second instances are four solutions and four objects; a stage 2 serves every activation."""
+    """Two first and two second instances make four solutions of four objects."""
     shape = ROUTED[0]
     listed = list(backend.enumerate_solutions(shape, Device("sm_90", 132)))
     assert [each.kernel_name for each in listed] == ["tile64+tile64", "tile64+tile128", "tile128+tile64", "tile128+tile128"]
@@ -88,7 +88,7 @@ def test_stages_are_compiled_once_for_all_pairs(fakes, backend):
 
 
 def test_without_a_toolchain_pairs_of_what_was_built_are_listed(fakes, backend, monkeypatch, tmp_path):
-    """A pair of which one stage is missing is none."""
+    """Without a toolchain only pairs of two built stages are listed."""
     shape, h200 = ROUTED[0], Device("sm_90", 132)
     backend.prepare(Solution("standin", "tile64+tile128", split_k=1), shape, h200)
     backend.prepare(Solution("standin", "tile64+tile64", split_k=1), shape, h200)
@@ -96,18 +96,18 @@ def test_without_a_toolchain_pairs_of_what_was_built_are_listed(fakes, backend, 
     assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64+tile64", "tile64+tile128"]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("split", [1, 2])
-def test_a_bound_solution_computes_its_op(fakes, allowed, backend, shape, split):
-    """Operands, scales, bias, batches and workspace reach the object in their places."""
-    op = op_named(shape.op)
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    launcher = backend.bind(attrs.evolve(ONE, split_k=split), shape, CPU)
-    assert isinstance(launcher, Launcher), launcher
-    assert launcher.workspace_bytes == (0 if split == 1 else 128)
-    out, wanted = launcher.call(*operands), op.reference(shape, operands)
-    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]
-    torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
+def test_a_bound_solution_computes_its_op(fakes, allowed, backend):
+    """Operands, scales, bias, batches and workspace reach the object."""
+    for split in [1, 2]:
+        for shape in SHAPES:
+            op = op_named(shape.op)
+            operands = op.make_inputs(shape, torch.device("cpu"), 0)
+            launcher = backend.bind(attrs.evolve(ONE, split_k=split), shape, CPU)
+            assert isinstance(launcher, Launcher), launcher
+            assert launcher.workspace_bytes == (0 if split == 1 else 128)
+            out, wanted = launcher.call(*operands), op.reference(shape, operands)
+            assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]
+            torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
 
 
 def test_leading_dimensions_stay(fakes, allowed, backend):
@@ -119,11 +119,11 @@ def test_leading_dimensions_stay(fakes, allowed, backend):
 
 
 def test_a_serving_process_compiles_nothing(fakes, backend):
-    """What is not built is refused with what would build it; what `prepare` built binds."""
+    """Binding refuses what is not built, with a remedy, and binds what `prepare` built."""
     shape = SHAPES[0]
     answer = backend.bind(ONE, shape, CPU)
     assert isinstance(answer, Unsupported)
-    assert "is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1" in str(answer)
+    assert "is not built: run `tunedgemm ck prebuild TABLE`, or set TUNEDGEMM_CK_COMPILE=1 to compile here" in str(answer)
     assert fakes.compilations == []
     backend.prepare(ONE, shape, CPU)
     assert isinstance(backend.bind(ONE, shape, CPU), Launcher)
@@ -131,7 +131,7 @@ def test_a_serving_process_compiles_nothing(fakes, backend):
 
 
 def test_one_object_serves_all_sizes(fakes, backend):
-    """M, N and K are no part of what is compiled, nor is the split."""
+    """One object serves all M, N, K and splitK."""
     backend.prepare(ONE, SHAPES[0], CPU)
     for m, n, k, split in ((1, 8, 8, 1), (300, 16, 24, 2)):
         assert isinstance(backend.bind(attrs.evolve(ONE, split_k=split), Shape("a16w16", m, n, k), CPU), Launcher)
@@ -140,7 +140,7 @@ def test_one_object_serves_all_sizes(fakes, backend):
 
 @pytest.mark.parametrize(("said", "compilations"), [("0", 1), ("", 1), ("1", 2), ("2", 2)])
 def test_aiters_rebuild_compiles_anew_once(fakes, backend, monkeypatch, said, compilations):
-    """AITER_REBUILD=1: what a table names is compiled again, the first time that a process binds it."""
+    """AITER_REBUILD=1 recompiles at the first bind of a process."""
     monkeypatch.setattr(launch, "_rebuilt", set())
     backend.prepare(ONE, SHAPES[0], CPU)
     monkeypatch.setenv("AITER_REBUILD", said)
@@ -149,15 +149,15 @@ def test_aiters_rebuild_compiles_anew_once(fakes, backend, monkeypatch, said, co
     assert len(fakes.compilations) == compilations
 
 
-def test_a_compile_error_is_told(fakes, backend, monkeypatch):
-    """By prepare, to the tuner, as a LaunchError that names the instance."""
+def test_prepare_reports_a_compile_error(fakes, backend, monkeypatch):
+    """`prepare` raises a LaunchError that names the instance."""
     monkeypatch.setenv("FAKE_CK_DOES", "fail")
     with pytest.raises(LaunchError, match=r"standin tile64 for a16w16 .* no such type"):
         backend.prepare(ONE, SHAPES[0], CPU)
 
 
 def test_prepare_leaves_to_bind_what_it_cannot_do(fakes, backend):
-    """An unknown name, an unfit split: bind says why."""
+    """`prepare` ignores unknown names and unfit splits, which `bind` refuses."""
     for solution, reason in (
         (Solution("standin", "other"), "no instance 'other' of a16w16"),
         (attrs.evolve(ONE, split_k=9), "standin tile64: 9 splits are too many"),
@@ -168,39 +168,39 @@ def test_prepare_leaves_to_bind_what_it_cannot_do(fakes, backend):
 
 
 def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
-    """Of the vendor's runtime, or of an instance that refuses the sizes after all."""
+    """A status of the runtime or of the instance raises a LaunchError."""
     shape = SHAPES[0]
     operands = op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
-    for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: it refuses the sizes")):
-        monkeypatch.setattr(native.Loaded, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
+    for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: unsupported sizes")):
+        monkeypatch.setattr(native.LoadedObject, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
         with pytest.raises(LaunchError, match=says):
             backend.bind(ONE, shape, CPU).call(*operands)
 
 
 def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
-    """Its workspace function says so before anything is launched."""
-    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
-    assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
+    """Sizes that the workspace function refuses do not bind."""
+    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
+    assert "standin tile64 does not support a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
-def test_a_device_that_cannot_be_asked_is_an_error(fakes, allowed, backend, monkeypatch):
-    """Not a refusal of the sizes: 35 is the error of a driver older than CUDA's runtime in the object."""
-    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
-    monkeypatch.setattr(native.Loaded, "runtime_error", lambda self, count, pointers: 35)
+def test_a_device_that_cannot_be_queried_is_an_error(fakes, allowed, backend, monkeypatch):
+    """A runtime error is not taken for a refusal; 35 means a driver older than the runtime."""
+    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
+    monkeypatch.setattr(native.LoadedObject, "runtime_error", lambda self, count, pointers: 35)
     with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
         backend.bind(ONE, SHAPES[0], CPU)
 
 
 def test_other_devices_and_ops_are_refused(backend, stand_in):
-    """With reasons that say what would be served."""
+    """Refusals of devices, ops and shapes have reasons."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
     assert backend.supports(SHAPES[0], h200)
-    assert str(backend.supports(SHAPES[0], mi300)) == "standin is for NVIDIA GPUs, not for gfx942"
+    assert str(backend.supports(SHAPES[0], mi300)) == "standin supports only NVIDIA GPUs (got gfx942)"
     assert (
-        str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
-        == "standin is for AMD GPUs, not for sm_90"
+        str(TemplateBackend(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
+        == "standin supports only AMD GPUs (got sm_90)"
     )
-    assert "op a4w4_blockscale is not covered; covered: a16w16" in str(
+    assert "op a4w4_blockscale is not supported; supported: a16w16" in str(
         backend.supports(attrs.evolve(SHAPES[0], op="a4w4_blockscale"), h200)
     )
     assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
@@ -208,8 +208,8 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     assert str(backend.bind(ONE, SHAPES[0], h200)) == "sm_90, 132 SMs is described, not present"
 
 
-def test_the_space_is_small_unless_all_is_asked_for(fakes, backend, monkeypatch):
-    """TUNEDGEMM_CK_SPACE=full, which the one option of the backends says, lists every instance and refines."""
+def test_the_default_space_is_small(fakes, backend, monkeypatch):
+    """TUNEDGEMM_CK_SPACE=full lists every instance and refines."""
     assert [(option.flag, option.variable) for option in backend.OPTIONS] == [("--ck-space", "TUNEDGEMM_CK_SPACE")]
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     assert {str(each) for each in backend.enumerate_solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
@@ -225,7 +225,7 @@ def test_the_space_is_small_unless_all_is_asked_for(fakes, backend, monkeypatch)
 
 
 def test_without_a_toolchain_what_was_built_is_listed(fakes, backend, monkeypatch, tmp_path):
-    """A machine without a compiler tunes over the cache it was given, and a bare one over nothing."""
+    """A machine without a compiler lists what its cache has."""
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     backend.prepare(ONE, shape, h200)
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
@@ -234,23 +234,23 @@ def test_without_a_toolchain_what_was_built_is_listed(fakes, backend, monkeypatc
     assert list(backend.enumerate_solutions(shape, h200)) == []
 
 
-def test_claims_are_the_familys(fakes, backend):
-    """A split that adds up in any order is not claimed to be deterministic."""
+def test_split_sums_are_not_deterministic(fakes, backend):
+    """A split that adds up in any order does not claim to be deterministic."""
     listed = list(backend.enumerate_solutions(attrs.evolve(SHAPES[0], k=256), Device("sm_90", 132)))
     assert {each.split_k: each.deterministic for each in listed} == {1: True, 2: False}
 
 
-def test_versions_and_details_tell_the_toolchain(fakes, backend, monkeypatch, tmp_path):
-    """The library's version and the templates' revision; without a toolchain the revision, and what is missing."""
+def test_versions_and_details_show_the_toolchain(fakes, backend, monkeypatch, tmp_path):
+    """Version and details show the toolchain, or what it lacks."""
     assert backend.library_version(CPU) == "CUTLASS 4.2.0 r3"
     assert backend.details(CPU)[0].startswith("toolchain: nvcc 13.0.88 (")
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
     assert backend.library_version(CPU) == "r3"
-    assert backend.details(CPU)[0].startswith("no toolchain: no nvcc is there")
+    assert backend.details(CPU)[0].startswith("no toolchain: nvcc not found")
 
 
-def test_bind_passes_on_what_the_finder_says(fakes, backend):
-    """A toolchain that is missing is a reason, not an exception."""
+def test_bind_reports_a_missing_toolchain(fakes, backend):
+    """A missing toolchain is a reason, not an exception."""
 
     def finder(problem):
         raise PluginError("nothing is installed")

@@ -1,4 +1,4 @@
-"""The kernels around fmoe's products, on the host: their threads take turns, and products are loops. The result is the op's."""
+"""Check the kernels around fmoe's products on the host, with products as loops."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.+?), kThreads, 0, stream>>>\((.*?
 
 
 def shape(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str = "bf16", act: str = "silu", **fields: Any) -> Shape:
-    """A shape of (tokens, model_dim, inter_dim, experts, topk), gated unless *fields* say otherwise."""
+    """Return a shape of (tokens, model_dim, inter_dim, experts, topk), gated by default."""
     m, n, k, experts, topk = sizes
     flags = {name: fields.pop(name, default) for name, default in (("g1u1", True), ("doweight_stage1", False))}
     extra = {"expert": experts, "topk": topk, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
     return Shape("fmoe", m, n, k, extra=extra, **fields)
 
 
-#: Rows of more values than a block's threads take at a time, rows of fewer; more pairs than threads, one pair.
+#: Rows longer and shorter than one pass of a block's threads; more pairs than threads, one pair.
 SHAPES = [
     shape((1, 64, 32, 8, 2)),
     shape((150, 32, 16, 5, 3), act="gelu", g1u1=False, doweight_stage1=True),
@@ -50,9 +50,9 @@ SHAPES = [
 
 
 def emulated(one: Shape, folder: Path) -> ctypes.CDLL:
-    """The kernels for a shape's class as a shared object of the host's compiler."""
+    """Compile the kernels of a shape's class with the host's compiler."""
     if not shutil.which("c++"):
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("C++ compiler not found")
     kernels, launches = _LAUNCH.subn(r"emulate(\2, kThreads, [&] { \1(\3); });", (SOURCES / "moe_kernels.h").read_text())
     assert launches == 4, "each kernel is launched at one place"
     include = "".join(f'#include "{path}"\n' for path in (EMULATED / "gpu.h", SOURCES / "moe_call.h", SOURCES / "moe.h"))
@@ -74,7 +74,7 @@ def emulated(one: Shape, folder: Path) -> ctypes.CDLL:
 
 
 def computed(library: ctypes.CDLL, one: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """What both stages make of operands, in memory that was full of NaN."""
+    """Return the output of both stages in memory that was full of NaN."""
     given = [0 if each is None else each.data_ptr() for each in (*operands, *[None] * 4)[:9]]
     sizes = sizes_of(one, 0)
     words = ctypes.c_uint64 * (MOE_POINTERS + len(sizes))
@@ -86,7 +86,7 @@ def computed(library: ctypes.CDLL, one: Shape, operands: tuple[Any, ...]) -> tor
 
 
 def fault(one: Shape, operands: tuple[Any, ...], out: torch.Tensor) -> str:
-    """What is wrong with an output by the op's own tolerance."""
+    """Return an output's fault by the op's tolerance, or ""."""
     op = op_named("fmoe")
     return Case(one, None, op, operands, op.reference(one, operands), (), ()).fault(out)  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def fault(one: Shape, operands: tuple[Any, ...], out: torch.Tensor) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("one", SHAPES, ids=str)
 def test_routing_quantisation_activation_and_sum_are_those_of_the_op(one, tmp_path):
-    """Random routing; all tokens to one expert; ids of no expert, which count for nothing; twice the same bits."""
+    """Every routing gives the op's result, with the same bits twice."""
     library, op = emulated(one, tmp_path), op_named("fmoe")
     random = op.make_inputs(one, torch.device("cpu"), 0)
     crowded, partly = random[4].clone(), random[4].clone()
@@ -113,7 +113,7 @@ def test_routing_quantisation_activation_and_sum_are_those_of_the_op(one, tmp_pa
 
 @pytest.mark.slow
 def test_a_row_that_is_not_finite_spoils_no_other(tmp_path):
-    """One token with an infinity is NaN in its own row alone, where rows have scales of their own."""
+    """An infinity in one token leaves the other rows finite where rows have separate scales."""
     one = shape((6, 64, 32, 4, 2), "per_Token", "fp8_e4m3fn")
     library, operands = emulated(one, tmp_path), op_named("fmoe").make_inputs(one, torch.device("cpu"), 0)
     operands[0][3, 5] = float("inf")

@@ -1,4 +1,4 @@
-"""moe.h on the host: what a value becomes, against torch, bit for bit; the kernels around it are compiled where there is nvcc."""
+"""Check moe.h on the host against torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ extern "C" void NAME_GATED(const float* gate, const float* rest, float* values, 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The arithmetic as a shared object of the host's compiler."""
+    """Compile the arithmetic with the host's compiler."""
     if not shutil.which("c++"):
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("C++ compiler not found")
     folder = tmp_path_factory.mktemp("moe")
     text = f'#include "{SOURCES}/moe_call.h"\n#include "{SOURCES}/moe.h"\nusing namespace tunedgemm::moe;\n'
     text += "".join(_ENCODED.replace("NAME", name) for name in (*FLOATS, *BYTES))
@@ -70,7 +70,7 @@ def _encode(host, name, values):
 
 
 def _values(limit: float) -> torch.Tensor:
-    """Every 2^11th float32 and its neighbours up to a magnitude, both signs, and what lies between any two values of a small type."""
+    """Return a dense sample of float32 up to a magnitude, of both signs, with neighbours."""
     bits = torch.arange(0, 0x7F800000, 1 << 11)
     bits = torch.cat([bits - 1, bits, bits + 1]).clamp(min=0).to(torch.int32)
     found = bits.view(torch.float32)
@@ -78,75 +78,79 @@ def _values(limit: float) -> torch.Tensor:
     return torch.cat([found, -found])
 
 
-@pytest.mark.parametrize("name", FLOATS)
-def test_16_bits_are_read_and_written_as_torch_does(host, name):
-    """Each of the 65536 codes; each float32 of a dense sample, ties, subnormals and infinities among them; NaN stays NaN."""
-    codes = torch.arange(1 << 16, dtype=torch.int32)
-    found, wanted = torch.empty(1 << 16), codes.to(torch.int16).view(FLOATS[name]).float()
-    _call(host[f"decode_{name}"], codes, found, 1 << 16)
-    assert torch.equal(found.nan_to_num(nan=7e38, posinf=8e38), wanted.nan_to_num(nan=7e38, posinf=8e38))
-    values = torch.cat([_values(float("inf")), torch.tensor([float("inf"), -float("inf")])])
-    assert torch.equal(_encode(host, name, values).to(torch.int16), values.to(FLOATS[name]).view(torch.int16))
-    assert _encode(host, name, torch.tensor([float("nan")])).to(torch.int16).view(FLOATS[name]).isnan().all()
+def test_16_bits_are_read_and_written_as_torch_does(host):
+    """All 65536 codes decode, and a dense sample of float32 encodes, as in torch."""
+    for name, dtype in FLOATS.items():
+        codes = torch.arange(1 << 16, dtype=torch.int32)
+        found, wanted = torch.empty(1 << 16), codes.to(torch.int16).view(dtype).float()
+        _call(host[f"decode_{name}"], codes, found, 1 << 16)
+        assert torch.equal(found.nan_to_num(nan=7e38, posinf=8e38), wanted.nan_to_num(nan=7e38, posinf=8e38))
+        values = torch.cat([_values(float("inf")), torch.tensor([float("inf"), -float("inf")])])
+        assert torch.equal(_encode(host, name, values).to(torch.int16), values.to(dtype).view(torch.int16))
+        assert _encode(host, name, torch.tensor([float("nan")])).to(torch.int16).view(dtype).isnan().all()
 
 
-@pytest.mark.parametrize("name", BYTES)
-def test_8_bits_are_read_and_written_as_torch_does(host, name):
-    """Each of the 256 codes; each float32 of a dense sample within the limits."""
-    codes = torch.arange(256, dtype=torch.int32)
-    found, wanted = torch.empty(256), codes.to(torch.uint8).view(BYTES[name]).float()
-    _call(host[f"decode_{name}"], codes, found, 256)
-    assert torch.equal(found.nan_to_num(nan=7e38), wanted.nan_to_num(nan=7e38))
-    values = _values(127.0 if name == "int8" else torch.finfo(BYTES[name]).max)
-    rounded = values.round() if name == "int8" else values
-    assert torch.equal(_encode(host, name, values).to(torch.uint8), rounded.to(BYTES[name]).view(torch.uint8))
+def test_8_bits_are_read_and_written_as_torch_does(host):
+    """All 256 codes decode, and a dense sample of float32 encodes, as in torch."""
+    for name, dtype in BYTES.items():
+        codes = torch.arange(256, dtype=torch.int32)
+        found, wanted = torch.empty(256), codes.to(torch.uint8).view(dtype).float()
+        _call(host[f"decode_{name}"], codes, found, 256)
+        assert torch.equal(found.nan_to_num(nan=7e38), wanted.nan_to_num(nan=7e38))
+        values = _values(127.0 if name == "int8" else torch.finfo(dtype).max)
+        rounded = values.round() if name == "int8" else values
+        assert torch.equal(_encode(host, name, values).to(torch.uint8), rounded.to(dtype).view(torch.uint8))
 
 
-@pytest.mark.parametrize("name", BYTES)
-@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-3, 1.0, 3e4, 3e38])
-def test_a_group_is_quantised_as_the_op_says(host, name, size):
-    """Largest magnitude / limit, 1 for nothing; divided, saturated, rounded to even: scale and all codes are the formula's in torch."""
-    values = torch.randn(4096, generator=torch.Generator().manual_seed(1)).clamp(-1, 1) * size
-    limit = 127.0 if name == "int8" else torch.finfo(BYTES[name]).max
-    scale = values.abs().max() / limit
-    scale = torch.where(scale == 0, 1.0, scale)
-    parts = values / scale
-    wanted = (parts.round() if name == "int8" else parts).clamp(-limit, limit).to(BYTES[name])
-    codes, found = torch.empty(4096, dtype=torch.int32), torch.empty(1)
-    _call(host[f"quantise_{name}"], values, codes, found, 4096, 1)
-    assert torch.equal(found, scale.reshape(1))
-    assert torch.equal(codes.to(torch.uint8), wanted.view(torch.uint8))
+def test_a_group_is_quantised_as_the_op_says(host):
+    """Scale and codes of a group are those of the formula in torch."""
+    for size in [0.0, 1e-44, 1e-3, 1.0, 3e4, 3e38]:
+        for name, dtype in BYTES.items():
+            values = torch.randn(4096, generator=torch.Generator().manual_seed(1)).clamp(-1, 1) * size
+            limit = 127.0 if name == "int8" else torch.finfo(dtype).max
+            scale = values.abs().max() / limit
+            scale = torch.where(scale == 0, 1.0, scale)
+            parts = values / scale
+            wanted = (parts.round() if name == "int8" else parts).clamp(-limit, limit).to(dtype)
+            codes, found = torch.empty(4096, dtype=torch.int32), torch.empty(1)
+            _call(host[f"quantise_{name}"], values, codes, found, 4096, 1)
+            assert torch.equal(found, scale.reshape(1))
+            assert torch.equal(codes.to(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize("name", BYTES)
-def test_what_is_not_finite_is_quantised_as_the_op_says(host, name):
-    """With a scale of its own a group is 0 and its scale not finite; with a given one infinities saturate, and NaN is NaN, or 0 in int8."""
-    values, codes, scale = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")]), torch.empty(4, dtype=torch.int32), torch.ones(1)
-    _call(host[f"quantise_{name}"], values, codes, scale, 4, 0)
-    found = codes.to(torch.uint8).view(BYTES[name]).float()
-    limit = 127.0 if name == "int8" else torch.finfo(BYTES[name]).max
-    assert found[:3].tolist() == [1.0, limit, -limit]
-    assert found[3] == 0 if name == "int8" else found[3].isnan()
-    _call(host[f"quantise_{name}"], values, codes, scale, 4, 1)
-    assert scale.isnan()
-    assert not codes.any()
+def test_what_is_not_finite_is_quantised_as_the_op_says(host):
+    """Values that are not finite are quantised as the op specifies, with either kind of scale."""
+    for name, dtype in BYTES.items():
+        values, codes, scale = (
+            torch.tensor([1.0, float("inf"), -float("inf"), float("nan")]),
+            torch.empty(4, dtype=torch.int32),
+            torch.ones(1),
+        )
+        _call(host[f"quantise_{name}"], values, codes, scale, 4, 0)
+        found = codes.to(torch.uint8).view(dtype).float()
+        limit = 127.0 if name == "int8" else torch.finfo(dtype).max
+        assert found[:3].tolist() == [1.0, limit, -limit]
+        assert found[3] == 0 if name == "int8" else found[3].isnan()
+        _call(host[f"quantise_{name}"], values, codes, scale, 4, 1)
+        assert scale.isnan()
+        assert not codes.any()
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_activations_are_those_of_the_op(host, act):
-    """Within rounding of float32 of torch's in float64, from -30 to 30, where they bend, clamp and vanish."""
-    generator = torch.Generator().manual_seed(2)
-    gate = torch.cat([torch.linspace(-30, 30, 4001), torch.randn(4000, generator=generator)])
-    rest = torch.cat([torch.linspace(9, -9, 4001), torch.randn(4000, generator=generator)])
-    for gated in (True, False) if act != "swiglu" else (True,):
-        found = torch.empty_like(gate)
-        _call(host[f"{act}_{str(gated).lower()}"], gate, rest, found, gate.numel())
-        x, y = gate.double(), rest.double()
-        if act == "swiglu":
-            wanted = x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)) * (y.clamp(-7, 7) + 1)
-        else:
-            wanted = (torch.nn.functional.silu(x) if act == "silu" else torch.nn.functional.gelu(x)) * (y if gated else 1)
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=3e-6)
+def test_activations_are_those_of_the_op(host):
+    """Activations are within float32 rounding of torch's in float64."""
+    for act in ACTS:
+        generator = torch.Generator().manual_seed(2)
+        gate = torch.cat([torch.linspace(-30, 30, 4001), torch.randn(4000, generator=generator)])
+        rest = torch.cat([torch.linspace(9, -9, 4001), torch.randn(4000, generator=generator)])
+        for gated in (True, False) if act != "swiglu" else (True,):
+            found = torch.empty_like(gate)
+            _call(host[f"{act}_{str(gated).lower()}"], gate, rest, found, gate.numel())
+            x, y = gate.double(), rest.double()
+            if act == "swiglu":
+                wanted = x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)) * (y.clamp(-7, 7) + 1)
+            else:
+                wanted = (torch.nn.functional.silu(x) if act == "silu" else torch.nn.functional.gelu(x)) * (y if gated else 1)
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=3e-6)
 
 
 _KERNELS = """
@@ -171,10 +175,10 @@ Error each(const TunedGemmMoe& call, Stream stream) {
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_nvidia(tmp_path):
-    """Of each kind of scales, without a warning and without spilled registers."""
+    """The kernels of each kind of scales compile without warnings or spills."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        pytest.skip("there is no nvcc")
+        pytest.skip("nvcc not found")
     includes = "".join(f'#include "{SOURCES}/{name}"\n' for name in ("moe_call.h", "moe.h", "moe_kernels.h"))
     (tmp_path / "kernels.cu").write_text(f"{includes}using namespace tunedgemm::moe;\n{_KERNELS}")
     command = [nvcc, "-c", "-O3", "-std=c++17", "-arch=sm_90a", "-Xptxas=-v", "-Werror=all-warnings", "-o", "kernels.o", "kernels.cu"]

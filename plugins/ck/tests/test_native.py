@@ -1,4 +1,4 @@
-"""native: an object is loaded from its bytes, and called with what Python says, by the C extension and by ctypes."""
+"""Check that an object is loaded from its bytes and called by the C extension and by ctypes."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ import pytest
 import torch
 from tunedgemm.plugin import LaunchError
 from tunedgemm_ck import native
-from tunedgemm_ck.build import built
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, loaded
+from tunedgemm_ck.build import build_object
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, load_object
 
 WAYS = {"extension": native._by_extension, "ctypes": native._by_ctypes}
-#: Writes down what it was told, a struct of WORDS words, and answers with the last of them.
+#: Records its call, a struct of WORDS words, and returns the last of them.
 SPY = """
 #include <stdint.h>
 #include <string.h>
 #define EXPORT __attribute__((visibility("default")))
-static uint64_t told[WORDS];
-static void *stream_told;
+static uint64_t recorded[WORDS];
+static void *stream_recorded;
 EXPORT int tunedgemm_launch(const uint64_t *call, void *stream) {
-  memcpy(told, call, sizeof told);
-  stream_told = stream;
+  memcpy(recorded, call, sizeof recorded);
+  stream_recorded = stream;
   return (int)call[WORDS - 1];
 }
 EXPORT int64_t tunedgemm_workspace(const uint64_t *call) {
-  memcpy(told, call, sizeof told);
+  memcpy(recorded, call, sizeof recorded);
   return call[WORDS - 5] ? 3 : -1;
 }
-EXPORT void spy(uint64_t *words, void **stream) { memcpy(words, told, sizeof told); *stream = stream_told; }
+EXPORT void spy(uint64_t *words, void **stream) { memcpy(words, recorded, sizeof recorded); *stream = stream_recorded; }
 """
-#: Addresses and sizes of the structs there are.
+#: Addresses and sizes of the structs.
 FORMS = {"plain": (POINTERS, 5), "routed": (MOE_POINTERS, 6)}
 
 
 def spying(words, folder):
-    """An object that tells how it was called."""
+    """Return an object that records how it was called."""
     (folder / "spy.c").write_text(SPY)
     made = folder / f"spy{words}.so"
     subprocess.run(["cc", "-shared", "-fPIC", f"-DWORDS={words}", "-o", str(made), str(folder / "spy.c")], check=True)
-    return loaded(made.read_bytes())
+    return load_object(made.read_bytes())
 
 
 @pytest.fixture
 def spy(fakes, tmp_path):
-    """One for the plain struct."""
+    """Return one for the plain struct."""
     return spying(12, tmp_path)
 
 
-def told(spy, words=12):
-    """What the last call of it was told: addresses, sizes, the stream."""
+def recorded(spy, words=12):
+    """Return the addresses, sizes and stream of its last call."""
     call, stream = (ctypes.c_uint64 * words)(), ctypes.c_void_p()
     spy.library.spy(ctypes.byref(call), ctypes.byref(stream))
     return list(call), stream.value
@@ -61,7 +61,7 @@ def told(spy, words=12):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
-    """Each address, each size, beyond 32 bits, too, the stream, and back the status."""
+    """Every address, size, the stream and the status pass through, also beyond 32 bits."""
     if way == "extension" and native._shim is None:
         pytest.skip("installed without the C extension")
     pointers, sizes = FORMS[form]
@@ -69,94 +69,94 @@ def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
     given = (*(2**40 + place for place in range(sizes - 1)), 17)
     spy = spying(pointers + sizes, tmp_path)
     assert WAYS[way](spy, given, pointers)(2**62, *addresses) == 17
-    assert told(spy, pointers + sizes) == ([*addresses, *given], 2**62)
+    assert recorded(spy, pointers + sizes) == ([*addresses, *given], 2**62)
 
 
-@pytest.mark.parametrize("wrong", [(1, 17, (1,)), (1, 7, (1,) * 9), (1, 7, [1]), (1, 7, ("x",))])
-def test_the_extension_takes_no_struct_that_is_none(wrong):
-    """Its call has room for so many words, and they are numbers."""
-    if native._shim is None:
-        pytest.skip("installed without the C extension")
-    with pytest.raises(TypeError):
-        native._shim.Launch(*wrong, None)
+def test_the_extension_refuses_invalid_structs():
+    """The extension refuses structs that are too large or not numbers."""
+    for wrong in [(1, 17, (1,)), (1, 7, (1,) * 9), (1, 7, [1]), (1, 7, ("x",))]:
+        if native._shim is None:
+            pytest.skip("installed without the C extension")
+        with pytest.raises(TypeError):
+            native._shim.Launch(*wrong, None)
 
 
-def test_the_workspace_is_asked_for_without_addresses(spy):
-    """Bytes, and -1 for sizes that the instance refuses."""
+def test_the_workspace_query_has_no_addresses(spy):
+    """The workspace query gets sizes only, and returns -1 for those refused."""
     assert spy.workspace_bytes((5, 6, 7, 8, 9)) == 3
-    assert told(spy)[0] == [0] * 7 + [5, 6, 7, 8, 9]
+    assert recorded(spy)[0] == [0] * 7 + [5, 6, 7, 8, 9]
     assert spy.workspace_bytes((0, 6, 7, 8, 9)) == native.UNSUPPORTED
 
 
-def test_the_runtime_is_asked_by_a_call_of_no_sizes(spy):
-    """All of its words are 0, so it launches nothing; what is refused for its sizes is no error of the runtime."""
+def test_the_runtime_query_has_no_sizes(spy):
+    """The runtime query passes zeros, and a refusal of sizes is not an error."""
     spy.launcher((9,) * 5)(2**62, *range(1, 8))
     assert spy.runtime_error(5) == 0
-    assert told(spy) == ([0] * 12, None)
+    assert recorded(spy) == ([0] * 12, None)
 
 
 @pytest.mark.parametrize(("status", "error"), [(native.UNSUPPORTED, 0), (35, 35)])
-def test_an_error_of_the_runtime_is_told_from_a_refusal(fakes, tmp_path, status, error):
-    """35 is that of a driver older than the runtime."""
+def test_a_runtime_error_differs_from_a_refusal(fakes, tmp_path, status, error):
+    """A runtime error differs from a refusal; 35 means a driver older than the runtime."""
     (tmp_path / "x.c").write_text(
         f"int tunedgemm_launch(void *c, void *s) {{ return {status}; }}\nlong tunedgemm_workspace(void *c) {{ return -1; }}"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "x.so"), str(tmp_path / "x.c")], check=True)
-    assert loaded((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
+    assert load_object((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("wrong", [(1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)])
-def test_a_call_with_other_arguments_is_an_error(spy, way, wrong):
-    """Nothing is launched with addresses that were not given."""
+def test_a_call_with_other_arguments_is_an_error(spy, way):
+    """A call with wrong arguments raises and launches nothing."""
     if way == "extension" and native._shim is None:
         pytest.skip("installed without the C extension")
-    before = told(spy)
-    with pytest.raises((TypeError, ctypes.ArgumentError)):
-        WAYS[way](spy, (1, 1, 1, 1, 1))(*wrong)
-    assert told(spy) == before
+    before = recorded(spy)
+    for wrong in ((1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)):
+        with pytest.raises((TypeError, ctypes.ArgumentError)):
+            WAYS[way](spy, (1, 1, 1, 1, 1))(*wrong)
+    assert recorded(spy) == before
 
 
 def test_an_object_is_loaded_once(fakes, target):
-    """By its bytes, whatever the file."""
-    code = built(target).code
-    assert loaded(code) is loaded(bytes(bytearray(code)))
+    """Equal bytes are loaded once."""
+    code = build_object(target).code
+    assert load_object(code) is load_object(bytes(bytearray(code)))
 
 
-def test_objects_beside_each_other_stay_apart(fakes, target, spy):
-    """Equal names in several objects, of functions and variables, are several things."""
-    first = loaded(built(target).code)
+def test_two_objects_stay_separate(fakes, target, spy):
+    """Equal names of functions and variables in two objects stay separate."""
+    first = load_object(build_object(target).code)
     assert first.workspace_bytes((1, 1, 1, 1, 2)) == 128
     assert spy.workspace_bytes((1, 1, 1, 1, 2)) == 3
 
 
-@pytest.mark.parametrize("code", [b"", b"text", b"\x7fELF" + bytes(100)])
-def test_bytes_that_are_no_object_are_an_error(code):
-    """Also at the second try."""
-    for _ in range(2):
-        with pytest.raises(LaunchError, match="the compiled object cannot be loaded"):
-            loaded(code)
+def test_bytes_that_are_no_object_are_an_error():
+    """Invalid bytes raise, also at the second attempt."""
+    for code in [b"", b"text", b"\x7fELF" + bytes(100)]:
+        for _ in range(2):
+            with pytest.raises(LaunchError, match="the compiled object cannot be loaded"):
+                load_object(code)
 
 
 def test_an_object_without_the_functions_is_an_error(fakes, tmp_path):
-    """One that another program made."""
+    """An object of another program raises."""
     subprocess.run(["cc", "-shared", "-o", str(tmp_path / "x.so"), "-x", "c", "-"], input=b"int x;", check=True)
     with pytest.raises(LaunchError, match="tunedgemm_launch"):
-        loaded((tmp_path / "x.so").read_bytes())
+        load_object((tmp_path / "x.so").read_bytes())
 
 
 def test_an_object_that_was_refused_is_not_taken_for_the_next(fakes, tmp_path, target):
-    """What is loaded stays so, and the next object must not get its place."""
+    """A refused object stays loaded, and the next one is not confused with it."""
     subprocess.run(["cc", "-shared", "-o", str(tmp_path / "y.so"), "-x", "c", "-"], input=b"int y;", check=True)
-    with pytest.raises(LaunchError, match="none of this plugin"):
-        loaded((tmp_path / "y.so").read_bytes())
-    assert loaded(built(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
+    with pytest.raises(LaunchError, match="lacks this plugin's functions"):
+        load_object((tmp_path / "y.so").read_bytes())
+    assert load_object(build_object(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
 
 
 def test_threads_load_one_object(fakes, target):
-    """Once, also where they come at a time."""
-    code, found = built(target).code, []
-    threads = [threading.Thread(target=lambda: found.append(loaded(code))) for _ in range(8)]
+    """Concurrent threads load an object once."""
+    code, found = build_object(target).code, []
+    threads = [threading.Thread(target=lambda: found.append(load_object(code))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -165,16 +165,16 @@ def test_threads_load_one_object(fakes, target):
 
 
 def test_without_the_extension_ctypes_launches(fakes, target, monkeypatch):
-    """A plugin installed without a C compiler."""
+    """Without the extension ctypes launches."""
     monkeypatch.setattr(native, "_shim", None)
     x, out = torch.ones(1, 4, dtype=torch.float32).bfloat16(), torch.empty(1, 1, dtype=torch.bfloat16)
-    launch = loaded(built(target).code).launcher((1, 1, 4, 1, 1))
+    launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
     assert launch(0, x.data_ptr(), x.data_ptr(), 0, 0, 0, out.data_ptr(), 0) == 0
     assert out.item() == 4
 
 
 def test_the_extension_is_found_where_it_was_built():
-    """What tests call `by_extension` is the extension."""
+    """The native module uses the extension where it was built."""
     try:
         module = importlib.import_module("tunedgemm_ck._shim")
     except ImportError:

@@ -1,4 +1,4 @@
-"""From a shape to a served call with the fake nvcc: compiled ahead in other processes, tuned, stored, served from the cache alone."""
+"""Check the way from a shape to a served call with the fake nvcc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = "M,N,K\n4,128,256\n64,128,256\n"
 
 
 def run(folder: Path, *words: str, **environment: str) -> str:
-    """The output of ``tunedgemm`` where the distribution over the fakes is installed; fails with what it said."""
+    """Return the output of ``tunedgemm`` with the distribution over the fakes installed."""
     path = os.pathsep.join([str(INSTALLED), *sys.path])
     env = {**os.environ, "PYTHONPATH": path, "TUNEDGEMM_HOME": str(folder / "home"), **environment}
     done = subprocess.run([sys.executable, "-m", "tunedgemm", *words], capture_output=True, text=True, env=env, cwd=folder, timeout=500)
@@ -26,7 +26,7 @@ def run(folder: Path, *words: str, **environment: str) -> str:
 
 
 def tuned(folder: Path, libtype: str, **environment: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-    """The rows of a tuning, and its trials."""
+    """Return the rows of a tuning, and its trials."""
     (folder / "in.csv").write_text(SHAPES)
     words = ["--libtype", libtype, "--iters", "7", "--warmup", "1", "--topk", "3", "--device", "cpu"]
     run(folder, "tune", "-i", "in.csv", "-o", "t.csv", *words, **environment)
@@ -38,7 +38,7 @@ def tuned(folder: Path, libtype: str, **environment: str) -> tuple[list[dict[str
 
 @pytest.mark.slow
 def test_a_shape_is_tuned_and_served(fakes, tmp_path):
-    """Each instance is compiled once for both shapes; the row's call is served where nothing may be compiled."""
+    """Each instance is compiled once for both shapes, and the row serves without compiling."""
     rows, trials = tuned(tmp_path, "fakecutlass")
     assert [row["libtype"] for row in rows] == ["fakecutlass"] * 2
     assert {trial["status"] for trial in trials} <= {"ok", "screened"}
@@ -49,8 +49,8 @@ def test_a_shape_is_tuned_and_served(fakes, tmp_path):
         "out = tunedgemm.gemm_a16w16(x, w); torch.testing.assert_close(out.float(), (x @ w.t()).float(), rtol=0.05, atol=0.5)"
     )
     path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "t.csv")
-    told = {"PYTHONPATH": path, "AITER_CONFIG_GEMM_BF16": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    environment = {"PYTHONPATH": path, "AITER_CONFIG_GEMM_BF16": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"fakecutlass:{rows[0]['kernelName']}" in done.stderr
     assert len(fakes.compilations) == len(sources)
@@ -58,7 +58,7 @@ def test_a_shape_is_tuned_and_served(fakes, tmp_path):
 
 @pytest.mark.slow
 def test_fmoe_is_tuned_and_served(fakes, tmp_path):
-    """Pairs of stages, each stage compiled once for all of its pairs; the row has both names; its call is served from the cache alone."""
+    """Each stage is compiled once for all its pairs, and the row serves from the cache."""
     head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,layout"
     text = "7,64,32,4,2,ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fn,torch.float8_e4m3fn,QuantType.per_Token,1,0,row"
     (tmp_path / "untuned_fmoe.csv").write_text(f"{head}\n{text}\n")
@@ -82,15 +82,15 @@ def test_fmoe_is_tuned_and_served(fakes, tmp_path):
     )
     code = code.replace("HEAD", repr(head)).replace("TEXT", repr(text))
     path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "tuned_fmoe.csv")
-    told = {"PYTHONPATH": path, "AITER_CONFIG_FMOE": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    environment = {"PYTHONPATH": path, "AITER_CONFIG_FMOE": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"fakecutlass:{row['kernelName1']}+{row['kernelName2']}" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_compiler_that_fails_costs_its_candidates(fakes, tmp_path):
-    """Torch wins; each instance's trial has the compiler's words."""
+    """With a failing compiler torch wins, and each trial has the compiler's error."""
     rows, trials = tuned(tmp_path, "fakecutlass,torch", FAKE_CK_DOES="fail")
     assert [row["libtype"] for row in rows] == ["torch"] * 2
     failed = [trial for trial in trials if trial["solution"]["libtype"] == "fakecutlass"]

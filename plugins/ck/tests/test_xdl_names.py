@@ -1,41 +1,41 @@
-"""Names of Composable Kernel's instances: written, read, and refused part by part."""
+"""Check names of Composable Kernel's instances in both directions."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_ck.xdl.instance import FORMS, parse
-from tunedgemm_ck.xdl.limits import instances
-from tunedgemm_ck.xdl.moe import EXAMPLE, parse_moe
+from tunedgemm_ck.xdl.moe.names import EXAMPLE, parse_moe
+from tunedgemm_ck.xdl.names import FORMS, parse
+from tunedgemm_ck.xdl.space import listed_instances
 
 ROWWISE = "a8w8_rowwise_256x128x64x128_32x32_2x1_8x32x1_8x32x1_1x32x1x8_8x8x1_1x1_intrawave_v3"
 SHUFFLED = "a8w8_bpreshuffle_256x128x128x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8x8x1_2x1_intrawave_v3"
 BLOCKSCALE = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16x16x1_1x16x1x16_4_1x1_intrawave_v1"
 
 
-@pytest.mark.parametrize("op", sorted(FORMS))
-def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
-    """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
-    listed = instances(op)
-    assert [parse(instance.name, op) for instance in listed] == list(listed)
-    assert len({instance.name for instance in listed}) == len(listed) >= 8
+def test_listed_instances_are_named_once_and_read_again() -> None:
+    """Each listed instance is parsed from its name, and names are unique."""
+    for op in sorted(FORMS):
+        listed = listed_instances(op)
+        assert [parse(instance.name, op) for instance in listed] == list(listed)
+        assert len({instance.name for instance in listed}) == len(listed) >= 8
 
 
-def test_a_name_says_all_of_an_instance() -> None:
-    """What a name leaves out follows from the rest: elements that lie together, and instructions of a wave."""
+def test_a_name_determines_its_instance() -> None:
+    """What a name omits follows from the rest."""
     rowwise, shuffled = parse(ROWWISE, "a8w8"), parse(SHUFFLED, "a8w8_bpreshuffle")
     assert (rowwise.a_k1, rowwise.b_k1, rowwise.per_wave, rowwise.waves) == (16, 16, (2, 1), (2, 2))
     assert (shuffled.per_wave, shuffled.waves) == ((8, 2), (1, 4))
     assert parse(BLOCKSCALE, "a8w8_blockscale").scale == (1, 128, 128)
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "part"),
-    [
+def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
+    """An invalid name raises PluginError that names the part."""
+    cases = [
         ("a8w8", "", "names look like a8w8_rowwise_"),
         ("a8w8", SHUFFLED, "names look like a8w8_rowwise_"),
-        ("a8w8", ROWWISE.removesuffix("_v3"), "parts where names"),
+        ("a8w8", ROWWISE.removesuffix("_v3"), "parts as in"),
         ("a8w8", ROWWISE.replace("_v3", "_v6"), "pipeline"),
         ("a8w8", ROWWISE.replace("_v3", "_w3"), "pipeline"),
         ("a8w8", ROWWISE.replace("intrawave", "outrawave"), "scheduler"),
@@ -48,35 +48,31 @@ def test_a_name_says_all_of_an_instance() -> None:
         ("a8w8", ROWWISE.replace("_1x1_intrawave", "_3x1_intrawave"), "shuffle"),
         ("a8w8_bpreshuffle", SHUFFLED.replace("_2x1_", "_16x1_"), "tile"),
         ("a8w8_blockscale", BLOCKSCALE.replace("1x128x128", "1x128x96"), "scale"),
-        ("a8w8_blockscale", BLOCKSCALE + "_v1", "parts where names"),
+        ("a8w8_blockscale", BLOCKSCALE + "_v1", "parts as in"),
         ("fmoe", ROWWISE, "no instances of op 'fmoe'"),
-    ],
-)
-def test_a_bad_name_is_refused_by_the_part_that_is_wrong(op: str, name: str, part: str) -> None:
-    """A name that is no instance's raises PluginError, whose text names the part."""
-    with pytest.raises(PluginError, match=part):
-        parse(name, op)
+    ]
+    for op, name, part in cases:
+        with pytest.raises(PluginError, match=part):
+            parse(name, op)
 
 
 def test_an_instance_of_a_block_that_cannot_be_is_refused() -> None:
-    """An instance checks itself however it is made."""
+    """An instance checks itself, however it is constructed."""
     with pytest.raises(PluginError, match="tile"):
         attrs.evolve(parse(ROWWISE, "a8w8"), m=96)
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "part"),
-    [
+def test_stages_of_a_mixture_of_experts_are_read_strictly() -> None:
+    """A stage's name is written back as read; a changed word is refused by its part."""
+    cases = [
         ("gemm1", "gemm3", "no kernel"),
         ("silu", "relu", "activation"),
         ("MulABScale", "Add", "epilogue"),
         ("1x4", "1x2", "waves"),
         ("256x32x64x128", "256x32x64x0", "tile"),
         ("B16", "B8", "dtypes"),
-    ],
-)
-def test_stages_of_a_mixture_of_experts_are_read_strictly(text: str, changed: str, part: str) -> None:
-    """The name of a stage is written again as it was read; a changed word is refused by its part."""
-    assert parse_moe(EXAMPLE).name == EXAMPLE
-    with pytest.raises(PluginError, match=part):
-        parse_moe(EXAMPLE.replace(text, changed))
+    ]
+    for text, changed, part in cases:
+        assert parse_moe(EXAMPLE).name == EXAMPLE
+        with pytest.raises(PluginError, match=part):
+            parse_moe(EXAMPLE.replace(text, changed))

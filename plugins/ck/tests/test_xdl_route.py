@@ -1,4 +1,4 @@
-"""The routing as CK's kernels read it: the kernel that pads experts to whole blocks, run on the host."""
+"""Check on the host the kernel that pads experts to whole blocks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ extern "C" void padded(const int32_t* order, const int32_t* offset, const float*
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """``route.h`` as a library of the CPU."""
+    """Compile ``route.h`` for the CPU."""
     if not shutil.which("c++"):
-        pytest.skip("c++ is not here")
+        pytest.skip("c++ not found")
     folder = tmp_path_factory.mktemp("route")
     (folder / "one.cpp").write_text(_DRIVER)
     include = [f"-I{EMULATED}", f"-I{SOURCES}"]
@@ -39,35 +39,42 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def sorted_pairs(ids: list[int], experts: int) -> tuple[list[int], list[int]]:
-    """(order, offset) of a stable sort of pairs by expert, without those of no expert."""
+    """Return (order, offset) of a stable sort of pairs by expert; ids beyond are omitted."""
     order = [pair for expert in range(experts) for pair, chosen in enumerate(ids) if chosen == expert]
     return order, [sum(0 <= chosen < expert for chosen in ids) for expert in range(experts + 1)]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "topk", "experts", "tile"), [(1, 2, 4, 16), (33, 3, 5, 16), (200, 2, 300, 32), (64, 1, 3, 64), (7, 4, 9, 128)]
-)
-@pytest.mark.parametrize("chosen", ["any", "one", "none", "outside"])
-def test_experts_are_padded_to_whole_blocks(route: ctypes.CDLL, tokens: int, topk: int, experts: int, tile: int, chosen: str) -> None:
-    """Each pair has a row in a block of its expert, in order, with its weight; the other rows are beyond the tokens."""
-    draw = random.Random(tokens * tile)
-    ranges = {"any": (0, experts - 1), "one": (experts // 2, experts // 2), "none": (experts, experts), "outside": (-2, experts + 2)}
-    ids = [draw.randint(*ranges[chosen]) for _ in range(tokens * topk)]
-    weight = [draw.random() for _ in ids]
-    order, offset = sorted_pairs(ids, experts)
-    route.most.restype = ctypes.c_int64
-    most = route.most(ctypes.c_int64(len(ids)), ctypes.c_int64(experts), ctypes.c_int64(tile))
-    rows, weights, of_block = (ctypes.c_int32 * (most * tile))(), (ctypes.c_float * (most * tile))(), (ctypes.c_int32 * most)()
-    valid = ctypes.c_int32(-1)
-    arrays = (ctypes.c_int32 * max(len(order), 1))(*order), (ctypes.c_int32 * len(offset))(*offset), (ctypes.c_float * len(weight))(*weight)
-    route.padded(*arrays, rows, weights, of_block, ctypes.byref(valid), experts, tokens, topk, tile)
+def test_experts_are_padded_to_whole_blocks(route: ctypes.CDLL) -> None:
+    """Each pair has a row with its weight in a block of its expert; other rows are padding."""
+    for chosen in ["any", "one", "none", "outside"]:
+        for tokens, topk, experts, tile in [(1, 2, 4, 16), (33, 3, 5, 16), (200, 2, 300, 32), (64, 1, 3, 64), (7, 4, 9, 128)]:
+            draw = random.Random(tokens * tile)
+            ranges = {
+                "any": (0, experts - 1),
+                "one": (experts // 2, experts // 2),
+                "none": (experts, experts),
+                "outside": (-2, experts + 2),
+            }
+            ids = [draw.randint(*ranges[chosen]) for _ in range(tokens * topk)]
+            weight = [draw.random() for _ in ids]
+            order, offset = sorted_pairs(ids, experts)
+            route.most.restype = ctypes.c_int64
+            most = route.most(ctypes.c_int64(len(ids)), ctypes.c_int64(experts), ctypes.c_int64(tile))
+            rows, weights, of_block = (ctypes.c_int32 * (most * tile))(), (ctypes.c_float * (most * tile))(), (ctypes.c_int32 * most)()
+            valid = ctypes.c_int32(-1)
+            arrays = (
+                (ctypes.c_int32 * max(len(order), 1))(*order),
+                (ctypes.c_int32 * len(offset))(*offset),
+                (ctypes.c_float * len(weight))(*weight),
+            )
+            route.padded(*arrays, rows, weights, of_block, ctypes.byref(valid), experts, tokens, topk, tile)
 
-    expected: list[tuple[int, int, float]] = []
-    for expert in range(experts):
-        mine = order[offset[expert] : offset[expert + 1]]
-        expected += [(expert, pair // topk | pair % topk << 24, weight[pair]) for pair in mine]
-        expected += [(expert, tokens, 0.0)] * (-len(mine) % tile)
-    assert valid.value == len(expected) <= most * tile
-    assert [of_block[row // tile] for row in range(valid.value)] == [expert for expert, _, _ in expected]
-    assert list(rows[: valid.value]) == [row for _, row, _ in expected]
-    assert list(weights[: valid.value]) == pytest.approx([value for _, _, value in expected], rel=1e-6)
+            expected: list[tuple[int, int, float]] = []
+            for expert in range(experts):
+                mine = order[offset[expert] : offset[expert + 1]]
+                expected += [(expert, pair // topk | pair % topk << 24, weight[pair]) for pair in mine]
+                expected += [(expert, tokens, 0.0)] * (-len(mine) % tile)
+            assert valid.value == len(expected) <= most * tile
+            assert [of_block[row // tile] for row in range(valid.value)] == [expert for expert, _, _ in expected]
+            assert list(rows[: valid.value]) == [row for _, row, _ in expected]
+            assert list(weights[: valid.value]) == pytest.approx([value for _, _, value in expected], rel=1e-6)

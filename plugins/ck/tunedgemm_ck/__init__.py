@@ -1,4 +1,7 @@
-"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand. Importing them loads neither torch nor a compiler."""
+"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand.
+
+Importing this package loads neither torch nor a compiler.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_ck import cutlass as cutlass_family
-from tunedgemm_ck import launch, solutions, tile, toolchain, xdl
+from tunedgemm_ck import launch, limits, space, tile, toolchain, xdl
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.problem import Problem
 
 
 @attrs.frozen(eq=False)
-class Templates:
+class TemplateBackend:
     """A template library as a backend.
 
     Attributes:
-        family: which.
-        finder: gives the toolchain; called when something is compiled or looked up.
-        host: what to take a CPU for, where the objects compute in host memory.
+        family: the template library.
+        finder: finds the toolchain; called when an object is compiled or looked up.
+        host: the device that a CPU emulates where the objects compute in host memory.
     """
 
     family: Family
@@ -28,71 +31,75 @@ class Templates:
     host: Device | None = None
 
     CONTRACT = 1
-    OPTIONS = (solutions.SPACE,)
+    OPTIONS = (space.SPACE,)
 
     @property
     def OPS(self) -> tuple[str, ...]:
-        """Names of the ops it covers."""
+        """Return the names of the ops it covers."""
         return self.family.ops
 
     def library_version(self, device: Device) -> str:
-        """The template library's version and the revision of our templates; the revision alone where there is no toolchain."""
+        """Return the library's version and the templates' revision; without a toolchain only the
+        latter.
+        """
         revision = f"r{self.family.revision}"
         try:
-            return f"{self.finder(Problem(self.OPS[0], self._seen(device).gfx, '', '')).library} {revision}"
+            return f"{self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, '', '')).library} {revision}"
         except PluginError:
             return revision
 
     def details(self, device: Device) -> list[str]:
-        """Lines for ``tunedgemm plugins -v``: the toolchain, or what is missing of it."""
+        """Return lines for ``tunedgemm plugins -v``: the toolchain, or what it lacks."""
         try:
-            found = self.finder(Problem(self.OPS[0], self._seen(device).gfx, "", ""))
+            tools = self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, "", ""))
         except PluginError as error:
             return [f"no toolchain: {error}"]
-        return [f"toolchain: {found.version} ({found.compiler}), {found.library} ({found.includes[0]})"]
+        return [f"toolchain: {tools.version} ({tools.compiler}), {tools.library} ({tools.includes[0]})"]
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether the architecture's static limits allow the shape."""
-        return solutions.supports(self.family, shape, self._seen(device))
+        """Return whether the architecture's static limits allow the shape."""
+        return limits.supports(self.family, shape, self._limiting_device(device))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The instances worth timing for the shape, best guesses first; without a toolchain those that were built elsewhere."""
-        return launch.obtainable(self.family, self.finder, shape, self._seen(device))
+        """Return the instances worth timing, best guesses first; without a toolchain only those
+        built.
+        """
+        return space.enumerate_available(self.family, self.finder, shape, self._limiting_device(device))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
-        """None: an untuned call compiles nothing."""
+        """Return None: an untuned call compiles nothing."""
         return None
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.family, self.finder, solution, shape, self._seen(device))
+        launch.prepare(self.family, self.finder, solution, shape, self._limiting_device(device))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the compiled object and fix everything that a call of exactly this shape needs."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._present(device):
+        if not self._is_present(device):
             return Unsupported(f"{device} is described, not present")
-        return launch.bind(self.family, self.finder, solution, shape, self._seen(device), device.torch_device)
+        return launch.bind(self.family, self.finder, solution, shape, self._limiting_device(device), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The solution's neighbours, where the full space is asked for."""
-        return solutions.refine(self.family, solution, shape, self._seen(device))
+        """Return the solution's neighbours, where the full space is requested."""
+        return space.refine(self.family, solution, shape, self._limiting_device(device))
 
-    def _present(self, device: Device) -> bool:
+    def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
-    def _seen(self, device: Device) -> Device:
-        """The device whose limits count."""
+    def _limiting_device(self, device: Device) -> Device:
+        """Return the device whose limits apply."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
-ck = Templates(xdl.FAMILY, toolchain.hip)
-cktile = Templates(tile.FAMILY, toolchain.hip)
-cutlass = Templates(cutlass_family.FAMILY, toolchain.cuda)
+ck = TemplateBackend(xdl.FAMILY, toolchain.hip)
+cktile = TemplateBackend(tile.FAMILY, toolchain.hip)
+cutlass = TemplateBackend(cutlass_family.FAMILY, toolchain.cuda)

@@ -1,7 +1,7 @@
-"""Build: one instance for one class of shapes, from its source to a shared object in the artifact cache, without a device.
+"""Build: compile one instance for one class of shapes, without a device, into the artifact cache.
 
-An object is stored under its source, options and toolchain. Which toolchain made the first object of a source is stored beside, so that
-a machine without a compiler finds what another one has built.
+An object's cache key is its source, options and toolchain. The toolchain that made the first object
+of a source is stored too, so that a machine without a compiler finds what another one built.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from tunedgemm.tools import artifact, cache_folder
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.toolchain import Finder, Toolchain
 
-#: Switches: a process that serves may compile; AITER's, by which what is there is compiled anew.
+#: Switches: compile while serving; AITER's, which recompiles stored objects.
 COMPILE, REBUILD = "TUNEDGEMM_CK_COMPILE", "AITER_REBUILD"
-#: The line of a rendered source that the text of ``call.h`` takes the place of: a source is one text. One of a stage of fmoe has three.
+#: Includes that are replaced by the headers' text, so that a source is one text; a stage of fmoe
+#: has three.
 CALL = '#include "call.h"\n'
 MOE_CALL = '#include "moe_call.h"\n#include "moe.h"\n#include "moe_kernels.h"\n'
 _SOURCES = Path(__file__).with_name("sources")
-#: Lines of a compiler's log that an error tells.
+#: Maximum lines of a compiler's log in an error.
 _LINES = 6
-#: How often a process that waits for another one's build looks whether that is over, seconds.
+#: Poll interval of a process that waits for another one's build, seconds.
 _POLL_S = 0.2
 
 
@@ -47,13 +48,13 @@ class MissingError(PluginError):
 
 @attrs.frozen(eq=False)
 class Target:
-    """What is built.
+    """Everything that one shared object is built from.
 
     Attributes:
         family: the template library.
-        instance: the parameters.
+        instance: the template parameters.
         problem: the class of shapes.
-        finder: gives the toolchain.
+        finder: finds the toolchain.
     """
 
     family: Family
@@ -74,129 +75,132 @@ class Target:
 
     @property
     def source(self) -> str:
-        """The whole source; its first line tells the problem in JSON.
+        """Return the whole source; its first line states the problem in JSON.
 
         Raises:
-            PluginError: the family renders something that does not tell where ``call.h`` belongs.
+            PluginError: the family's source does not include ``call.h``, or a stage's headers,
+                once.
         """
         text = self.family.render(self.instance, self.problem)
         includes = MOE_CALL if self.problem.stage else CALL
         names = re.findall('"(.+)"', includes)
         if text.count(includes) != 1:
-            raise PluginError(f"{self.family.libtype} {self.instance.name}: a source includes {', '.join(names)} once")
-        told = json.dumps({"instance": self.instance.name, **self.problem.told()})
-        return f"// tunedgemm {told}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
+            raise PluginError(f"{self.family.libtype} {self.instance.name}: the source must include {', '.join(names)} once")
+        header = json.dumps({"instance": self.instance.name, **self.problem.fields()})
+        return f"// tunedgemm {header}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Options beside those of the toolchain."""
+        """Return options in addition to those of the toolchain."""
         return self.family.flags(self.instance, self.problem)
 
 
 def targets_of(family: Family, instance: Instance, problem: Problem, finder: Finder) -> tuple[Target, ...]:
-    """What a solution's instance is built from: itself, or its two stages."""
-    return tuple(Target(family, *part, finder) for part in parts(instance, problem))
+    """Return the targets of a solution's instance: itself, or its two stages."""
+    return tuple(Target(family, *part, finder) for part in split_stages(instance, problem))
 
 
 @attrs.frozen(eq=False)
-class Object:
-    """A shared object and what is known of it.
+class CompiledObject:
+    """A compiled shared object.
 
     Attributes:
         code: the file's bytes.
-        toolchain: identity of what made it.
-        seconds: that it took.
+        toolchain: identity of the toolchain that made it.
+        seconds: compile time.
     """
 
     code: bytes
     toolchain: str
     seconds: float
 
-    def packed(self) -> bytes:
-        """One line of JSON, then the code."""
+    def pack(self) -> bytes:
+        """Return one line of JSON, then the code."""
         return json.dumps({"toolchain": self.toolchain, "seconds": round(self.seconds, 1)}).encode() + b"\n" + self.code
 
     @classmethod
-    def unpacked(cls, payload: bytes) -> Object:
-        """The inverse of `packed`."""
+    def unpack(cls, payload: bytes) -> CompiledObject:
+        """Return the object that `pack` wrote."""
         head, _, code = payload.partition(b"\n")
         return cls(code, **json.loads(head))
 
 
-def found(target: Target) -> Object:
-    """The object of this machine's toolchain, else the one that was built first.
+def find_object(target: Target) -> CompiledObject:
+    """Return the object of this machine's toolchain, else the one that was built first.
 
     Raises:
-        MissingError: there is none, which says what would make one.
+        MissingError: neither exists; the message says how to build one.
     """
-    keys = _Keys(target)
+    keys = _CacheKeys(target)
     try:
         toolchain = target.finder(target.problem)
-        payload = _stored(keys.of(toolchain.identity))
-        absent = f"run `tunedgemm ck prebuild TABLE`, or allow it here with {COMPILE}=1"
+        payload = _read_artifact(keys.of(toolchain.identity))
+        absent = f"run `tunedgemm ck prebuild TABLE`, or set {COMPILE}=1 to compile here"
     except PluginError as error:
         payload, absent = None, str(error)
     if payload is None:
-        first = _stored(keys.first)
-        payload = _stored(keys.of(first.decode())) if first else None
+        first = _read_artifact(keys.first)
+        payload = _read_artifact(keys.of(first.decode())) if first else None
     if payload is None:
         raise MissingError(f"{target} is not built: {absent}")
-    return Object.unpacked(payload)
+    return CompiledObject.unpack(payload)
 
 
-def built(target: Target, *, fresh: bool = False) -> Object:
-    """The object of this machine's toolchain, compiled where it is not stored, by one process at a time.
+def build_object(target: Target, *, fresh: bool = False) -> CompiledObject:
+    """Return the object of this machine's toolchain; compile it where it is not stored.
+
+    One process at a time compiles an object; the others wait for it.
 
     Args:
-        fresh: compile also where it is stored.
+        fresh: compile even where it is stored.
 
     Raises:
-        PluginError: there is no toolchain, or the cache cannot be written.
-        LaunchError: it does not compile; the message has the compiler's first errors.
+        PluginError: no toolchain was found, or the cache cannot be written.
+        LaunchError: compilation failed; the message has the compiler's first errors.
     """
     toolchain = target.finder(target.problem)
-    keys = _Keys(target)
+    keys = _CacheKeys(target)
     key = keys.of(toolchain.identity)
-    payload = None if fresh else _stored(key)
+    payload = None if fresh else _read_artifact(key)
     if payload is None:
-        with _alone(key):
-            payload = artifact(key, lambda: _compiled(target, toolchain).packed(), fresh=fresh, on_disk=True)
+        with _build_lock(key):
+            payload = artifact(key, lambda: _compile(target, toolchain).pack(), fresh=fresh, on_disk=True)
     artifact(keys.first, toolchain.identity.encode, on_disk=True)
-    return Object.unpacked(payload)
+    return CompiledObject.unpack(payload)
 
 
-def kept(target: Target) -> bool:
-    """Whether some toolchain has built the object."""
-    return _stored(_Keys(target).first) is not None
+def is_built(target: Target) -> bool:
+    """Return whether any toolchain has built the object."""
+    return _read_artifact(_CacheKeys(target).first) is not None
 
 
-def said(variable: str) -> bool:
-    """Whether a switch of the environment is on."""
+def is_switched_on(variable: str) -> bool:
+    """Return whether a switch of the environment is on."""
     return os.environ.get(variable, "0") not in ("", "0")
 
 
-class _Keys:
-    """Where the objects of a target are stored."""
+class _CacheKeys:
+    """Cache keys of a target's objects."""
 
     def __init__(self, target: Target) -> None:
         self._text = "\n".join((*target.flags, target.problem.gfx, target.source))
 
     def of(self, toolchain: str) -> str:
-        """The object that a toolchain makes."""
+        """Return the key of the object that a toolchain makes."""
         return f"ck object\n{toolchain}\n{self._text}"
 
     @property
     def first(self) -> str:
-        """The identity of the toolchain that made the first object."""
+        """Return the key of the identity of the toolchain that made the first object."""
         return f"ck toolchain\n{self._text}"
 
 
 class _AbsentError(Exception):
-    """An artifact is not there."""
+    """An artifact is not stored."""
 
 
-def _stored(key: str) -> bytes | None:
-    """An artifact that is there."""
+def _read_artifact(key: str) -> bytes | None:
+    """Return a stored artifact, or None."""
 
     def build() -> bytes:
         raise _AbsentError
@@ -208,8 +212,11 @@ def _stored(key: str) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _alone(key: str) -> Iterator[None]:
-    """A block that one process at a time is in, where the cache's folder can be written; the lock of one that dies is free."""
+def _build_lock(key: str) -> Iterator[None]:
+    """Enter a block as the only process, where the cache's folder can be written.
+
+    The lock of a process that dies is released.
+    """
     folder = cache_folder() / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -224,11 +231,11 @@ def _alone(key: str) -> Iterator[None]:
         lock.release()
 
 
-def _compiled(target: Target, toolchain: Toolchain) -> Object:
-    """Compile, in a folder of its own.
+def _compile(target: Target, toolchain: Toolchain) -> CompiledObject:
+    """Compile in a temporary folder.
 
     Raises:
-        LaunchError: the compiler fails, or is killed.
+        LaunchError: the compiler failed or was killed.
     """
     started = time.monotonic()
     suffix = ".cu" if target.family.kind == "nvidia" else ".hip"
@@ -237,25 +244,25 @@ def _compiled(target: Target, toolchain: Toolchain) -> Object:
             source, output = Path(folder, f"instance{suffix}"), Path(folder, "instance.so")
             source.write_text(target.source)
             command = toolchain.command(source, output, target.problem.gfx, target.flags)
-            # Its own temporary files end with the folder, also where it is killed.
+            # The compiler's temporary files are deleted with the folder, even when it is killed.
             environment = {**os.environ, "TMPDIR": folder}
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL
             )
             if done.returncode or not output.is_file():
-                raise LaunchError(f"{target} does not compile: {_told(done, folder)}")
+                raise LaunchError(f"{target} does not compile: {_failure_reason(done, folder)}")
             code = output.read_bytes()
     except OSError as error:
         raise LaunchError(f"{target} cannot be compiled: {error}") from error
-    return Object(code, toolchain.identity, time.monotonic() - started)
+    return CompiledObject(code, toolchain.identity, time.monotonic() - started)
 
 
-def _told(done: subprocess.CompletedProcess[Any], folder: str) -> str:
-    """Why a compiler failed: its first errors, or what killed it."""
+def _failure_reason(done: subprocess.CompletedProcess[Any], folder: str) -> str:
+    """Return why a compiler failed: its first errors, or the signal that killed it."""
     if done.returncode < 0:
         killed = signal.Signals(-done.returncode).name
-        hint = "; too little memory, most likely: fewer at a time need less (--jobs)" if killed == "SIGKILL" else ""
-        return f"the compiler was ended by {killed}{hint}"
+        hint = ", probably out of memory; reduce --jobs" if killed == "SIGKILL" else ""
+        return f"the compiler was killed by {killed}{hint}"
     lines = [line.replace(f"{folder}/", "") for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     wrong = [line for line in lines if "error" in line.lower() or "No space left" in line]
-    return f"exit code {done.returncode}: {' | '.join((wrong or lines)[:_LINES])[:1500] or 'it says nothing'}"
+    return f"exit code {done.returncode}: {' | '.join((wrong or lines)[:_LINES])[:1500] or 'no output'}"

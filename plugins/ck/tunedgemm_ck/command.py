@@ -1,4 +1,4 @@
-"""``tunedgemm ck``: build what tables name, for machines without a compiler, and show the source of an instance."""
+"""``tunedgemm ck``: build what tables name, for machines without a compiler; print sources."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import attrs
 from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
 from tunedgemm.tools import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
-from tunedgemm_ck import Templates, ck, cktile, cutlass
-from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said, targets_of
+from tunedgemm_ck import TemplateBackend, ck, cktile, cutlass
+from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.problem import problem_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="prebuild|source", required=True)
     add = _action(actions, "prebuild", "compile exactly what tables name into the artifact cache; needs no GPU")
-    add("tables", metavar="TABLE", nargs="*", help="tuned CSV files; without them those that are in effect, of every op")
-    add("--gfx", default="", help="the architecture of rows that do not tell, and no other's rows")
-    add("--jobs", type=int, default=0, help="compilers at a time; 0 is one for each core (default: %(default)s)")
-    add("--rebuild", action="store_true", help="compile also what is there already; AITER_REBUILD=1 says the same")
-    add = _action(actions, "source", "print what is compiled for an instance")
+    add("tables", metavar="TABLE", nargs="*", help="tuned CSV files; default: the tables in effect, of every op")
+    add("--gfx", default="", help="architecture of rows that state none; rows of others are skipped")
+    add("--jobs", type=int, default=0, help="compilers at a time; 0 is one per core (default: %(default)s)")
+    add("--rebuild", action="store_true", help="recompile stored objects, as AITER_REBUILD=1 does")
+    add = _action(actions, "source", "print the source of an instance")
     add("name", metavar="KERNELNAME", help="as in a table")
     add("--libtype", required=True, help="ck, cktile or cutlass")
-    add("--op", required=True, help="op family, as a16w16")
-    add("--gfx", required=True, help="architecture, as sm_90 or gfx942")
-    columns = "a column of the op's table, as it is written there: dtype=fp16, bias=True; again for more"
+    add("--op", required=True, help="op family, such as a16w16")
+    add("--gfx", required=True, help="architecture, such as sm_90 or gfx942")
+    columns = "a column of the op's table as written there: dtype=fp16, bias=True; repeatable"
     add("--set", action="append", default=[], metavar="COLUMN=TEXT", help=columns)
 
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str):  # type: ignore[no-untyped-def]
     parser = actions.add_parser(name, help=says, description=says)
-    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: what was there already")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="print also how many objects were stored")
     return parser.add_argument
 
 
@@ -43,21 +43,21 @@ def _run(arguments: argparse.Namespace) -> int:
         return _source(arguments)
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
-    rows = _rows(arguments.tables)
-    fresh = arguments.rebuild or said(REBUILD)
+    rows = _load_rows(arguments.tables)
+    fresh = arguments.rebuild or is_switched_on(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
 
 
-def _backends() -> dict[str, Templates]:
-    """The backends that compile templates, by libtype."""
+def _backends() -> dict[str, TemplateBackend]:
+    """Return the backends that compile templates, by libtype."""
     return {backend.family.libtype: backend for backend in (ck, cktile, cutlass)}
 
 
-def _rows(tables: Sequence[str]) -> list[Row]:
-    """The rows of some files, or of all tables in effect.
+def _load_rows(tables: Sequence[str]) -> list[Row]:
+    """Return the rows of the given files, or of all tables in effect.
 
     Raises:
-        UserError: a file cannot be read, or has lines that are no rows.
+        UserError: a file cannot be read, or has invalid lines.
     """
     if not tables:
         return [row for op in ops().values() for row in Table.load(op).rows]
@@ -72,15 +72,15 @@ def _rows(tables: Sequence[str]) -> list[Row]:
 
 
 @attrs.frozen(eq=False)
-class _Wanted:
-    """What rows name: targets, and rows that name nothing that can be built."""
+class _Selection:
+    """What rows name: targets, and the reasons why other rows cannot be built."""
 
     targets: tuple[Target, ...]
     refused: tuple[str, ...]
 
 
-def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
-    """The targets of rows of our backends, each once."""
+def _select(rows: Iterable[Row], gfx: str) -> _Selection:
+    """Return the targets of rows of these backends, each once."""
     backends = _backends()
     targets: dict[tuple[object, ...], Target] = {}
     refused: dict[str, None] = {}
@@ -88,60 +88,60 @@ def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
         backend = backends.get(row.solution.libtype)
         if backend is None or row.shape.op not in backend.OPS or (gfx and row.gfx not in ("", gfx)):
             continue
-        place = f"{row.source}:{row.line}"
+        location = f"{row.source}:{row.line}"
         if not (arch := row.gfx or gfx):
-            refused[f"{place}: the row tells no architecture; say --gfx"] = None
+            refused[f"{location}: the row has no gfx; pass --gfx"] = None
             continue
         try:
             instance = backend.family.parse(row.solution.kernel_name, row.shape.op)
         except PluginError as error:
-            refused[f"{place}: {error}"] = None
+            refused[f"{location}: {error}"] = None
             continue
         for target in targets_of(backend.family, instance, problem_of(row.shape, arch), backend.finder):
             targets[backend.family.libtype, target.instance, target.problem] = target
-    return _Wanted(tuple(targets.values()), tuple(refused))
+    return _Selection(tuple(targets.values()), tuple(refused))
 
 
 def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool = False, verbose: bool = False) -> int:
-    """Compile what rows name, several at a time, and print each as it is done.
+    """Compile what rows name, several at a time, and print each when it is done.
 
     Args:
-        gfx: only this architecture's rows, and those that tell none.
-        jobs: compilers at a time; 0 is one for each core.
-        fresh: compile also what is there already.
-        verbose: also print what was there.
+        gfx: build only rows of this architecture, and rows that state none.
+        jobs: compilers at a time; 0 is one per core.
+        fresh: compile even what is stored.
+        verbose: also print how many objects were stored already.
 
     Returns:
-        0, or 1 where something could not be built.
+        0, or 1 where a build failed.
     """
-    wanted = _wanted(rows, gfx)
-    missing = [target for target in wanted.targets if fresh or not _there(target)]
-    for line in wanted.refused:
+    selection = _select(rows, gfx)
+    missing = [target for target in selection.targets if fresh or not _is_current(target)]
+    for line in selection.refused:
         print(f"refused: {line}", flush=True)
-    there = len(wanted.targets) - len(missing)
-    if verbose and there:
-        print(f"{there} are there already", flush=True)
-    failed = len(wanted.refused)
+    stored = len(selection.targets) - len(missing)
+    if verbose and stored:
+        print(f"{stored} already stored", flush=True)
+    failed = len(selection.refused)
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
-        for done, (target, answer) in enumerate(pool.map(lambda target: (target, _built(target, fresh=fresh)), missing), start=1):
+        for done, (target, answer) in enumerate(pool.map(lambda target: (target, _build(target, fresh=fresh)), missing), start=1):
             failed += isinstance(answer, str)
-            told = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
-            print(f"[{done}/{len(missing)}] {told}", flush=True)
-    print(f"{len(wanted.targets)} instances: {there} were there, {len(missing) - failed + len(wanted.refused)} built, {failed} failed")
+            line = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
+            print(f"[{done}/{len(missing)}] {line}", flush=True)
+    print(f"{len(selection.targets)} instances: {stored} stored, {len(missing) - failed + len(selection.refused)} built, {failed} failed")
     return 1 if failed else 0
 
 
-def _there(target: Target) -> bool:
-    """Whether this machine's toolchain has built it; without one, whether any has."""
+def _is_current(target: Target) -> bool:
+    """Return whether this machine's toolchain, or without one any other, has built it."""
     try:
-        return found(target).toolchain == target.finder(target.problem).identity
+        return find_object(target).toolchain == target.finder(target.problem).identity
     except PluginError:
         return False
 
 
-def _built(target: Target, *, fresh: bool) -> Object | str:
+def _build(target: Target, *, fresh: bool) -> CompiledObject | str:
     try:
-        return built(target, fresh=fresh)
+        return build_object(target, fresh=fresh)
     except TunedGemmError as error:
         return str(error)
 
@@ -150,13 +150,13 @@ def _source(arguments: argparse.Namespace) -> int:
     """Print the source of one instance.
 
     Raises:
-        UserError: there is no such backend, op or instance.
+        UserError: the backend, op or instance does not exist.
     """
     backends = _backends()
     if arguments.libtype not in backends:
-        raise UserError(f"--libtype {arguments.libtype}: there are {', '.join(sorted(backends))}")
+        raise UserError(f"--libtype must be one of {', '.join(sorted(backends))} (got {arguments.libtype})")
     backend, op = backends[arguments.libtype], _op(arguments.op)
-    columns = dict(_pairs(arguments.set))
+    columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
     shape = shape_of_texts(op, sizes, columns)
     try:
@@ -170,21 +170,21 @@ def _source(arguments: argparse.Namespace) -> int:
 
 def _op(name: str) -> Op:
     if name not in ops():
-        raise UserError(f"--op {name}: there are {', '.join(ops())}")
+        raise UserError(f"--op must be one of {', '.join(ops())} (got {name})")
     return ops()[name]
 
 
-def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _parse_pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in texts:
         column, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--set {text}: expected COLUMN=TEXT")
+            raise UserError(f"--set must be COLUMN=TEXT (got {text})")
         yield column, value
 
 
 def prebuild_at_install() -> int:
-    """What ``PREBUILD_KERNELS=1 pip install`` does: build what the tables in effect name."""
-    return prebuild(_rows([]))
+    """Build what the tables in effect name, for ``PREBUILD_KERNELS=1 pip install``."""
+    return prebuild(_load_rows([]))
 
 
 command = Command("ck", "build the kernels that tables name (ck, cktile, cutlass), and show their sources", _add_arguments, _run)

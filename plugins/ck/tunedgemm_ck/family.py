@@ -1,4 +1,4 @@
-"""Family: what one template library is to this plugin, whose other files know none of the three."""
+"""Family: one template library as the rest of this plugin sees it."""
 
 from __future__ import annotations
 
@@ -12,47 +12,53 @@ from tunedgemm_ck.problem import Problem
 
 
 class Instance(Protocol):
-    """Template parameters as a frozen value; hashable, and its name says all of it."""
+    """Template parameters as a frozen, hashable value; the name determines all of them."""
 
     @property
     def name(self) -> str:
-        """The CSV column ``kernelName``."""
+        """Return the CSV column ``kernelName``."""
 
 
-#: An instance and the solution's splitK.
-Chosen = tuple[Instance, int]
+#: An instance and a solution's splitK.
+Candidate = tuple[Instance, int]
 
 
 @attrs.frozen(eq=False)
 class Family:
-    """One template library. An instance of fmoe is `tunedgemm_ck.stages.Stages`, whose two instances alone are rendered.
+    """One template library.
+
+    An instance of fmoe is `tunedgemm_ck.names.Stages`; only its two instances are rendered.
 
     Attributes:
         libtype: name of the backend.
         kind: kind of its devices, ``nvidia`` or ``amd``.
         ops: names of the ops it covers.
-        refused: (shape, device) to why no instance can serve the shape there, "" where one can; pure, for absent devices too.
-        space: (shape, device, full) to the instances worth timing for a shape that is not refused, best guesses first; *full* asks for
-            all, else at most 24 an op and architecture are there in total, of which those that suit the shape are listed.
-        parse: (kernelName, op) to its instance; raises PluginError, which says what of the name is unknown.
-        unfit: (instance, splitK, shape, device) to why it cannot serve this shape, "" where it can.
-        render: (instance, problem) to the source of its shared object, which has `tunedgemm_ck.build.CALL`, or of a stage `MOE_CALL`, and
-            includes the library's headers; the same in every process.
-        flags: (instance, problem) to options of the compiler beside those of the toolchain.
-        near: (instance, splitK, shape, device) to its neighbours, one parameter changed at a time, for `refine`.
-        deterministic: (instance, splitK) to the claim.
-        revision: raised where a template changes; part of the library version.
+        unsupported: (shape, device) to the reason why no instance can serve the shape there, or "";
+            pure, so it also answers for absent devices.
+        enumerate_instances: (shape, device, full) to the instances worth timing, best guesses
+            first. *full* lists all. Otherwise an op and architecture have at most 24, of which
+            those that suit the shape are listed.
+        parse: (kernelName, op) to its instance; raises PluginError that names the unknown part.
+        unfit: (instance, splitK, shape, device) to the reason why it cannot serve the shape, or "".
+        render: (instance, problem) to the source of its shared object, the same in every process.
+            The source contains `tunedgemm_ck.build.CALL` (a stage: `MOE_CALL`) and includes the
+            library's headers.
+        flags: (instance, problem) to compiler options in addition to the toolchain's.
+        enumerate_neighbours: (instance, splitK, shape, device) to its neighbours, one parameter
+            changed at a time, for `refine`.
+        deterministic: (instance, splitK) to whether the output repeats its bits.
+        revision: part of the library version; raised when a template changes.
     """
 
     libtype: str
     kind: str
     ops: tuple[str, ...]
-    refused: Callable[[Shape, Device], str]
-    space: Callable[[Shape, Device, bool], Iterable[Chosen]]
+    unsupported: Callable[[Shape, Device], str]
+    enumerate_instances: Callable[[Shape, Device, bool], Iterable[Candidate]]
     parse: Callable[[str, str], Instance]
     unfit: Callable[[Instance, int, Shape, Device], str]
     render: Callable[[Instance, Problem], str]
     flags: Callable[[Instance, Problem], tuple[str, ...]]
-    near: Callable[[Instance, int, Shape, Device], Iterable[Chosen]]
+    enumerate_neighbours: Callable[[Instance, int, Shape, Device], Iterable[Candidate]]
     deterministic: Callable[[Instance, int], bool]
     revision: int

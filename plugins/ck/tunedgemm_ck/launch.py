@@ -1,121 +1,97 @@
-"""Launch: a solution bound to a shape becomes one call of its shared object with everything but addresses fixed before."""
+"""Launch: bind a solution to a shape, with everything but addresses fixed before the first call."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import on_device, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said, targets_of
+from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, Launch, loaded
+from tunedgemm_ck.names import resolve
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, LaunchCall, load_object
 from tunedgemm_ck.problem import batches_of, problem_of
-from tunedgemm_ck.solutions import enumerate_solutions, resolve
 from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
 
 if TYPE_CHECKING:
     import torch
 
-#: What was compiled anew in this process: once is enough.
+#: Objects compiled anew in this process; each is rebuilt once.
 _rebuilt: set[str] = set()
 _rebuilding = threading.Lock()
-
-
-def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
-    """The listed solutions whose objects can be had: without a toolchain each of the others would be an error of the tuner's."""
-    problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
-    try:
-        finder(problem)
-    except PluginError:
-        there: dict[object, bool] = {}  # stages are listed in several pairs
-        return (
-            solution
-            for solution in listed
-            if _kept(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), there)
-        )
-    return listed
-
-
-def _kept(targets: Iterable[Target], there: dict[object, bool]) -> bool:
-    """Whether all have been built; *there* remembers."""
-    for target in targets:
-        key = target.instance, target.problem
-        if key not in there:
-            there[key] = kept(target)
-        if not there[key]:
-            return False
-    return True
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:
     """Compile into the artifact cache; needs no device.
 
     Raises:
-        LaunchError: it does not compile. PluginError: there is no toolchain, or the cache cannot be written.
+        LaunchError: compilation failed.
+        PluginError: no toolchain was found, or the cache cannot be written.
     """
     try:
         instance, _ = resolve(family, solution, shape, device)
     except PluginError:  # bind says why
         return
     for target in targets_of(family, instance, problem_of(shape, device.gfx), finder):
-        built(target)
+        build_object(target)
 
 
 def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        device: whose limits count; its index is -1 where host memory stands for it.
+        device: the device whose limits apply; its index is -1 where host memory emulates it.
         where: the operands' device.
 
     Raises:
-        LaunchError: it does not compile or load, or the device cannot be asked.
+        LaunchError: the object does not compile or load, or the runtime reports an error.
     """
     try:
         instance, split = resolve(family, solution, shape, device)
-        made = [_object(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
+        objects = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
     except PluginError as error:
         return Unsupported(str(error))
-    codes, routed = [loaded(each.code) for each in made], shape.op == "fmoe"
+    loaded_objects, routed = [load_object(compiled.code) for compiled in objects], shape.op == "fmoe"
     sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
     pointers = MOE_POINTERS if routed else POINTERS
-    failed = functools.partial(_failed, f"{family.libtype} {instance.name}", device.kind)
-    asked = on_device(lambda: [code.workspace_bytes(sizes, pointers) for code in codes], device.index)()
-    if min(asked) < 0:
-        # CUTLASS asks the device for its multiprocessors; CK asks for nothing.
-        for code in codes if device.kind == "nvidia" else ():
-            if error := on_device(code.runtime_error, device.index)(len(sizes), pointers):
+    failed = functools.partial(_raise_failure, f"{family.libtype} {instance.name}", device.kind)
+    workspaces = on_device(lambda: [loaded.workspace_bytes(sizes, pointers) for loaded in loaded_objects], device.index)()
+    if min(workspaces) < 0:
+        # CUTLASS queries the device for its multiprocessors; CK queries nothing.
+        for loaded in loaded_objects if device.kind == "nvidia" else ():
+            if error := on_device(loaded.runtime_error, device.index)(len(sizes), pointers):
                 failed(error)
-        return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
-    # The stages of fmoe share one workspace, the larger of what they ask for.
+        return Unsupported(f"{family.libtype} {instance.name} does not support {shape}")
+    # The stages of fmoe share one workspace, of the larger of their sizes.
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
-    call = make([code.launcher(sizes, pointers) for code in codes], failed, shape, device.index, where, max(asked))
-    return Launcher(on_device(call, device.index), workspace_bytes=max(asked))
+    call = make([loaded.launcher(sizes, pointers) for loaded in loaded_objects], failed, shape, device.index, where, max(workspaces))
+    return Launcher(on_device(call, device.index), workspace_bytes=max(workspaces))
 
 
-def _object(target: Target) -> Object:
-    """The target's object: from the cache, and compiled only where the user has allowed that.
+def _find_or_build(target: Target) -> CompiledObject:
+    """Return the target's object: from the cache, or compiled where the user has allowed that.
 
     Raises:
-        PluginError: it is not there. LaunchError: it does not compile.
+        PluginError: the object is not stored.
+        LaunchError: compilation failed.
     """
-    if said(REBUILD):
+    if is_switched_on(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
-            made = built(target, fresh=fresh)
+            compiled = build_object(target, fresh=fresh)
             _rebuilt.add(str(target))
-        return made
-    return built(target) if said(COMPILE) else found(target)
+        return compiled
+    return build_object(target) if is_switched_on(COMPILE) else find_object(target)
 
 
-def _failed(name: str, kind: str, status: int) -> None:
+def _raise_failure(name: str, kind: str, status: int) -> None:
     runtime = {"nvidia": "CUDA", "amd": "HIP"}[kind]
-    reason = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
+    reason = "unsupported sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
     raise LaunchError(f"{name}: {reason}")
 
 
@@ -126,9 +102,9 @@ def _stream(index: int) -> Callable[[int], int]:
 
 
 def _plain(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """A launch of operands without scales."""
+    """Return the launcher of operands without scales."""
     import torch
 
     (launch,) = launches
@@ -136,7 +112,8 @@ def _plain(
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
-        # In a graph nothing but this name holds it: let go too early, the output of another call could lie there.
+        # In a graph only this name holds the workspace. Released early, another call's output could
+        # reuse its memory.
         scratch = workspace(nbytes, where) if nbytes else None
         added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
         if status := launch(stream(index), x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), address):
@@ -147,9 +124,9 @@ def _plain(
 
 
 def _scaled(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """A launch of operands with scales."""
+    """Return the launcher of operands with scales."""
     import torch
 
     (launch,) = launches
@@ -168,9 +145,12 @@ def _scaled(
 
 
 def _routed(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """The launches of fmoe's stages, one after the other on the stream: the workspace has what the second gets from the first."""
+    """Return the launcher of fmoe's stages, which run in order on the stream.
+
+    The second stage reads in the workspace what the first one wrote.
+    """
     import torch
 
     first, second = launches

@@ -1,4 +1,7 @@
-"""Native: a shared object loaded from its bytes, and the launch, by the C extension or by ctypes where that was not built."""
+"""Native: load a shared object from its bytes, and launch it.
+
+The C extension launches, or ctypes where the extension was not built.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import LaunchError
 
-#: (stream, then the addresses of the struct, in its order) -> the instance's status
-Launch = Callable[..., int]
+#: (stream, then the struct's addresses in order) -> the instance's status
+LaunchCall = Callable[..., int]
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]
 
-#: The status of an instance that cannot serve the sizes, as ``sources/call.h`` has it.
+#: Status of an instance that cannot serve the sizes, as in ``sources/call.h``.
 UNSUPPORTED = -1
 
 
@@ -32,13 +35,14 @@ def _extension() -> Any:
 _shim = _extension()
 
 
-#: Addresses of ``TunedGemmCall`` (sources/call.h) and of ``TunedGemmMoe`` (sources/moe_call.h), which sizes follow, all of 8 bytes.
+#: Addresses of ``TunedGemmCall`` (sources/call.h) and ``TunedGemmMoe`` (sources/moe_call.h); sizes
+#: follow them, all of 8 bytes.
 POINTERS, MOE_POINTERS = 7, 11
 
 
 @attrs.frozen(eq=False)
-class Loaded:
-    """A loaded object.
+class LoadedObject:
+    """A loaded shared object.
 
     Attributes:
         library: keeps it loaded.
@@ -51,40 +55,51 @@ class Loaded:
     workspace: Any
 
     def workspace_bytes(self, sizes: Sizes, pointers: int = POINTERS) -> int:
-        """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them, or ask the device."""
-        return int(self.workspace(ctypes.byref(_words(pointers, sizes)(*(0,) * pointers, *sizes))))
+        """Return the bytes of workspace that a call of these sizes needs.
+
+        The result is -1 where the instance cannot serve the sizes, or cannot query the device.
+        """
+        return int(self.workspace(ctypes.byref(_call_struct(pointers, sizes)(*(0,) * pointers, *sizes))))
 
     def runtime_error(self, count: int, pointers: int = POINTERS) -> int:
-        """The error of the vendor's runtime on the current device, 0 for none; asked by a call of no sizes, which launches nothing."""
-        status = int(self.launch(ctypes.byref(_words(pointers, (0,) * count)()), None))
+        """Return the error of the vendor's runtime on the current device, 0 for none.
+
+        It comes from a call whose sizes are all 0, which launches nothing.
+        """
+        status = int(self.launch(ctypes.byref(_call_struct(pointers, (0,) * count)()), None))
         return 0 if status == UNSUPPORTED else status
 
-    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-        """The launch for these sizes; safe to call from several threads, and other threads of the interpreter run meanwhile."""
+    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+        """Return the launch for these sizes.
+
+        It is safe to call from several threads, and releases the interpreter's lock meanwhile.
+        """
         return _by_ctypes(self, sizes, pointers) if _shim is None else _by_extension(self, sizes, pointers)
 
 
-#: The objects of this process by the digest of their bytes.
-_loaded: dict[bytes, Loaded] = {}
+#: The objects of this process, by the digest of their bytes.
+_objects: dict[bytes, LoadedObject] = {}
 _lock = threading.Lock()
 
 
-def loaded(code: bytes) -> Loaded:
-    """The object of these bytes, loaded once in a process.
+def load_object(code: bytes) -> LoadedObject:
+    """Return the object of these bytes, loaded once per process.
 
     Raises:
-        LaunchError: the bytes are no object for this machine, or have not the functions of ``call.h``.
+        LaunchError: the bytes are not an object for this machine, or lack the functions of
+            ``call.h``.
     """
     digest = hashlib.sha256(code).digest()
     with _lock:
-        if digest not in _loaded:
-            _loaded[digest] = _load(code, digest.hex()[:12])
-        return _loaded[digest]
+        if digest not in _objects:
+            _objects[digest] = _load(code, digest.hex()[:12])
+        return _objects[digest]
 
 
-def _load(code: bytes, name: str) -> Loaded:
-    # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. The loader takes what it knows
-    # by path for the same object: the file stays open, for its number to be no other's, and the dot is in no path of others.
+def _load(code: bytes, name: str) -> LoadedObject:
+    # An anonymous file works with a cleared cache and on folders mounted noexec. The loader
+    # identifies objects by path and inode: the open file keeps its inode number unique, and no
+    # other path contains the dot.
     file = os.memfd_create(f"tunedgemm-{name}")
     try:
         with open(file, "wb", closefd=False) as target:
@@ -96,26 +111,26 @@ def _load(code: bytes, name: str) -> Loaded:
     try:
         launch, workspace = library.tunedgemm_launch, library.tunedgemm_workspace
     except AttributeError as error:
-        raise LaunchError(f"the compiled object is none of this plugin: {error}") from error
+        raise LaunchError(f"the compiled object lacks this plugin's functions: {error}") from error
     launch.argtypes, launch.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
     workspace.argtypes, workspace.restype = (ctypes.c_void_p,), ctypes.c_int64
-    return Loaded(library, launch, workspace)
+    return LoadedObject(library, launch, workspace)
 
 
-def _words(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
-    """The struct of a call."""
+def _call_struct(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
+    """Return the struct of a call."""
     return ctypes.c_uint64 * (pointers + len(sizes))
 
 
-def _by_extension(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-    """Through `shim.c`."""
+def _by_extension(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+    """Return the launch through `shim.c`."""
     address = ctypes.cast(of.launch, ctypes.c_void_p).value
     return _shim.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
 
 
-def _by_ctypes(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-    """Through ctypes."""
-    call, byref, words = of.launch, ctypes.byref, _words(pointers, sizes)
+def _by_ctypes(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+    """Return the launch through ctypes."""
+    call, byref, words = of.launch, ctypes.byref, _call_struct(pointers, sizes)
 
     def launch(stream: int, *addresses: int) -> int:
         if len(addresses) != pointers:

@@ -1,4 +1,4 @@
-"""Problem: what of a shape a compiled instance depends on; M, N and K are told to it at each launch."""
+"""Problem: the part of a shape that a compiled instance depends on; launches pass M, N and K."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ class Problem:
     Attributes:
         op: name of the op.
         gfx: the architecture, as `Device.gfx`.
-        dtype, outdtype, bias_dtype: short texts, the first of the activations; bias_dtype is "" without a bias.
+        dtype: of the activations, as a short text.
+        outdtype: of the output.
+        bias_dtype: of the bias, "" without one.
         scale: kind of the scales.
-        layout: how the weight lies.
-        stage: of fmoe, 1 up to the intermediate, 2 from there on; 0 for both, and for other ops.
-        act, gated: of fmoe's stage 1, the word of `Shape.extra`.
-        doweight_stage1: whether stage 1 multiplies the weights of the routing in, instead of stage 2.
-        q_type, q_dtype: how fmoe's factors are quantised, and to what; "" for other ops.
+        layout: layout of the weight.
+        stage: of fmoe, 1 up to the intermediate, 2 from it on; 0 for both, and for other ops.
+        act, gated: of fmoe's stage 1, as in `Shape.extra`.
+        doweight_stage1: whether stage 1 multiplies by the routing's weights, instead of stage 2.
+        q_type, q_dtype: how fmoe's factors are quantised, and their dtype; "" for other ops.
     """
 
     op: str
@@ -38,20 +40,23 @@ class Problem:
     q_type: str = ""
     q_dtype: str = ""
 
-    def told(self) -> dict[str, Any]:
-        """All fields of fmoe, and of other ops those that they have: sources begin with this text, and objects are found by it."""
+    def fields(self) -> dict[str, Any]:
+        """Return all fields for fmoe, and for other ops those that they have.
+
+        Sources begin with this text, which is therefore part of the cache key.
+        """
         fields = attrs.asdict(self)
         return fields if self.q_type else {name: fields[name] for name in _PLAIN}
 
     def __str__(self) -> str:
-        return f"Problem({', '.join(f'{name}={value!r}' for name, value in self.told().items())})"
+        return f"Problem({', '.join(f'{name}={value!r}' for name, value in self.fields().items())})"
 
 
 _PLAIN = ("op", "gfx", "dtype", "outdtype", "bias_dtype", "scale", "layout")
 
 
 def problem_of(shape: Shape, gfx: str) -> Problem:
-    """The class that a shape belongs to; of fmoe that of both stages, which `tunedgemm_ck.stages.parts` takes apart."""
+    """Return the class of a shape; for fmoe that of both stages, see `stages.split_stages`."""
     plain = Problem(shape.op, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, shape.scale, shape.layout)
     if shape.op != "fmoe":
         return plain
@@ -62,5 +67,5 @@ def problem_of(shape: Shape, gfx: str) -> Problem:
 
 
 def batches_of(shape: Shape) -> int:
-    """Products of a batch; 1 for an op that has one."""
+    """Return the number of products of a batch; 1 for an op without batches."""
     return int(shape["B"]) if shape.op.startswith("batched_") else 1

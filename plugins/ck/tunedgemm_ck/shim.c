@@ -1,14 +1,14 @@
-/* One call of a compiled instance with the sizes fixed before: 0.2 us where ctypes takes 3 us.
+/* One call of a compiled instance with fixed sizes: 0.2 us, where ctypes takes 3 us.
  *
- * The interpreter's lock is given back meanwhile, as torch does: a launch waits where the stream's queue is full or a kernel is loaded,
- * maybe for what another thread has yet to launch.
+ * It releases the interpreter's lock meanwhile, as torch does. A launch waits where the stream's
+ * queue is full or a kernel is loaded, possibly for what another thread has yet to launch.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
-/* More than any struct of sources/ has. */
+/* Upper bounds of the structs of sources/. */
 #define MOST_POINTERS 16
 #define MOST_SIZES 8
 

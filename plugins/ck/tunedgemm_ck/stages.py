@@ -1,53 +1,24 @@
-"""Stages: a solution of fmoe is two instances, each a shared object of its own: n first and m second ones make n x m solutions."""
+"""Stages: a solution of fmoe is two instances, each compiled into a shared object.
+
+N first and M second instances make N x M solutions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
-from tunedgemm.plugin import PluginError, Shape
+from tunedgemm.plugin import Shape
 
 from tunedgemm_ck.family import Instance
+from tunedgemm_ck.names import Stages
 from tunedgemm_ck.problem import Problem
 
-#: Between the names of both stages, as in a table of fmoe.
-JOIN = "+"
 
+def split_stages(instance: Instance, problem: Problem) -> tuple[tuple[Instance, Problem], ...]:
+    """Return what is compiled: the instance, or each of its stages with the problem of that stage.
 
-@attrs.frozen(cache_hash=True)
-class Stages:
-    """The instances of fmoe's two stages.
-
-    Attributes:
-        first: up to the quantised intermediate.
-        second: from there to the output.
-    """
-
-    first: Instance
-    second: Instance
-
-    @property
-    def name(self) -> str:
-        """The text of ``kernelName``: AITER's ``kernelName1`` and ``kernelName2``."""
-        return f"{self.first.name}{JOIN}{self.second.name}"
-
-
-def parsed(name: str, libtype: str, parse: Callable[[str], Instance]) -> Stages:
-    """The stages of a name, each read by *parse*.
-
-    Raises:
-        PluginError: these are not two names, or one of them is unknown.
-    """
-    names = name.split(JOIN)
-    if len(names) != 2 or not all(names):
-        raise PluginError(f"{libtype} has no kernel {name!r} for fmoe: two stages are two names with a {JOIN} between them")
-    return Stages(*map(parse, names))
-
-
-def parts(instance: Instance, problem: Problem) -> tuple[tuple[Instance, Problem], ...]:
-    """What is compiled: the instance, or each of its stages for the problem that this stage knows of.
-
-    Stage 1 knows no output, stage 2 no activation, nor where it is quantised the hidden states, so that one object serves all of them.
+    Stage 1 does not depend on the output, and stage 2 not on the activation. A quantised stage 2
+    does
+    not depend on the hidden states either. One object serves all of them.
     """
     if not isinstance(instance, Stages):
         return ((instance, problem),)
@@ -57,7 +28,7 @@ def parts(instance: Instance, problem: Problem) -> tuple[tuple[Instance, Problem
 
 
 def sizes_of(shape: Shape, split: int) -> tuple[int, ...]:
-    """The sizes of ``TunedGemmMoe``, in its order."""
+    """Return the sizes of ``TunedGemmMoe``, in its order."""
     return (shape.m, shape.n, shape.k, int(shape["expert"]), int(shape["topk"]), split)
 
 
@@ -65,8 +36,8 @@ _KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128":
 _TYPES = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "fp8_e4m3fn": "e4m3fn", "fp8_e4m3fnuz": "e4m3fnuz", "fp4x2": "e2m1"}
 
 
-def described(problem: Problem) -> str:
-    """The constants of a stage for its source, which follow ``moe.h``."""
+def render_constants(problem: Problem) -> str:
+    """Return the constants of a stage for its source; they follow ``moe.h``."""
     return f"""
 namespace tunedgemm::problem {{
 inline constexpr int stage = {problem.stage};

@@ -1,4 +1,4 @@
-"""Toolchain: a compiler, the headers of a template library, and the command that makes a shared object of a source."""
+"""Toolchain: a compiler, the headers of a template library, and a compilation's command line."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
 
-#: A folder with clang++ for a4w4 alone, which needs a newer LLVM than ROCm's: AITER's variable.
+#: AITER's variable: a folder with clang++ for a4w4 only, which needs a newer LLVM than ROCm's.
 FP4_CLANG = "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"
-#: Variables of CMake for the compilers, and those for the headers.
+#: CMake's variables for the compilers, and the variables for the headers.
 NVCC, HIPCC, CUTLASS_INCLUDE, CK_INCLUDE = "CUDACXX", "HIPCXX", "CUTLASS_INCLUDE", "CK_INCLUDE"
-#: The first nvcc that knows sm_90a.
+#: The first nvcc that supports sm_90a.
 OLDEST_NVCC = (12, 0)
 
-#: Objects are loaded side by side with torch and with each other. What one exports beside its own functions, as the runtime that is
-#: linked into it, would be taken for another's; so would the static variables of templates, which GCC, not clang, makes unique in a
-#: process.
+#: Objects are loaded together with torch and with each other. Exported symbols, such as those of
+#: the linked-in runtime, would resolve to another object's. The same holds for static variables of
+#: templates, which GCC, not clang, makes unique in a process.
 _HIDDEN = ("-fPIC", "-fvisibility=hidden")
 
 
 @attrs.frozen
 class Toolchain:
-    """What compiles.
+    """A compiler with the headers of a template library.
 
     Attributes:
         compiler: path of the compiler.
         version: its name and version.
         library: name and version of the template library.
         includes: folders of headers.
-        options: for every source.
-        target: architecture -> the options that choose it.
+        options: of every source.
+        target: architecture -> the options that select it.
     """
 
     compiler: str
@@ -51,64 +51,64 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        """What makes an object another one, beside source and options."""
+        """Return the part of the cache key that is neither source nor options."""
         return f"{self.library}, {self.version}"
 
     def command(self, source: Path, output: Path, gfx: str, flags: Iterable[str]) -> list[str]:
-        """The command line that makes a shared object."""
+        """Return the command line that compiles a shared object."""
         includes = [f"-I{folder}" for folder in self.includes]
         return [self.compiler, *self.options, *self.target(gfx), *flags, *includes, "-o", str(output), str(source)]
 
 
-#: What finds the toolchain for a problem; raises PluginError, which says what is missing.
+#: Finds the toolchain for a problem; raises PluginError that names the missing part.
 Finder = Callable[[Problem], Toolchain]
 
 
 def cuda(problem: Problem) -> Toolchain:
-    """nvcc and CUTLASS.
+    """Find nvcc and CUTLASS.
 
     Raises:
-        PluginError: one of them is not there, or too old.
+        PluginError: one of them is missing or too old.
     """
     del problem
-    compiler = _first(_nvccs(), f"no nvcc is there: install the CUDA toolkit, or name it in {NVCC}")
+    compiler = _first_existing(_nvccs(), f"nvcc not found; install the CUDA toolkit or set {NVCC}")
     version = _version(compiler)
     if tuple(map(int, version.split(".")[:2])) < OLDEST_NVCC:
-        raise PluginError(f"{compiler} is of CUDA {version}; sm_90a needs {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer: name it in {NVCC}")
-    include = _first(
+        raise PluginError(f"{compiler}: sm_90a needs CUDA {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer (got {version}); set {NVCC}")
+    include = _first_existing(
         (folder for folder in _cutlass() if (folder / "cutlass" / "version.h").is_file()),
-        f"no headers of CUTLASS are there: pip install 'tunedgemm-ck[cutlass]', or name their folder in {CUTLASS_INCLUDE}",
+        f"CUTLASS headers not found; pip install 'tunedgemm-ck[cutlass]' or set {CUTLASS_INCLUDE}",
     )
     defined = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", (include / "cutlass" / "version.h").read_text()))
     library = f"CUTLASS {'.'.join(defined.get(part, '?') for part in ('MAJOR', 'MINOR', 'PATCH'))}"
     host = ",".join((*_HIDDEN, "-fno-gnu-unique"))
-    # The runtime is linked in: torch may have another major version of it, or one that its own wheel hides.
+    # The runtime is linked statically: torch may have another major version, or hide its wheel's.
     options = ("-shared", "-O3", "-std=c++17", "-Xcompiler", host, "-cudart", "static", "-Xlinker", "--exclude-libs=ALL")
     return Toolchain(str(compiler), f"nvcc {version}", library, (str(include),), options, _sm)
 
 
 def _sm(gfx: str) -> tuple[str, ...]:
-    """Code for exactly this architecture; of Hopper with the instructions that it alone has."""
+    """Return the options for exactly this architecture; sm_90a on Hopper."""
     number = gfx.removeprefix("sm_")
     number += "a" * (number == "90")
     return ("-gencode", f"arch=compute_{number},code=sm_{number}")
 
 
 def hip(problem: Problem) -> Toolchain:
-    """hipcc, or clang++, and Composable Kernel of the user's ROCm.
+    """Find hipcc, or clang++, and Composable Kernel of the user's ROCm.
 
     Raises:
-        PluginError: one of them is not there.
+        PluginError: one of them is missing.
     """
     rocm = Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
     folder = os.environ.get(FP4_CLANG) if problem.op == "a4w4_blockscale" else ""
     if folder:
-        compiler = _first([Path(folder) / "clang++"], f"{FP4_CLANG} names {folder}, where no clang++ is")
+        compiler = _first_existing([Path(folder) / "clang++"], f"{FP4_CLANG}: clang++ not found in {folder}")
     else:
-        compiler = _first(_hipccs(rocm), f"no hipcc is there: install ROCm's compiler, set ROCM_PATH, or name it in {HIPCC}")
-    include = _first(
-        (place for place in (_named(CK_INCLUDE), rocm / "include") if place and (place / "ck" / "ck.hpp").is_file()),
-        f"no headers of Composable Kernel are there: install composablekernel-dev, or name their folder in {CK_INCLUDE}",
+        compiler = _first_existing(_hipccs(rocm), f"hipcc not found; install ROCm's compiler, or set ROCM_PATH or {HIPCC}")
+    include = _first_existing(
+        (folder for folder in (_path_from(CK_INCLUDE), rocm / "include") if folder and (folder / "ck" / "ck.hpp").is_file()),
+        f"Composable Kernel headers not found; install composablekernel-dev or set {CK_INCLUDE}",
     )
     options = ("-x", "hip", "-shared", "-O3", "-std=c++20", *_HIDDEN, "-fno-gpu-rdc")
     return Toolchain(str(compiler), f"clang {_version(compiler)}", _ck_version(include, rocm), (str(include),), options, _gfx)
@@ -119,7 +119,7 @@ def _gfx(gfx: str) -> tuple[str, ...]:
 
 
 def _ck_version(include: Path, rocm: Path) -> str:
-    """Composable Kernel's version, or that of the ROCm it came with."""
+    """Return Composable Kernel's version, or that of its ROCm."""
     header, info = include / "ck" / "version.h", rocm / ".info" / "version"
     defined = dict(re.findall(r"#define CK_(VERSION|COMMIT_ID) +(\S+)", header.read_text())) if header.is_file() else {}
     rocms = f" of ROCm {info.read_text().strip()}" if info.is_file() else ""
@@ -127,14 +127,14 @@ def _ck_version(include: Path, rocm: Path) -> str:
 
 
 def _nvccs() -> Iterator[Path]:
-    """Where an nvcc may be: as named, on PATH, of a toolkit, of NVIDIA's wheels."""
-    if named := _named(NVCC):
+    """Yield candidates for nvcc: the named one, else on PATH, of a toolkit, of NVIDIA's wheels."""
+    if named := _path_from(NVCC):
         yield named
         return
-    if found := shutil.which("nvcc"):
-        yield Path(found)
+    if path := shutil.which("nvcc"):
+        yield Path(path)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if home := _named(variable):
+        if home := _path_from(variable):
             yield home / "bin" / "nvcc"
     yield Path("/usr/local/cuda/bin/nvcc")
     spec = importlib.util.find_spec("nvidia")
@@ -143,17 +143,20 @@ def _nvccs() -> Iterator[Path]:
 
 
 def _hipccs(rocm: Path) -> Iterator[Path]:
-    if named := _named(HIPCC):
+    if named := _path_from(HIPCC):
         yield named
         return
     yield from (rocm / "bin" / name for name in ("amdclang++", "hipcc"))
     yield rocm / "llvm" / "bin" / "clang++"
-    yield from (Path(found) for name in ("amdclang++", "hipcc") if (found := shutil.which(name)))
+    yield from (Path(path) for name in ("amdclang++", "hipcc") if (path := shutil.which(name)))
 
 
 def _cutlass() -> Iterator[Path]:
-    """Where CUTLASS's headers may be: as named, or in the wheel nvidia-cutlass, which is not imported for it."""
-    if named := _named(CUTLASS_INCLUDE):
+    """Yield candidates for CUTLASS's headers: as named, else in the wheel nvidia-cutlass.
+
+    The wheel is not imported.
+    """
+    if named := _path_from(CUTLASS_INCLUDE):
         yield named
         return
     spec = importlib.util.find_spec("cutlass_library")
@@ -161,43 +164,43 @@ def _cutlass() -> Iterator[Path]:
         yield Path(folder) / "source" / "include"
 
 
-def _named(variable: str) -> Path | None:
+def _path_from(variable: str) -> Path | None:
     text = os.environ.get(variable, "")
     return Path(text) if text else None
 
 
-def _first(places: Iterable[Path], missing: str) -> Path:
-    """The first that is there.
+def _first_existing(paths: Iterable[Path], missing: str) -> Path:
+    """Return the first path that exists.
 
     Raises:
-        PluginError: none is.
+        PluginError: none does.
     """
-    for place in places:
-        if place.exists():
-            return place
+    for path in paths:
+        if path.exists():
+            return path
     raise PluginError(missing)
 
 
 def _version(compiler: Path) -> str:
-    """The version that a compiler tells, as numbers joined by dots.
+    """Return a compiler's version, as numbers joined by dots.
 
     Raises:
-        PluginError: it does not run, or is no compiler.
+        PluginError: it does not run, or is not a compiler.
     """
-    return _told(str(compiler), compiler.stat().st_mtime_ns)
+    return _version_of(str(compiler), compiler.stat().st_mtime_ns)
 
 
 @functools.cache
-def _told(compiler: str, changed: int) -> str:
-    """The version; *changed* makes an upgraded compiler another one."""
+def _version_of(compiler: str, changed: int) -> str:
+    """Return the version; *changed* makes an upgraded compiler another cache entry."""
     del changed
     try:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{compiler} does not run: {error}") from error
     # nvcc: "release 13.0, V13.0.88"; clang, and hipcc through it: "clang version 19.1.7"
-    found = re.search(r"V(\d+\.\d+\.\d+)|clang version (\d+\.\d+\.\d+)", done.stdout)
-    if done.returncode or not found:
-        told = (done.stderr or done.stdout).strip().partition("\n")[0]
-        raise PluginError(f"{compiler} --version says neither CUDA's nor clang's version: {told[:200] or f'exit code {done.returncode}'}")
-    return found[1] or found[2]
+    match = re.search(r"V(\d+\.\d+\.\d+)|clang version (\d+\.\d+\.\d+)", done.stdout)
+    if done.returncode or not match:
+        output = (done.stderr or done.stdout).strip().partition("\n")[0]
+        raise PluginError(f"{compiler} --version: not nvcc or clang (got {output[:200] or f'exit code {done.returncode}'})")
+    return match[1] or match[2]

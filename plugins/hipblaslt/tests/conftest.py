@@ -1,8 +1,9 @@
-"""What the tests of this plugin share: the fake Lt libraries, driven by ctypes or by the plugin's backends."""
+"""Fixtures of this plugin: the fake Lt libraries, by ctypes or under its backends."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 
-def _module(stem: str) -> ModuleType:
-    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+def _import_sibling(stem: str) -> ModuleType:
+    """Import a module next to this file, which has no name: pytest imports tests by path."""
     name = f"tunedgemm_hipblaslt_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -25,65 +26,67 @@ def _module(stem: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def fake() -> ModuleType:
-    """The module that drives the fake libraries by ctypes."""
-    return _module("fake")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """Return the module that drives the fake libraries by ctypes, with a folder for its builds."""
+    module, folder = _import_sibling("fake"), tmp_path_factory.getbasetemp()
+    module.cache = (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "fake-lt"
+    return module
+
+
+@pytest.fixture(scope="session")
+def fake_library(fake: ModuleType) -> Callable[[str], Path]:
+    """Return a function that compiles a libtype's fake library once and returns its path."""
+    return fake.build
 
 
 @pytest.fixture
-def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module with the plugin's backends over the fakes, whose launches last as long as the product alone."""
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Return the module that runs the backends over the fakes, without simulated time."""
     import torch
 
     monkeypatch.setenv("FAKE_LT_COST", "0")
-    monkeypatch.setenv("FAKE_LT_WORKSPACE_ALIGN", "64")  # as torch gives host memory
+    monkeypatch.setenv("FAKE_LT_WORKSPACE_ALIGN", "64")  # the alignment of torch's host memory
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several take longer over what is so small
-    yield _module("over")
+    torch.set_num_threads(1)  # more threads are slower on tensors this small
+    yield _import_sibling("harness")
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
 def backends(fake_library: Callable[[str], Path]) -> dict[str, Any]:
-    """Both backends over the fakes: a CPU that stands for an H200, and one that stands for an MI300X."""
-    return {libtype: _module("over").backend(fake_library(libtype), libtype) for libtype in ("cublaslt", "hipblaslt")}
+    """Return both backends over the fakes: one CPU emulates an H200, the other an MI300X."""
+    return {libtype: _import_sibling("harness").make_backend(fake_library(libtype), libtype) for libtype in ("cublaslt", "hipblaslt")}
 
 
 @pytest.fixture
-def lt(backends: dict[str, Any], over: ModuleType, request: pytest.FixtureRequest) -> Any:
-    """The backend of the libtype that is the test's parameter."""
+def lt(backends: dict[str, Any], harness: ModuleType, request: pytest.FixtureRequest) -> Any:
+    """Return the backend of the libtype in the test's parameter."""
     return backends[request.param]
 
 
 @pytest.fixture(scope="session")
 def headers() -> ModuleType:
-    """The module that finds the headers of cuBLASLt."""
-    return _module("headers")
+    """Return the module that finds cuBLASLt's headers."""
+    return _import_sibling("headers")
 
 
 @pytest.fixture(scope="session")
-def text(headers: ModuleType) -> str:
-    """The headers of cuBLASLt; skips where there are none."""
-    return headers.text() or pytest.skip("no headers of cuBLASLt: neither a CUDA toolkit nor the wheel nvidia-cublas")
-
-
-@pytest.fixture(scope="session")
-def fake_library(fake: ModuleType) -> Callable[[str], Path]:
-    """Path of the fake library of a libtype, ``cublaslt`` or ``hipblaslt``, compiled at the first call of the session."""
-    return fake.build
+def header_text(headers: ModuleType) -> str:
+    """Return the text of cuBLASLt's headers; skip where they are not installed."""
+    return headers.read_headers() or pytest.skip("cuBLASLt's headers not found; install a CUDA toolkit or the wheel nvidia-cublas")
 
 
 @pytest.fixture(scope="session")
 def fakes(fake: ModuleType) -> dict[str, Any]:
-    """Both fake libraries, each with a handle."""
+    """Return both fake libraries, each with a handle."""
     return {libtype: fake.Library(libtype) for libtype in ("cublaslt", "hipblaslt")}
 
 
 @pytest.fixture
 def library(fakes: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The fake library of the libtype that is the test's parameter, nothing counted; launches last as long as the product alone."""
+    """Return the fake library of the libtype in the test's parameter, its counters reset."""
     monkeypatch.setenv("FAKE_LT_COST", "0")
-    found = fakes[request.param]
-    found.native.fake_reset()
-    yield found
-    assert found.live() == 1, "the handle alone"
+    native = fakes[request.param]
+    native.native.fake_reset()
+    yield native
+    assert native.live() == 1, "only the handle is left"

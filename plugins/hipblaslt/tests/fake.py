@@ -1,13 +1,11 @@
-"""The fake Lt libraries: compiles them, and drives them by ctypes with numbers of its own.
+"""The fake Lt libraries: compiles them, and calls them by ctypes with independent numbers.
 
-The C source is in ``fake/``. Its checks, its algorithms and its settings (``FAKE_LT_*``) are described where they are.
+The C source in ``fake/`` documents its checks, its algorithms and its settings (``FAKE_LT_*``).
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import functools
 import hashlib
 import shutil
 import subprocess
@@ -24,52 +22,51 @@ FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C compiler, or it cannot compile the fake libraries."""
+    """Missing C compiler, or one that does not compile the fake libraries."""
 
 
-@functools.cache
-def _folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="tunedgemm-fake-lt-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+#: Folder of the compiled libraries, set by the session's fixture.
+cache: Path | None = None
 
 
 def build(libtype: str, folder: Path | None = None) -> Path:
-    """The fake library of ``cublaslt`` or ``hipblaslt``, compiled once for a source and a folder.
+    """Compile the fake library of a libtype, once for a source and a folder.
 
     Args:
-        libtype: which of the two.
-        folder: where it goes; by default one of this process that goes with it.
+        libtype: ``cublaslt`` or ``hipblaslt``.
+        folder: where to put it; by default `cache`.
 
     Raises:
-        NoCompilerError: ``cc`` is missing or refuses the source, with what it said.
+        NoCompilerError: ``cc`` is missing or refuses the source.
     """
+    folder = folder or cache
+    assert folder is not None
     files = sorted(SOURCES.glob("*.[ch]"))
     text = "".join([*FLAGS, *(file.read_text() for file in files)])
-    target = (folder or _folder()) / hashlib.sha256(text.encode()).hexdigest()[:16] / f"libfake_{libtype}.so"
+    target = folder / hashlib.sha256(text.encode()).hexdigest()[:16] / f"libfake_{libtype}.so"
     if target.exists():
         return target
     compiler = shutil.which("cc")
     if compiler is None:
-        raise NoCompilerError("the fake Lt libraries are compiled with `cc`, which is not on PATH; install a C compiler (gcc or clang)")
+        raise NoCompilerError("fake Lt libraries: `cc` not found on PATH; install a C compiler (gcc or clang)")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch, target.name)
+        compiled = Path(scratch, target.name)
         sources = [str(file) for file in files if file.suffix == ".c"]
-        command = [compiler, *FLAGS, f"-DFAKE_{libtype.upper()}", *sources, "-o", str(made), "-lm", "-lpthread"]
+        command = [compiler, *FLAGS, f"-DFAKE_{libtype.upper()}", *sources, "-o", str(compiled), "-lm", "-lpthread"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NoCompilerError(f"{compiler} cannot compile the fake {libtype}: {done.stderr[-2000:]}")
-        made.replace(target)  # at once, so that another process never loads half a library
+            raise NoCompilerError(f"fake {libtype}: {compiler} failed: {done.stderr[-2000:]}")
+        compiled.replace(target)  # atomic: another process never loads a partial file
     return target
 
 
-#: Numbers of the data types in both libraries.
+#: Numbers of the dtypes in both libraries.
 TYPES = {
     torch.float32: 0, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14, torch.float8_e4m3fn: 28,
     torch.float8_e4m3fnuz: 1000,
 }  # fmt: skip
-#: name -> (number in cuBLASLt, number in hipBLASLt, bytes, bytes in hipBLASLt where they are others)
+#: Attribute -> (number in cuBLASLt, in hipBLASLt, bytes, bytes in hipBLASLt where they differ).
 LAYOUT = {"order": (1, 3, 4), "batch": (5, 0, 4), "stride": (6, 1, 8), "batch_mode": (8, 7, 4)}
 DESC = {
     "pointer_mode": (2, 13, 4), "op_a": (3, 0, 4), "op_b": (4, 1, 4), "epilogue": (7, 2, 4), "bias": (8, 3, 8), "bias_type": (26, 4, 4),
@@ -82,7 +79,7 @@ OPERANDS = ("a", "b", "c", "d")
 
 
 class Library:
-    """A fake library and its handle.
+    """Fake library and its handle.
 
     Attributes:
         libtype: ``cublaslt`` or ``hipblaslt``.
@@ -97,9 +94,10 @@ class Library:
         names = ("SUCCESS", "NOT_INITIALIZED", "ALLOC_FAILED", "INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
         self.status = dict(zip(names, (0, 1, 2, 3, 5, 7) if self.amd else (0, 1, 3, 7, 13, 15), strict=True))
         self.compute = {"32f": 2, "32i": 9} if self.amd else {"32f": 68, "32i": 72}
-        # A copy has its own counts and objects, whoever else has loaded the library.
-        copied = Path(tempfile.mkdtemp(dir=_folder()), f"lib{libtype}.so")
-        self.native = ctypes.CDLL(str(shutil.copy(build(libtype), copied)))
+        built = build(libtype)
+        # A copy has separate counters and objects.
+        copied = Path(tempfile.mkdtemp(dir=cache), f"lib{libtype}.so")
+        self.native = ctypes.CDLL(str(shutil.copy(built, copied)))
         self.native.fake_last_reason.restype = ctypes.c_char_p
         self.native.fake_calls.restype = self.native.fake_live.restype = ctypes.c_long
         self.native.fake_cost_us.restype = ctypes.c_double
@@ -108,35 +106,35 @@ class Library:
         self.check(self.call("Create", ctypes.byref(self.handle)))
 
     def call(self, function: str, *arguments: Any) -> int:
-        """Status of a function named without its prefix."""
+        """Call a function, named without its prefix, and return the status."""
         return int(self.native[self.prefix + function](*arguments))
 
     def check(self, status: int) -> None:
-        """Fail with the library's reason."""
+        """Fail with the library's reason where a status is not SUCCESS."""
         assert status == 0, f"{self.named(status)}: {self.reason()}"
 
     def named(self, status: int) -> str:
-        """The name of a status."""
+        """Return the name of a status."""
         return next(name for name, number in self.status.items() if number == status)
 
     def reason(self) -> str:
-        """Why the last call was refused."""
+        """Return why the last refused call was refused."""
         return self.native.fake_last_reason().decode()
 
     def counted(self, function: str) -> int:
-        """Calls of a function since the last reset."""
+        """Return the calls of a function since the last reset."""
         return int(self.native.fake_calls(function.encode()))
 
     def live(self) -> int:
-        """Objects that were created and not destroyed."""
+        """Return the number of live objects."""
         return int(self.native.fake_live())
 
     def cost(self, algo: Any) -> float:
-        """Microseconds of an algorithm beyond the product."""
+        """Return the simulated microseconds of an algorithm beyond the product."""
         return float(self.native.fake_cost_us(algo))
 
     def set(self, kind: str, thing: Any, attribute: tuple[int, ...], value: int) -> int:
-        """Status of setting an attribute of `LAYOUT` or `DESC`."""
+        """Set an attribute of `LAYOUT` or `DESC` and return the status."""
         size = attribute[-1 if self.amd else 2]
         return self.call(
             f"{kind}SetAttribute", thing, attribute[self.amd], value.to_bytes(size, "little", signed=True), ctypes.c_size_t(size)
@@ -144,18 +142,19 @@ class Library:
 
 
 class Product:
-    """One product ``d = op(a) op(b)``, every argument open to change before it is run.
+    """Product ``d = op(a) op(b)`` whose arguments a test may change before `run`.
 
     Attributes:
         layouts: operand -> [type, rows, cols, ld].
         of_layout: operand -> attributes to set, by their names in `LAYOUT`.
         desc: attributes to set, by their names in `DESC`.
         pointers: operand -> address; None for a null pointer.
-        arguments: replacements of arguments of the last call: ``handle``, ``desc``, ``algo``, ``workspace``, ``workspace_bytes``.
+        arguments: replaced arguments of the call: ``handle``, ``desc``, ``algo``, ``workspace``,
+            ``workspace_bytes``.
     """
 
     def __init__(self, library: Library, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *, ops: str = "tn", **desc: int) -> None:
-        """Operands are row-major tensors: [..., cols, rows] of a column-major matrix; more than two dimensions are a batch."""
+        """Take row-major tensors [..., cols, rows] of column-major matrices, batches first."""
         self.library = library
         self.tensors = {"a": a, "b": b, "c": d, "d": d}
         self.layouts = {name: [TYPES[x.dtype], x.shape[-1], x.shape[-2], x.stride(-2)] for name, x in self.tensors.items()}
@@ -165,21 +164,21 @@ class Product:
                 self.of_layout[name] |= {"batch": x.shape[0], "stride": x.stride(0)}
         self.desc = {"op_a": OPS[ops[0]][library.amd], "op_b": OPS[ops[1]][library.amd], **desc}
         self.pointers: dict[str, int | None] = {name: x.data_ptr() for name, x in self.tensors.items()}
-        whole = a.dtype is torch.int8
-        self.compute, self.scale_type = library.compute["32i" if whole else "32f"], TYPES[torch.int32 if whole else torch.float32]
-        number: Any = ctypes.c_int32 if whole else ctypes.c_float
-        self.alpha, self.beta = number(1), number(0)
+        integer = a.dtype is torch.int8
+        self.compute, self.scale_type = library.compute["32i" if integer else "32f"], TYPES[torch.int32 if integer else torch.float32]
+        scalar: Any = ctypes.c_int32 if integer else ctypes.c_float
+        self.alpha, self.beta = scalar(1), scalar(0)
         self.arguments: dict[str, Any] = {}
         self.max_workspace = 32 << 20
 
     @contextmanager
     def descriptors(self) -> Iterator[tuple[Any, list[Any]]]:
-        """The matmul descriptor and the four layouts."""
-        lib, made = self.library, []
+        """Yield the matmul descriptor and the four layouts."""
+        lib, created = self.library, []
         try:
             desc = ctypes.c_void_p()
             lib.check(lib.call("MatmulDescCreate", ctypes.byref(desc), self.compute, self.scale_type))
-            made.append(("MatmulDesc", desc))
+            created.append(("MatmulDesc", desc))
             for name, value in self.desc.items():
                 lib.check(lib.set("MatmulDesc", desc, DESC[name], value))
             for operand in OPERANDS:
@@ -187,16 +186,16 @@ class Product:
                 layout = ctypes.c_void_p()
                 sizes = (ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(ld))
                 lib.check(lib.call("MatrixLayoutCreate", ctypes.byref(layout), dtype, *sizes))
-                made.append(("MatrixLayout", layout))
+                created.append(("MatrixLayout", layout))
                 for name, value in self.of_layout[operand].items():
                     lib.check(lib.set("MatrixLayout", layout, LAYOUT[name], value))
-            yield desc, [layout for _, layout in made[1:]]
+            yield desc, [layout for _, layout in created[1:]]
         finally:
-            for kind, thing in made:
+            for kind, thing in created:
                 lib.check(lib.call(f"{kind}Destroy", thing))
 
     def heuristic(self, count: int = 8) -> tuple[int, list[tuple[bytes, int]]]:
-        """Status, and the algorithms with their workspaces, best guess first."""
+        """Return the status, and the algorithms with their workspaces, best first."""
         lib, preference, returned = self.library, ctypes.c_void_p(), ctypes.c_int()
         results = ctypes.create_string_buffer(count * lib.result_bytes)
         lib.check(lib.call("MatmulPreferenceCreate", ctypes.byref(preference)))
@@ -209,7 +208,7 @@ class Product:
         return status, [(x[: lib.algo_bytes], int.from_bytes(x[lib.algo_bytes : lib.algo_bytes + 8], "little")) for x in parts]
 
     def run(self, algo: bytes | None = None, workspace: torch.Tensor | None = None) -> int:
-        """Status of the product by an algorithm; None leaves the choice to the library."""
+        """Run an algorithm and return the status; None lets the library choose."""
         lib = self.library
         size = 0 if workspace is None else workspace.nbytes
         with self.descriptors() as (desc, layouts):
@@ -221,13 +220,13 @@ class Product:
             return lib.call("Matmul", *front, algo, *space, None)
 
 
-def drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Normal numbers, or whole ones from -127 to 127."""
+def draw(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Draw normal numbers, or integers from -127 to 127 for int8."""
     return torch.randint(-127, 128, shape, dtype=dtype) if dtype is torch.int8 else torch.randn(shape).to(dtype)
 
 
 def aligned(size: int) -> torch.Tensor:
-    """Zeroed bytes at a multiple of 256."""
+    """Return zeroed bytes at a multiple of 256."""
     content = torch.zeros(size + 256, dtype=torch.uint8)
     return content[-content.data_ptr() % 256 :][:size]
 
@@ -235,7 +234,7 @@ def aligned(size: int) -> torch.Tensor:
 def linear(
     library: Library, dtype: torch.dtype, out: torch.dtype | None = None, m: int = 5, n: int = 48, k: int = 64, **desc: int
 ) -> Product:
-    """``x[m, k] @ w[n, k].T`` as every linear layer is asked for: the weight is A."""
-    x, w = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype)
+    """Return ``x[m, k] @ w[n, k].T`` as a linear layer's product: the weight is A."""
+    x, w = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype)
     stored = torch.int32 if dtype is torch.int8 else out or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
     return Product(library, w, x, torch.empty(m, n, dtype=stored), **desc)

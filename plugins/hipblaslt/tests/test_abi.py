@@ -1,4 +1,4 @@
-"""The plugin's names and numbers against the vendors' own: AMD's Python bindings, and NVIDIA's headers, where they are installed."""
+"""Names and numbers match AMD's Python bindings and NVIDIA's headers, where installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import bind_functions
 
-#: Our name of a number -> the vendors' name of it; {lt}, {blas} and {data} start theirs.
+#: Our name of a number -> the vendors' name, with the prefixes {lt}, {blas} and {data}.
 NAMES: Mapping[str, Mapping[str, str]] = {
     "dtypes": {
         "fp32": "{data}_R_32F", "fp16": "{data}_R_16F", "bf16": "{data}_R_16BF", "int8": "{data}_R_8I", "int32": "{data}_R_32I",
@@ -65,22 +65,22 @@ FUNCTIONS = (
     "MatmulDescSetAttribute", "MatmulPreferenceCreate", "MatmulPreferenceDestroy", "MatmulPreferenceSetAttribute", "MatmulAlgoGetHeuristic",
     "Matmul",
 )  # fmt: skip
-#: The first cuBLAS whose header has all that is used: scales of blocks.
+#: First cuBLAS whose header has all names used here, block scales the last.
 COMPLETE = (12, 9)
 
 
-def ours(abi: Abi) -> dict[str, int]:
-    """Every number of a library's tables by the vendor's name of it."""
+def our_numbers(abi: Abi) -> dict[str, int]:
+    """Return each number of a library's tables by the vendor's name."""
     prefixes = PREFIXES[abi.libtype]
-    found = {f"{prefixes['blas']}_STATUS_{name}": number for name, number in abi.statuses.items()}
+    numbers = {f"{prefixes['blas']}_STATUS_{name}": number for name, number in abi.statuses.items()}
     for table, names in NAMES.items():
         for name, number in getattr(abi, table).items():
-            found[names[name].format(**prefixes)] = number
-    return found
+            numbers[names[name].format(**prefixes)] = number
+    return numbers
 
 
-def width(declared: str) -> tuple[bool, int]:
-    """(whether a pointer, bytes) of an argument as a header declares it, its name last."""
+def parse_argument(declared: str) -> tuple[bool, int]:
+    """Return (is a pointer, bytes) of an argument in a header's declaration."""
     kind = declared.replace("const", "").strip()
     opaque = re.match(r"\w+(Handle_t|MatmulDesc_t|MatrixLayout_t|MatmulPreference_t|Stream_t)\b", kind)
     if "*" in kind or "[" in kind or opaque:
@@ -88,39 +88,41 @@ def width(declared: str) -> tuple[bool, int]:
     return False, 8 if re.match(r"(size_t|u?int64_t)\b", kind) else 4
 
 
-def passed(function: Any) -> list[tuple[bool, int]]:
-    """The same of the arguments that ctypes passes."""
+def passed_arguments(function: Any) -> list[tuple[bool, int]]:
+    """Return (is a pointer, bytes) of the arguments that ctypes passes."""
     return [(not issubclass(x, ctypes._SimpleCData) or x is ctypes.c_void_p, ctypes.sizeof(x)) for x in function.argtypes]
 
 
 @pytest.fixture(scope="module")
 def bindings() -> Any:
-    """AMD's module; it needs no GPU and no ROCm."""
+    """Return AMD's module, which needs no GPU and no ROCm."""
     return pytest.importorskip("rocm.bindings.hipblaslt")
 
 
 @pytest.fixture(scope="module")
-def amds(bindings: Any) -> dict[str, int]:
-    """Every number of AMD's enumerations."""
+def amd_numbers(bindings: Any) -> dict[str, int]:
+    """Return each number of AMD's enumerations."""
     modules = [bindings, pytest.importorskip("rocm.bindings.hip"), pytest.importorskip("rocm.bindings.hipblas")]
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, IntEnum)]
     return {member.name: int(member) for kind in kinds for member in kind}
 
 
 class TestAmd:
-    """hipBLASLt, by the package hip-python, which AMD generates from its headers."""
+    """hipBLASLt against hip-python, which AMD generates from its headers."""
 
-    def test_numbers(self, amds: dict[str, int]) -> None:
-        """Each number is AMD's."""
-        mine = ours(HIPBLASLT)
-        assert mine == {name: amds[name] for name in mine}
+    def test_numbers(self, amd_numbers: dict[str, int]) -> None:
+        """Each number equals AMD's."""
+        numbers = our_numbers(HIPBLASLT)
+        assert numbers == {name: amd_numbers[name] for name in numbers}
 
-    def test_every_status_has_its_name(self, amds: dict[str, int]) -> None:
-        """No status of AMD's is without a name here."""
-        assert {f"HIPBLAS_STATUS_{name}" for name in HIPBLASLT.statuses} == {name for name in amds if name.startswith("HIPBLAS_STATUS_")}
+    def test_every_status_has_its_name(self, amd_numbers: dict[str, int]) -> None:
+        """The status codes are AMD's."""
+        assert {f"HIPBLAS_STATUS_{name}" for name in HIPBLASLT.statuses} == {
+            name for name in amd_numbers if name.startswith("HIPBLAS_STATUS_")
+        }
 
     def test_structures(self, bindings: Any) -> None:
-        """Sizes of algorithm and result, and where workspace, status and waves lie."""
+        """The sizes of algorithm and result and the result's offsets are AMD's."""
         assert bindings.hipblasLtMatmulAlgo_t.allocate(1).c_sizeof() == HIPBLASLT.algo_bytes
         memory = ctypes.create_string_buffer(HIPBLASLT.result_bytes)
         result = bindings.hipblasLtMatmulHeuristicResult_t.fromObj(ctypes.addressof(memory))
@@ -132,69 +134,77 @@ class TestAmd:
         assert written == 0x1122334455667788.to_bytes(8, "little") + (7).to_bytes(4, "little") + bytes(ctypes.c_float(0.5))
 
     def test_arguments(self, bindings: Any, fake_library: Callable[[str], Path]) -> None:
-        """Pointers and numbers are passed to each function in AMD's order and widths."""
+        """Each function gets pointers and numbers in AMD's order and widths."""
         library = bind_functions(HIPBLASLT, str(fake_library("hipblaslt")))
         for name in FUNCTIONS:
             declared = re.search(rf"hipblasStatus_t hipblasLt{name}\((.*)\)", getattr(bindings, f"hipblasLt{name}").__doc__)
             assert declared, name
-            assert passed(library.functions[name]) == [width(argument) for argument in declared[1].split(",")], name
+            assert passed_arguments(library.functions[name]) == [parse_argument(argument) for argument in declared[1].split(",")], name
 
 
 @pytest.fixture(scope="module")
-def nvidias(text: str) -> dict[str, int]:
-    """Every enumerator that is given a plain number."""
-    return {name: int(number, 0) for name, number in re.findall(r"\b(CU\w+)\s*=\s*(-?\w+)\s*[,}]", text) if number.strip("-")[0].isdigit()}
+def nvidia_numbers(header_text: str) -> dict[str, int]:
+    """Return each enumerator with a plain number."""
+    return {
+        name: int(number, 0)
+        for name, number in re.findall(r"\b(CU\w+)\s*=\s*(-?\w+)\s*[,}]", header_text)
+        if number.strip("-")[0].isdigit()
+    }
 
 
 class TestNvidia:
-    """cuBLASLt, by its headers."""
+    """cuBLASLt against its headers."""
 
-    def test_numbers(self, text: str, nvidias: dict[str, int]) -> None:
-        """Each number is NVIDIA's; a header of before the scales of blocks may lack some."""
-        mine = ours(CUBLASLT)
-        version = tuple(int(x) for x in re.findall(r"#define CUBLAS_VER_(?:MAJOR|MINOR) (\d+)", text))
-        known = mine if version >= COMPLETE else {name: number for name, number in mine.items() if name in nvidias}
-        assert len(known) > 0.9 * len(mine)
-        assert known == {name: nvidias[name] for name in known}
+    def test_numbers(self, header_text: str, nvidia_numbers: dict[str, int]) -> None:
+        """Each number equals NVIDIA's; headers older than block scales lack some."""
+        numbers = our_numbers(CUBLASLT)
+        version = tuple(int(x) for x in re.findall(r"#define CUBLAS_VER_(?:MAJOR|MINOR) (\d+)", header_text))
+        known = numbers if version >= COMPLETE else {name: number for name, number in numbers.items() if name in nvidia_numbers}
+        assert len(known) > 0.9 * len(numbers)
+        assert known == {name: nvidia_numbers[name] for name in known}
 
-    def test_every_status_has_its_name(self, nvidias: dict[str, int]) -> None:
-        """No status of NVIDIA's is without a name here."""
-        assert {f"CUBLAS_STATUS_{name}" for name in CUBLASLT.statuses} == {name for name in nvidias if name.startswith("CUBLAS_STATUS_")}
+    def test_every_status_has_its_name(self, nvidia_numbers: dict[str, int]) -> None:
+        """The status codes are NVIDIA's."""
+        assert {f"CUBLAS_STATUS_{name}" for name in CUBLASLT.statuses} == {
+            name for name in nvidia_numbers if name.startswith("CUBLAS_STATUS_")
+        }
 
-    def test_structures(self, text: str, headers: Any, tmp_path: Path) -> None:
-        """A compiler with the header finds the same sizes, and workspace, status and waves at the same places."""
+    def test_structures(self, header_text: str, headers: Any, tmp_path: Path) -> None:
+        """The compiled sizes of algorithm and result and the result's offsets are equal."""
         compiler = shutil.which("cc") or pytest.skip("no C compiler")
         result = "cublasLtMatmulHeuristicResult_t"
-        asked = [
+        expressions = [
             "sizeof(cublasLtMatmulAlgo_t)",
             f"sizeof({result})",
             *(f"offsetof({result}, {x})" for x in ("workspaceSize", "state", "wavesCount")),
         ]
         source = tmp_path / "sizes.c"
-        shown = ", ".join(f"(int){expression}" for expression in asked)
-        source.write_text(f'#include <cublasLt.h>\n#include <stdio.h>\nint main(void) {{ printf("%d %d %d %d %d", {shown}); return 0; }}\n')
-        folders = [f"-I{folder}" for folder in headers.folders() if folder.is_dir()]
+        arguments = ", ".join(f"(int){expression}" for expression in expressions)
+        source.write_text(
+            f'#include <cublasLt.h>\n#include <stdio.h>\nint main(void) {{ printf("%d %d %d %d %d", {arguments}); return 0; }}\n'
+        )
+        folders = [f"-I{folder}" for folder in headers.include_folders() if folder.is_dir()]
         done = subprocess.run([compiler, *folders, source, "-o", tmp_path / "sizes"], capture_output=True, text=True)
         if done.returncode and "No such file" in done.stderr:
-            pytest.skip(f"cublasLt.h includes headers that are not installed: {done.stderr[:200]}")
+            pytest.skip(f"headers that cublasLt.h includes not found: {done.stderr[:200]}")
         assert done.returncode == 0, done.stderr
         sizes = [int(x) for x in subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()]
         bytes_of_algo = CUBLASLT.algo_bytes
         assert sizes == [bytes_of_algo, CUBLASLT.result_bytes, bytes_of_algo, bytes_of_algo + 8, bytes_of_algo + 12]
 
-    def test_arguments(self, text: str, fake_library: Callable[[str], Path]) -> None:
-        """Pointers and numbers are passed to each function in NVIDIA's order and widths."""
+    def test_arguments(self, header_text: str, fake_library: Callable[[str], Path]) -> None:
+        """Each function gets pointers and numbers in NVIDIA's order and widths."""
         library = bind_functions(CUBLASLT, str(fake_library("cublaslt")))
-        own = [name for name in library.functions if name.startswith("MatmulAlgo")]
-        for name in dict.fromkeys([*FUNCTIONS, *own]):
-            declared = re.search(rf"cublasLt{name}\(([^)]*)\)\s*;", text)
+        config_functions = [name for name in library.functions if name.startswith("MatmulAlgo")]
+        for name in dict.fromkeys([*FUNCTIONS, *config_functions]):
+            declared = re.search(rf"cublasLt{name}\(([^)]*)\)\s*;", header_text)
             assert declared, name
-            assert passed(library.functions[name]) == [width(argument) for argument in declared[1].split(",")], name
+            assert passed_arguments(library.functions[name]) == [parse_argument(argument) for argument in declared[1].split(",")], name
 
 
 def test_both_libraries_have_the_same_tables() -> None:
-    """A name that both libraries need is in both tables, whatever its number; what one has alone is known."""
-    alone = {
+    """The tables of both libraries have the same names, except those listed here."""
+    only_one = {
         "dtypes": {"fp8_e4m3fnuz"}, "order": {"shuffled8", "shuffled16"}, "layout": {"order"}, "desc": {"fast_accum"},
         "scale": {"block", "square"}, "preference": {"align_a", "align_b", "align_c", "align_d"},
     }  # fmt: skip
@@ -202,4 +212,4 @@ def test_both_libraries_have_the_same_tables() -> None:
         if table in ("config", "capability"):
             assert not getattr(HIPBLASLT, table), "algorithms of hipBLASLt are opaque"
         else:
-            assert set(getattr(CUBLASLT, table)) ^ set(getattr(HIPBLASLT, table)) == alone.get(table, set())
+            assert set(getattr(CUBLASLT, table)) ^ set(getattr(HIPBLASLT, table)) == only_one.get(table, set())

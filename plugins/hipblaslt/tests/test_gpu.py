@@ -1,4 +1,4 @@
-"""cuBLASLt on a GPU: awkward operands, threads and streams, graphs, several devices."""
+"""cuBLASLt on a GPU: edge sizes, views, threads and streams, graphs, several devices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tunedgemm
 from torch.nn.functional import linear
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
 from tunedgemm_hipblaslt import cublaslt
-from tunedgemm_hipblaslt.descriptors import asking
-from tunedgemm_hipblaslt.launch import LIKED
-from tunedgemm_hipblaslt.library import loaded
-from tunedgemm_hipblaslt.problem import problem_of
+from tunedgemm_hipblaslt.descriptors import locked_descriptors
+from tunedgemm_hipblaslt.launch import TOP_RESULTS
+from tunedgemm_hipblaslt.library import load_library
+from tunedgemm_hipblaslt.limits import make_problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,64 +24,65 @@ pytestmark = [
 BF16 = torch.bfloat16
 
 
-def bound(shape: Shape, place: int = 0, index: int = 0) -> Launcher:
-    """The launcher of one of a shape's solutions; it must bind."""
+def bind_first(shape: Shape, index: int = 0) -> Launcher:
+    """Bind a shape's first solution."""
     solutions = list(cublaslt.enumerate_solutions(shape, device_of(index)))
-    launcher = cublaslt.bind(solutions[place % len(solutions)], shape, device_of(index))
+    launcher = cublaslt.bind(solutions[0], shape, device_of(index))
     assert isinstance(launcher, Launcher), launcher
     return launcher
 
 
 def draw(*sizes: int, device: str = "cuda:0") -> torch.Tensor:
-    """Normal numbers in bf16."""
+    """Draw normal numbers in bf16."""
     return torch.randn(*sizes, device=device, dtype=BF16)
 
 
-def close(out: torch.Tensor, *operands: torch.Tensor) -> bool:
-    """Whether an output is the product of its operands."""
+def is_close(out: torch.Tensor, *operands: torch.Tensor) -> bool:
+    """Return whether an output is the product of its operands."""
     exact = linear(*(operand.float() for operand in operands))
     return bool((out.float() - exact).norm() <= 2**-7 * exact.norm() + 1e-6)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(3, 1, 64), (5, 64, 1), (1, 1, 1), (16, 256, 8190), (7, 129, 511), (1, 8192, 1024)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_awkward_sizes(m: int, n: int, k: int, bias: bool) -> None:
-    """Every listed solution of a size that fits no vector is right, and some are listed."""
-    shape, device = Shape("a16w16", m, n, k, epilogue="bias" if bias else "none"), device_of(0)
-    operands = (draw(m, k), draw(n, k), *((draw(n),) if bias else ()))
-    solutions = list(cublaslt.enumerate_solutions(shape, device))
-    assert solutions
-    for solution in solutions:
-        launcher = cublaslt.bind(solution, shape, device)
-        assert isinstance(launcher, Launcher), f"{solution}: {launcher}"
-        assert close(launcher.call(*operands), *operands), solution
+def test_edge_sizes() -> None:
+    """Each listed solution of sizes that fit no vector is right, and some are listed."""
+    device = device_of(0)
+    sizes = [(3, 1, 64), (5, 64, 1), (1, 1, 1), (16, 256, 8190), (7, 129, 511), (1, 8192, 1024)]
+    for (m, n, k), epilogue in itertools.product(sizes, ("none", "bias")):
+        shape = Shape("a16w16", m, n, k, epilogue=epilogue)
+        operands = (draw(m, k), draw(n, k), *((draw(n),) if shape.bias else ()))
+        solutions = list(cublaslt.enumerate_solutions(shape, device))
+        assert solutions, shape
+        for solution in solutions:
+            launcher = cublaslt.bind(solution, shape, device)
+            assert isinstance(launcher, Launcher), f"{shape}: {solution}: {launcher}"
+            assert is_close(launcher.call(*operands), *operands), f"{shape}: {solution}"
 
 
-def test_views_at_an_offset_are_served() -> None:
-    """Operands that begin 16 or 2 bytes into their memory give the right numbers through dispatch."""
+def test_views_at_an_offset() -> None:
+    """Operands at an offset of 16 or 2 bytes give the right numbers through dispatch."""
     for offset in (8, 1):
         x, weight = draw(16 * 512 + offset)[offset:].view(16, 512), draw(256 * 512 + offset)[offset:].view(256, 512)
-        assert close(tunedgemm.TunedGemm().gemm_a16w16(x, weight), x, weight)
+        assert is_close(tunedgemm.TunedGemm().gemm_a16w16(x, weight), x, weight)
     shape = Shape("a16w16", 16, 256, 512)
     x, weight = draw(16 * 512 + 8)[8:].view(16, 512), draw(256 * 512 + 8)[8:].view(256, 512)
-    assert close(bound(shape).call(x, weight), x, weight)
+    assert is_close(bind_first(shape).call(x, weight), x, weight)
 
 
-def test_more_than_two_thousand_million_elements() -> None:
-    """An output whose last element lies beyond 2^31 is right at both ends."""
+def test_more_than_two_to_the_31_elements() -> None:
+    """An output of more than 2^31 elements is right at both ends."""
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of free memory")
     m, n, k = 36_000, 61_440, 64
     x, weight = draw(m, k), draw(n, k)
-    out = bound(Shape("a16w16", m, n, k)).call(x, weight)
+    out = bind_first(Shape("a16w16", m, n, k)).call(x, weight)
     for rows in (slice(0, 64), slice(m - 64, m)):
-        assert close(out[rows], x[rows], weight)
+        assert is_close(out[rows], x[rows], weight)
 
 
 def test_threads_on_streams_have_their_own_biases() -> None:
-    """Eight threads on two streams call one launcher with different biases at once; each gets its own numbers."""
+    """Threads on two streams call one launcher with their own biases and get their own numbers."""
     m, n, k = 32, 1024, 512
-    launcher = bound(Shape("a16w16", m, n, k, epilogue="bias"))
+    launcher = bind_first(Shape("a16w16", m, n, k, epilogue="bias"))
     x, weight = draw(m, k), draw(n, k)
     streams, failures = [torch.cuda.Stream(), torch.cuda.Stream()], []
 
@@ -92,7 +93,7 @@ def test_threads_on_streams_have_their_own_biases() -> None:
             for _ in range(200):
                 out = launcher.call(x, weight, bias)
             streams[number % 2].synchronize()
-            if not close(out, x, weight, bias):
+            if not is_close(out, x, weight, bias):
                 failures.append(number)
 
     torch.cuda.synchronize()
@@ -104,32 +105,32 @@ def test_threads_on_streams_have_their_own_biases() -> None:
     assert not failures
 
 
-def captured(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph of one call, and its output."""
+def capture(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """Capture one call and return the graph and its output."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = call()
     return graph, out
 
 
-def divided(shape: Shape) -> Solution:
-    """A solution that needs scratch, as those that divide K do."""
+def find_split(shape: Shape) -> Solution:
+    """Return a solution that needs a workspace, as those that split K do."""
     for solution in cublaslt.enumerate_solutions(shape, device_of(0)):
         for candidate in (solution, *cublaslt.refine(solution, shape, device_of(0))):
             launcher = cublaslt.bind(candidate, shape, device_of(0))
             if isinstance(launcher, Launcher) and launcher.workspace_bytes:
                 return candidate
-    pytest.skip("nothing of this library divides K with scratch here")
+    pytest.skip("no solution of this library splits K with a workspace here")
 
 
-def test_two_graphs_share_nothing() -> None:
-    """Two graphs of one solution with scratch, replayed at once on two streams beside eager calls, never disturb each other."""
+def test_two_graphs_of_one_solution() -> None:
+    """Graphs with a workspace give the right numbers on two streams with eager calls between."""
     shape = Shape("a16w16", 16, 512, 8192)
-    launcher = cublaslt.bind(divided(shape), shape, device_of(0))
+    launcher = cublaslt.bind(find_split(shape), shape, device_of(0))
     assert isinstance(launcher, Launcher)
     weight, inputs = draw(512, 8192), [draw(16, 8192) for _ in range(3)]
     launcher.call(inputs[0], weight)
-    graphs = [captured(lambda x=x: launcher.call(x, weight)) for x in inputs[:2]]
+    graphs = [capture(lambda x=x: launcher.call(x, weight)) for x in inputs[:2]]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     for _ in range(50):
@@ -139,36 +140,36 @@ def test_two_graphs_share_nothing() -> None:
         eager = launcher.call(inputs[2], weight)
     torch.cuda.synchronize()
     for x, out in zip(inputs, [*(out for _, out in graphs), eager], strict=True):
-        assert close(out, x, weight)
+        assert is_close(out, x, weight)
 
 
 def test_a_graph_right_after_prewarm() -> None:
-    """The first call that a process makes of a shape may be the one that is captured, after prewarm."""
+    """After prewarm the first call of a shape can be captured."""
     gemm, shape = tunedgemm.TunedGemm(), Shape("a16w16", 8, 384, 640, epilogue="bias")
     gemm.dispatcher.prewarm([shape])
     x, weight, bias = draw(8, 640), draw(384, 640), draw(384)
-    graph, out = captured(lambda: gemm.gemm_a16w16(x, weight, bias))
+    graph, out = capture(lambda: gemm.gemm_a16w16(x, weight, bias))
     graph.replay()
     torch.cuda.synchronize()
-    assert close(out, x, weight, bias)
+    assert is_close(out, x, weight, bias)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_devices_in_one_process() -> None:
-    """Launchers of two devices give the right numbers, whichever device is the current one."""
+    """Launchers of two devices give the right numbers, whichever device is current."""
     shape = Shape("a16w16", 16, 512, 1024)
-    launchers = [bound(shape, index=index) for index in (0, 1)]
+    launchers = [bind_first(shape, index=index) for index in (0, 1)]
     for current, index in itertools.product((0, 1), (0, 1)):
         with torch.cuda.device(current):
             x, weight = draw(16, 1024, device=f"cuda:{index}"), draw(512, 1024, device=f"cuda:{index}")
             out = launchers[index].call(x, weight)
             assert out.device.index == index
-            assert close(out, x, weight)
+            assert is_close(out, x, weight)
 
 
-def test_a_name_makes_the_same_algorithm_again() -> None:
-    """What the library's answers hold is all in their names: made again from them, they are the same bytes."""
+def test_names_reproduce_the_results() -> None:
+    """The library's results, configured from their names, are the same bytes."""
     for m in (1, 16, 256, 4096):
-        with asking(loaded(cublaslt.abi), problem_of(Shape("a16w16", m, 7168, 2048)), 0) as described:
-            for answer in described.answers(LIKED, cublaslt.abi.workspace):
-                assert described.initialised(described.configured(answer.algo)) == answer.algo
+        with locked_descriptors(load_library(cublaslt.abi), make_problem(Shape("a16w16", m, 7168, 2048)), 0) as descriptors:
+            for result in descriptors.heuristic_results(TOP_RESULTS, cublaslt.abi.workspace):
+                assert descriptors.init_algo(descriptors.read_config(result.algo)) == result.algo

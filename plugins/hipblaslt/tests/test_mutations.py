@@ -1,6 +1,6 @@
-"""One thing changed at a time, in the plugin's tables, problems and calls: over the fakes each change must show.
+"""Single changes in tables, problems and calls, each of which the fakes must detect.
 
-What shows is a refusal, a wrong number, or another list of solutions.
+A change is detected by a refusal, a wrong number, or another list of solutions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import torch
 from tunedgemm.plugin import PluginError, Shape, Solution
 from tunedgemm_hipblaslt import descriptors, launch, library, limits, native
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
+from tunedgemm_hipblaslt.limits import Matrix, Problem, make_problem
 from tunedgemm_hipblaslt.names import parse
-from tunedgemm_hipblaslt.problem import Matrix, Problem, problem_of
 
+pytestmark = pytest.mark.sweep
+both = pytest.mark.parametrize("libtype", ["cublaslt", "hipblaslt"])
 ABIS = {"cublaslt": CUBLASLT, "hipblaslt": HIPBLASLT}
 TABLES = ("dtypes", "compute", "operation", "layout", "order", "desc", "epilogue", "scale", "preference", "config", "capability")
-#: Statuses that the fakes give.
-GIVEN = ("INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
-#: Changes that cannot show: B is not transposed unless said otherwise, and what is set in its place is the default (0 in cuBLASLt), or
-#: the dtype of a bias, which is set again where there is one.
+#: Statuses that the fakes return.
+RETURNED = ("INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
+#: Undetectable changes. B is not transposed by default. The attribute set in its place gets its
+#: default (0 in cuBLASLt), or is the dtype of a bias, which is set again where there is one.
 EQUIVALENT = {("cublaslt", "desc", "transpose_b"): {2, 5, 26, 31, 32}, ("hipblaslt", "desc", "transpose_b"): {4}}
 
 _BIAS = {"epilogue": "bias"}
@@ -50,11 +52,11 @@ SHAPES = {
         Shape("a8w8", 5, 48, 64, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="tensor", **_BIAS),
         Shape("a8w8", 5, 48, 64, dtype="int8", outdtype="bf16", scale="row"),
         Shape("batched_bf16", 5, 48, 64, extra={"B": 3}),
-        Shape("a16w16", 5, 48, 128, layout=limits.LAYOUT),
-        Shape("a8w8_bpreshuffle", 5, 48, 128, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="row", layout=limits.LAYOUT),
+        Shape("a16w16", 5, 48, 128, layout=limits.SHUFFLED_LAYOUT),
+        Shape("a8w8_bpreshuffle", 5, 48, 128, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="row", layout=limits.SHUFFLED_LAYOUT),
     ],
 }
-#: Where searches start: one of each other kind of algorithm.
+#: Starting points of searches: one of each other kind of algorithm.
 STARTS = {
     "cublaslt": [
         "id11_tile17_stages0_reduce0_swizzle0_option0_inner0_cluster0", "id21_tile20_stages8_reduce0_swizzle0_option0_inner0_cluster0",
@@ -62,9 +64,9 @@ STARTS = {
     ],
     "hipblaslt": [],
 }  # fmt: skip
-#: Scratch, and what the fakes refuse at the bind and at the launch: shape, name, parts of K.
+#: Solution with a workspace, then names that fail at the launch and at the bind.
 SEARCHED = Shape("a16w16", 200, 256, 512)
-SCRATCH = {
+WITH_WORKSPACE = {
     "cublaslt": (Shape("a16w16", 4, 48, 512), "id66_tile20_stages15_reduce2_swizzle0_option0_inner0_cluster0", 2),
     "hipblaslt": (Shape("a16w16", 5, 48, 64), "sol1004_v100200_fake0001", 0),
 }
@@ -77,15 +79,15 @@ FOREIGN = {
 }  # fmt: skip
 
 
-class Watched(Mapping[str, int]):
-    """A table that remembers which of its numbers were asked for."""
+class RecordingTable(Mapping[str, int]):
+    """Table that records which of its numbers were read."""
 
-    def __init__(self, table: Mapping[str, int], asked: set[str]) -> None:
-        self.table, self.asked = table, asked
+    def __init__(self, table: Mapping[str, int], read: set[str]) -> None:
+        self.table, self.read = table, read
 
     def __getitem__(self, name: str) -> int:
         number = self.table[name]
-        self.asked.add(name)
+        self.read.add(name)
         return number
 
     def __iter__(self) -> Iterator[str]:
@@ -96,86 +98,87 @@ class Watched(Mapping[str, int]):
 
 
 @pytest.fixture(autouse=True)
-def careful(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers use the alignment that they are promised; what a wrong size writes past an output hurts nobody."""
+def strict_fakes(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let results use all promised alignment, and give outputs room for writes of a wrong size."""
     monkeypatch.setenv("FAKE_LT_ALIGNED", "1")
-    monkeypatch.setattr("tunedgemm.tuner.verify._GUARD", 1 << 14)
+    monkeypatch.setattr(f"{harness.Poisoned.__module__}._GUARD", 1 << 14)
 
 
-def multiplied(lt: Any, over: Any) -> Iterator[Any]:
-    """What is wrong with the products of all shapes."""
+def yield_product_faults(lt: Any, harness: Any) -> Iterator[Any]:
+    """Yield what is wrong with the products of all shapes."""
     libtype = lt.abi.libtype
     for shape in SHAPES[libtype]:
-        yield over.fault(lt, shape)
-    # Outputs lie where torch puts them, at multiples of 64: of several at once not all are at multiples of 256.
-    first, operands = over.bound(lt, "heuristic", SHAPES[libtype][0]), over.same(SHAPES[libtype][0])
-    yield [operands.wrong(out) for out in [first.call(*operands.plain) for _ in range(8)]]
-    yield over.fault(lt, *SCRATCH[libtype])
+        yield harness.fault(lt, shape)
+    # torch aligns outputs to 64 bytes: of several live ones not all are at multiples of 256.
+    launcher, case = harness.bind(lt, "heuristic", SHAPES[libtype][0]), harness.cached_case(SHAPES[libtype][0])
+    yield [case.output_fault(out) for out in [launcher.call(*case.operands) for _ in range(8)]]
+    yield harness.fault(lt, *WITH_WORKSPACE[libtype])
 
 
-def told(lt: Any, over: Any) -> Iterator[Any]:
-    """What is listed, and what is said of a failure, of foreign names, of a bias that is missing and of an odd address."""
+def yield_answers(lt: Any, harness: Any) -> Iterator[Any]:
+    """Yield the lists, and the errors of failing launches and foreign names."""
     libtype = lt.abi.libtype
     biased, scaled = SHAPES[libtype][0], SHAPES[libtype][4]
-    yield [[str(solution) for solution in lt.enumerate_solutions(shape, over.CPU)] for shape in (biased, scaled)]
-    yield over.fault(lt, SHAPES[libtype][3], FAILING[libtype])
-    yield [over.fault(lt, biased, name, 1) for name in FOREIGN[libtype]]
-    yield over.message(over.bound(lt, "heuristic", biased), *over.same(biased).plain[:2])
-    x, *rest = over.same(scaled).plain
-    yield over.message(over.bound(lt, "heuristic", scaled), over.roomy(x, 8), *rest)
+    yield [[str(solution) for solution in lt.enumerate_solutions(shape, harness.CPU)] for shape in (biased, scaled)]
+    yield harness.fault(lt, SHAPES[libtype][3], FAILING[libtype])
+    yield [harness.fault(lt, biased, name, 1) for name in FOREIGN[libtype]]
+    yield harness.launch_error(harness.bind(lt, "heuristic", biased), *harness.cached_case(biased).operands[:2])
+    x, *rest = harness.cached_case(scaled).operands
+    yield harness.launch_error(harness.bind(lt, "heuristic", scaled), harness.padded(x, 8), *rest)
 
 
-def searched(lt: Any, over: Any) -> Iterator[Any]:
-    """What the search around each of `STARTS` finds, at which costs, and how many questions it asks."""
-    listed = [solution for solution in lt.enumerate_solutions(SEARCHED, over.CPU) if solution.kernel_name != over.FIRST]
+def yield_search(lt: Any, harness: Any) -> Iterator[Any]:
+    """Yield the neighbours of each of `STARTS`, their costs, and the number of checks."""
+    listed = [solution for solution in lt.enumerate_solutions(SEARCHED, harness.CPU) if solution.kernel_name != harness.FIRST]
     for start in (listed[0], *(Solution(lt.abi.libtype, name, split_k=1) for name in STARTS[lt.abi.libtype])):
-        before = over.calls(lt, "MatmulAlgoCheck")
-        found = [start, *lt.refine(start, SEARCHED, over.CPU)]
-        yield [str(solution) for solution in found], over.calls(lt, "MatmulAlgoCheck") - before
-        for solution in found:
+        before = harness.count_calls(lt, "MatmulAlgoCheck")
+        solutions = [start, *lt.refine(start, SEARCHED, harness.CPU)]
+        yield [str(solution) for solution in solutions], harness.count_calls(lt, "MatmulAlgoCheck") - before
+        for solution in solutions:
             name = parse(solution.kernel_name, solution.split_k)
-            answer = launch.algorithm_of(descriptors.Described(lt.load(lt.abi), problem_of(SEARCHED), -1), name, -1)
-            yield over.cost(lt, answer.algo), answer.workspace
+            result = launch.find_algorithm(descriptors.ProblemDescriptors(lt.load(lt.abi), make_problem(SEARCHED), -1), name, -1)
+            yield harness.cost(lt, result.algo), result.workspace
 
 
-VIEWS: dict[str, Callable[[Any, Any], Iterator[Any]]] = {"multiplied": multiplied, "told": told, "searched": searched}
-#: Where the numbers of a table show soonest; of the others, in the products.
-SOONEST = {"config": "told", "capability": "searched", "preference": "told", "statuses": "told"}
+VIEWS: dict[str, Callable[[Any, Any], Iterator[Any]]] = {
+    "products": yield_product_faults,
+    "answers": yield_answers,
+    "search": yield_search,
+}
+#: View that detects a changed number of a table soonest; by default the products.
+SOONEST = {"config": "answers", "capability": "search", "preference": "answers", "statuses": "answers"}
 _baseline: dict[str, dict[str, list[Any]]] = {}
 
 
-def baseline(over: Any, libtype: str, fake_library: Any) -> dict[str, list[Any]]:
-    """All that one sees of the plugin as it is, by view."""
+def baseline(harness: Any, libtype: str, fake_library: Any) -> dict[str, list[Any]]:
+    """Return what each view yields for the unchanged plugin."""
     if libtype not in _baseline:
-        lt = over.backend(fake_library(libtype), libtype)
-        _baseline[libtype] = {name: list(view(lt, over)) for name, view in VIEWS.items()}
+        lt = harness.make_backend(fake_library(libtype), libtype)
+        _baseline[libtype] = {name: list(view(lt, harness)) for name, view in VIEWS.items()}
     return _baseline[libtype]
 
 
-def shows(lt: Any, over: Any, wanted: dict[str, list[Any]], soonest: str = "multiplied") -> bool:
-    """Whether a backend differs from what it should be; what it made is gone afterwards."""
+def is_detected(lt: Any, harness: Any, expected: dict[str, list[Any]], soonest: str = "products") -> bool:
+    """Return whether a view of a backend differs from the baseline, and drop its cached objects."""
     try:
         for name in dict.fromkeys((soonest, *VIEWS)):
-            if any(seen != unchanged for seen, unchanged in itertools.zip_longest(VIEWS[name](lt, over), wanted[name])):
+            if any(got != unchanged for got, unchanged in itertools.zip_longest(VIEWS[name](lt, harness), expected[name])):
                 return True
         return False
     except Exception:  # a wrong table may raise anything
         return True
     finally:
-        for remembered in (descriptors._described, launch.answers_by_number, library.handle):
-            remembered.cache_clear()
-
-
-both = pytest.mark.parametrize("libtype", ["cublaslt", "hipblaslt"])
+        for cached in (descriptors._shared_descriptors, launch.results_by_index, library.library_handle):
+            cached.cache_clear()
 
 
 @both
-def test_unchanged_all_is_right(libtype: str, over: Any, fake_library: Any) -> None:
-    """The plugin as it is: nothing is wrong, and what fails says how."""
-    seen = baseline(over, libtype, fake_library)
+def test_the_unchanged_plugin(libtype: str, harness: Any, fake_library: Any) -> None:
+    """The unchanged plugin has no fault, and its errors are as expected."""
+    expected = baseline(harness, libtype, fake_library)
     shapes = len(SHAPES[libtype])
-    assert seen["multiplied"] == [*[""] * shapes, [""] * 8, ""]
-    listed, failing, foreign, *messages = seen["told"]
+    assert expected["products"] == [*[""] * shapes, [""] * 8, ""]
+    listed, failing, foreign, *messages = expected["answers"]
     assert [len(names) > 5 for names in listed] == [True, True]
     assert [text.removeprefix(f"{libtype}: {ABIS[libtype].prefix}Matmul: ") for text in (failing, *messages)] == [
         "EXECUTION_FAILED",
@@ -184,111 +187,100 @@ def test_unchanged_all_is_right(libtype: str, over: Any, fake_library: Any) -> N
     ]
     if libtype == "cublaslt":
         assert foreign == ["cublasLtMatmulAlgoInit: INVALID_VALUE", "cublasLtMatmulAlgoCheck: NOT_SUPPORTED"]
-        assert min(cost for cost, _ in seen["searched"][1:20] if isinstance(cost, float)) < seen["searched"][1][0]
-    assert not shows(over.backend(fake_library(libtype), libtype), over, seen), "and the same again"
+        assert min(cost for cost, _ in expected["search"][1:20] if isinstance(cost, float)) < expected["search"][1][0]
+    assert not is_detected(harness.make_backend(fake_library(libtype), libtype), harness, expected), "a second run yields the same"
 
 
 @both
-def test_every_number_is_used(libtype: str, over: Any, fake_library: Any) -> None:
-    """Each number of the tables is asked for somewhere."""
-    asked: dict[str, set[str]] = {table: set() for table in TABLES}
-    plain = ABIS[libtype]
-    watched = attrs.evolve(plain, **{table: Watched(getattr(plain, table), asked[table]) for table in TABLES})
-    assert not shows(over.backend(fake_library(libtype), libtype, abi=watched), over, baseline(over, libtype, fake_library))
-    idle = {table: set(getattr(plain, table)) - asked[table] for table in TABLES}
+def test_every_number_is_used(libtype: str, harness: Any, fake_library: Any) -> None:
+    """Each number of the tables is read."""
+    read: dict[str, set[str]] = {table: set() for table in TABLES}
+    abi = ABIS[libtype]
+    recording = attrs.evolve(abi, **{table: RecordingTable(getattr(abi, table), read[table]) for table in TABLES})
+    lt = harness.make_backend(fake_library(libtype), libtype, abi=recording)
+    assert not is_detected(lt, harness, baseline(harness, libtype, fake_library))
+    unread = {table: set(getattr(abi, table)) - read[table] for table in TABLES}
     if libtype == "hipblaslt":
-        idle["dtypes"] -= {"fp8_e4m3fn"}  # a gfx950's
+        unread["dtypes"] -= {"fp8_e4m3fn"}  # used on a gfx950
     else:
-        idle["desc"] -= {"fast_accum"}  # asked for where fp8 is tuned
-    assert not any(idle.values()), idle
+        unread["desc"] -= {"fast_accum"}  # used where fp8 is tuned
+    assert not any(unread.values()), unread
 
 
-def _numbers() -> Iterator[tuple[str, str, str]]:
-    for libtype, abi in ABIS.items():
-        for table in TABLES:
-            for name in getattr(abi, table):
-                if (libtype, name) != ("hipblaslt", "fp8_e4m3fn"):
-                    yield libtype, table, name
-        yield from ((libtype, "statuses", name) for name in GIVEN)
-
-
-def changed(abi: Abi, table: str, name: str, number: int) -> Abi:
-    """The tables with one number changed."""
+def change_number(abi: Abi, table: str, name: str, number: int) -> Abi:
+    """Return the tables with one number changed."""
     return attrs.evolve(abi, **{table: {**getattr(abi, table), name: number}})
 
 
-@pytest.mark.parametrize(("libtype", "table", "name"), _numbers())
-def test_a_number_of_a_table(libtype: str, table: str, name: str, over: Any, fake_library: Any) -> None:
-    """Each number of each table matters: another of the same table, the next, the one before, or an unknown one shows."""
-    abi, wanted = ABIS[libtype], baseline(over, libtype, fake_library)
-    own = getattr(abi, table)[name]
-    others = {*getattr(abi, table).values(), own - 1, own + 1, own + 1000} - {own} - EQUIVALENT.get((libtype, table, name), set())
-    unseen = [
-        number
-        for number in sorted(others)
-        if not shows(
-            over.backend(fake_library(libtype), libtype, abi=changed(abi, table, name, number)),
-            over,
-            wanted,
-            SOONEST.get(table, "multiplied"),
-        )
-    ]
-    assert not unseen, f"{table}[{name!r}] may be {unseen} instead of {own}"
+@both
+def test_numbers_of_the_tables(libtype: str, harness: Any, fake_library: Any) -> None:
+    """Another number of the table, a neighbouring or an unknown one is detected."""
+    abi, expected, missed = ABIS[libtype], baseline(harness, libtype, fake_library), []
+    names = [(table, name) for table in TABLES for name in getattr(abi, table) if (libtype, name) != ("hipblaslt", "fp8_e4m3fn")]
+    for table, name in [*names, *(("statuses", name) for name in RETURNED)]:
+        numbers = getattr(abi, table)
+        own = numbers[name]
+        others = {*numbers.values(), own - 1, own + 1, own + 1000} - {own} - EQUIVALENT.get((libtype, table, name), set())
+        for number in sorted(others):
+            lt = harness.make_backend(fake_library(libtype), libtype, abi=change_number(abi, table, name, number))
+            missed += [] if is_detected(lt, harness, expected, SOONEST.get(table, "products")) else [(table, name, own, number)]
+    assert not missed
+
+
+def test_the_number_of_ocp_fp8(harness: Any, fake_library: Any) -> None:
+    """Another number of OCP fp8 is detected on a gfx950."""
+    shape = Shape("a8w8", 5, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
+    for number in (28, 27, 29, 1000, 1001, 0, 14):
+        abi = change_number(HIPBLASLT, "dtypes", "fp8_e4m3fn", number)
+        lt = harness.make_backend(fake_library("hipblaslt"), "hipblaslt", harness.MI350, abi)
+        assert bool(harness.fault(lt, shape)) == (number != 28), number
 
 
 @both
-@pytest.mark.parametrize("name", ["algo_bytes", "result_bytes"])
-def test_a_size_of_a_structure(libtype: str, name: str, over: Any, fake_library: Any) -> None:
-    """Structures of other sizes show; smaller ones would be written past."""
+def test_sizes_of_structures(libtype: str, harness: Any, fake_library: Any) -> None:
+    """A larger structure is detected; the library would write past a smaller one."""
     abi = ABIS[libtype]
-    for more in (4, 8, 32):
-        lt = over.backend(fake_library(libtype), libtype, abi=attrs.evolve(abi, **{name: getattr(abi, name) + more}))
-        assert shows(lt, over, baseline(over, libtype, fake_library)), more
+    for name, more in itertools.product(("algo_bytes", "result_bytes"), (4, 8, 32)):
+        lt = harness.make_backend(fake_library(libtype), libtype, abi=attrs.evolve(abi, **{name: getattr(abi, name) + more}))
+        assert is_detected(lt, harness, baseline(harness, libtype, fake_library)), (name, more)
 
 
-#: Attributes that are set -> the formats of 32 bits and of others, where they are not of 32 bits.
-WIDTHS = {
-    "cublaslt": [
-        *CUBLASLT.desc, "batch_count", "batch_offset", "max_workspace",
-        "align_a", "align_b", "align_c", "align_d",
-    ],
-    "hipblaslt": [
-        *HIPBLASLT.desc, "batch_count", "batch_offset", "max_workspace",
-        "order",
-    ],
-}  # fmt: skip
+#: Attributes that are set.
+SET_ATTRIBUTES = {
+    "cublaslt": [*CUBLASLT.desc, "batch_count", "batch_offset", "max_workspace", "align_a", "align_b", "align_c", "align_d"],
+    "hipblaslt": [*HIPBLASLT.desc, "batch_count", "batch_offset", "max_workspace", "order"],
+}
 
 
-@pytest.mark.parametrize(("libtype", "name"), [(libtype, name) for libtype, names in WIDTHS.items() for name in names])
-def test_a_width_of_an_attribute(libtype: str, name: str, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attribute has its bytes: more or fewer of them show."""
-    own = struct.calcsize(library._FORMATS.get(name, "i"))
-    for form in ("b", "i", "q"):
-        monkeypatch.setattr(library, "_FORMATS", {**library._FORMATS, name: form})
-        differs = shows(over.backend(fake_library(libtype), libtype), over, baseline(over, libtype, fake_library))
-        assert differs == (struct.calcsize(form) != own), form
+@both
+def test_sizes_of_attributes(libtype: str, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller or larger attribute is detected."""
+    formats, faults = library._FORMATS, []
+    for name, form in itertools.product(SET_ATTRIBUTES[libtype], ("b", "i", "q")):
+        expected = baseline(harness, libtype, fake_library)
+        with monkeypatch.context() as patched:
+            patched.setattr(library, "_FORMATS", {**formats, name: form})
+            detected = is_detected(harness.make_backend(fake_library(libtype), libtype), harness, expected)
+        changed = struct.calcsize(form) != struct.calcsize(formats.get(name, "i"))
+        faults += [] if detected == changed else [(name, form)]
+    assert not faults
 
 
-@pytest.mark.parametrize("name", list(CUBLASLT.config))
-def test_a_width_of_a_configuration(name: str, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So has each attribute of an algorithm."""
-    own = struct.calcsize(descriptors._CONFIG_FORMATS.get(name, "i"))
-    for form in ("H", "i", "q"):
-        monkeypatch.setattr(descriptors, "_CONFIG_FORMATS", {**descriptors._CONFIG_FORMATS, name: form})
-        differs = shows(over.backend(fake_library("cublaslt"), "cublaslt"), over, baseline(over, "cublaslt", fake_library), "told")
-        assert differs == (struct.calcsize(form) != own), form
+def test_sizes_of_configuration_attributes(harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller or larger attribute of an algorithm is detected."""
+    formats, faults = descriptors._CONFIG_FORMATS, []
+    for name, form in itertools.product(CUBLASLT.config, ("H", "i", "q")):
+        expected = baseline(harness, "cublaslt", fake_library)
+        with monkeypatch.context() as patched:
+            patched.setattr(descriptors, "_CONFIG_FORMATS", {**formats, name: form})
+            detected = is_detected(harness.make_backend(fake_library("cublaslt"), "cublaslt"), harness, expected, "answers")
+        changed = struct.calcsize(form) != struct.calcsize(formats.get(name, "i"))
+        faults += [] if detected == changed else [(name, form)]
+    assert not faults
 
 
-def test_the_standard_fp8_of_hipblaslt(over: Any, fake_library: Any) -> None:
-    """On a gfx950 the number of the standard fp8 matters, too."""
-    shape = Shape("a8w8", 5, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
-    for number in (28, 27, 29, 1000, 1001, 0, 14):
-        lt = over.backend(fake_library("hipblaslt"), "hipblaslt", over.MI350, changed(HIPBLASLT, "dtypes", "fp8_e4m3fn", number))
-        assert bool(over.fault(lt, shape)) == (number != 28), number
-
-
-def _of_matrix(matrix: Matrix, batch: int) -> Iterator[Matrix]:
-    """A matrix with one thing changed."""
+def _change_matrix(matrix: Matrix, batch: int) -> Iterator[Matrix]:
+    """Yield copies of a matrix with one change."""
     names = ("rows", "columns", "ld", "stride") if batch > 1 else ("rows", "columns", "ld")
     for name in names:
         number = getattr(matrix, name)
@@ -301,10 +293,10 @@ def _of_matrix(matrix: Matrix, batch: int) -> Iterator[Matrix]:
             yield attrs.evolve(matrix, order=order)
 
 
-def _of_problem(problem: Problem) -> Iterator[Problem]:
-    """A problem with one thing changed."""
+def _change_problem(problem: Problem) -> Iterator[Problem]:
+    """Yield copies of a problem with one change."""
     for name in ("a", "b", "d"):
-        yield from (attrs.evolve(problem, **{name: other}) for other in _of_matrix(getattr(problem, name), problem.batch))
+        yield from (attrs.evolve(problem, **{name: other}) for other in _change_matrix(getattr(problem, name), problem.batch))
     yield from (attrs.evolve(problem, batch=problem.batch + more) for more in ((1, 2) if problem.batch == 1 else (-1, 1, 3)))
     yield attrs.evolve(problem, compute="32f" if problem.compute == "32i" else "32i")
     for name in ("a_scale", "b_scale"):
@@ -312,120 +304,121 @@ def _of_problem(problem: Problem) -> Iterator[Problem]:
         yield from (attrs.evolve(problem, **{name: other}) for other in kinds if other != getattr(problem, name))
     yield from (attrs.evolve(problem, bias_dtype=other) for other in ("", "bf16", "fp16", "fp32") if other != problem.bias_dtype)
     remainders = ("", "bias", "scales") if problem.a_scale or problem.remainder == "scales" else ("", "bias")
-    remainders = () if problem.b_scale == "block" else remainders  # that op has none
+    remainders = () if problem.b_scale == "block" else remainders  # block scales have none
     yield from (attrs.evolve(problem, remainder=other) for other in remainders if other != problem.remainder)
     yield attrs.evolve(problem, a=problem.b, b=problem.a)
     yield attrs.evolve(problem, a=attrs.evolve(problem.a, rows=problem.a.columns, columns=problem.a.rows))
 
 
-@pytest.mark.parametrize(("libtype", "shape"), [(libtype, shape) for libtype in ABIS for shape in SHAPES[libtype]], ids=str)
-def test_a_part_of_a_problem(libtype: str, shape: Shape, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size, order, dtype, batch, computation, kind of scale and bias of a problem matters for the numbers."""
-    lt, right, unseen = over.backend(fake_library(libtype), libtype), problem_of(shape), []
-    assert over.fault(lt, shape) == ""
-    for problem in _of_problem(right):
-        monkeypatch.setattr(launch, "problem_of", lambda shape, problem=problem, **_: problem)
-        try:
-            unseen += [] if over.fault(lt, shape) else [problem]
-        except (KeyError, TypeError, ValueError, AssertionError, PluginError):
-            continue  # another name than those of the tables, or operands that are missing
-    assert not unseen, [attrs.asdict(problem, filter=lambda field, value: value != getattr(right, field.name)) for problem in unseen]
+@both
+def test_parts_of_a_problem(libtype: str, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed size, order, dtype, batch, computation, scale or bias of a problem is detected."""
+    lt, missed = harness.make_backend(fake_library(libtype), libtype), []
+    for shape in SHAPES[libtype]:
+        original = make_problem(shape)
+        assert harness.fault(lt, shape) == ""
+        for problem in _change_problem(original):
+            with monkeypatch.context() as patched:
+                patched.setattr(launch, "make_problem", lambda shape, problem=problem, **_: problem)
+                try:
+                    missed += [] if harness.fault(lt, shape) else [(shape, problem)]
+                except (KeyError, TypeError, ValueError, AssertionError, PluginError):
+                    continue  # a name that the tables lack, or missing operands
+    assert not missed
 
 
-#: Arguments of Matmul by their places, and those that may change places: C is D.
+#: Arguments of Matmul in order.
 ARGUMENTS = (
     "handle", "desc", "alpha", "a", "a_layout", "b", "b_layout", "beta", "c", "c_layout", "d", "d_layout", "algo", "workspace", "bytes",
     "stream",
 )  # fmt: skip
-#: Neither scratch nor a stream is asked for, so they are all null.
+#: Arguments with equal values: C is D, and workspace and stream are null.
 SAME = [{"c", "d"}, {"c_layout", "d_layout"}, {"workspace", "bytes"}, {"workspace", "stream"}, {"bytes", "stream"}]
 
 
-def by_ctypes(lt: Any, over: Any, change: Callable[..., tuple[Any, ...]]) -> Any:
-    """A backend whose library gets other arguments for Matmul; alpha and beta have room around them."""
+def replace_matmul(lt: Any, harness: Any, change: Callable[..., tuple[Any, ...]]) -> Any:
+    """Return a backend whose Matmul gets changed arguments, with padding around alpha and beta."""
     functions = lt.load(lt.abi).functions
     kept = []
 
-    def matmul(*arguments: Any) -> int:
-        places = list(arguments)
-        for place in (2, 7):
-            kept.append(over.roomy(torch.frombuffer(bytearray(bytes(places[place]._obj)), dtype=torch.uint8)))
-            places[place] = kept[-1].data_ptr()
-        return int(functions["Matmul"](*change(*places)))
+    def matmul(*given: Any) -> int:
+        arguments = list(given)
+        for position in (2, 7):
+            kept.append(harness.padded(torch.frombuffer(bytearray(bytes(given[position]._obj)), dtype=torch.uint8)))
+            arguments[position] = kept[-1].data_ptr()
+        return int(functions["Matmul"](*change(*arguments)))
 
-    other = attrs.evolve(lt.load(lt.abi), functions={**functions, "Matmul": matmul})
-    return attrs.evolve(lt, load=lambda _: other)
+    changed = attrs.evolve(lt.load(lt.abi), functions={**functions, "Matmul": matmul})
+    return attrs.evolve(lt, load=lambda _: changed)
 
 
 @both
-def test_the_order_of_pointers(libtype: str, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two arguments of the launch that change places show, and so does one that is null."""
+def test_the_order_of_arguments(libtype: str, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two swapped arguments of the launch, or a null one, are detected."""
     monkeypatch.setattr(native, "_extension", None)
-    plain, unseen = over.backend(fake_library(libtype), libtype), []
+    plain, missed = harness.make_backend(fake_library(libtype), libtype), []
     shape = SHAPES[libtype][0]
-    square = attrs.evolve(shape, m=48, k=48)  # no size tells A from B
-    asked = ((shape, "heuristic"), (square, "heuristic"), (SHAPES[libtype][3], FAILING[libtype]))
+    square = attrs.evolve(shape, m=48, k=48)  # A and B have the same sizes
+    launches = ((shape, "heuristic"), (square, "heuristic"), (SHAPES[libtype][3], FAILING[libtype]))
 
-    def seen(change: Callable[..., tuple[Any, ...]]) -> list[str]:
-        lt = by_ctypes(plain, over, change)
-        return [over.fault(lt, shape, name, operands=over.case(shape)) for shape, name in asked]
+    def list_faults(change: Callable[..., tuple[Any, ...]]) -> list[str]:
+        lt = replace_matmul(plain, harness, change)
+        return [harness.fault(lt, shape, name, case=harness.make_case(shape)) for shape, name in launches]
 
-    wanted = seen(lambda *given: given)
-    assert wanted == ["", "", f"{libtype}: {ABIS[libtype].prefix}Matmul: EXECUTION_FAILED"]
+    expected = list_faults(lambda *given: given)
+    assert expected == ["", "", f"{libtype}: {ABIS[libtype].prefix}Matmul: EXECUTION_FAILED"]
     for i, j in itertools.combinations(range(len(ARGUMENTS)), 2):
         if {ARGUMENTS[i], ARGUMENTS[j]} in SAME:
             continue
 
-        def swapped(*given: Any, i: int = i, j: int = j) -> tuple[Any, ...]:
-            places = list(given)
-            places[i], places[j] = places[j], places[i]
-            return tuple(places)
+        def swap(*given: Any, i: int = i, j: int = j) -> tuple[Any, ...]:
+            arguments = list(given)
+            arguments[i], arguments[j] = arguments[j], arguments[i]
+            return tuple(arguments)
 
         try:
-            unseen += [] if seen(swapped) != wanted else [(ARGUMENTS[i], ARGUMENTS[j])]
+            missed += [] if list_faults(swap) != expected else [(ARGUMENTS[i], ARGUMENTS[j])]
         except ctypes.ArgumentError:  # a pointer in the place of a number
             continue
     for i, name in enumerate(ARGUMENTS[:12]):
-        unseen += [] if seen(lambda *given, i=i: (*given[:i], None, *given[i + 1 :])) != wanted else [(name, None)]
-    assert not unseen
+        missed += [] if list_faults(lambda *given, i=i: (*given[:i], None, *given[i + 1 :])) != expected else [(name, None)]
+    assert not missed
 
 
 @both
-@pytest.mark.parametrize(("place", "number"), [(2, 2), (2, 0), (7, 1000)], ids=["alpha-2", "alpha-0", "beta-1000"])
-def test_alpha_and_beta(libtype: str, place: int, number: int, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another alpha, or a beta that is not 0, gives wrong numbers, of floats and of whole numbers; so does one of the other kind."""
+@pytest.mark.parametrize(("position", "number"), [(2, 2), (2, 0), (7, 1000)], ids=["alpha-2", "alpha-0", "beta-1000"])
+def test_alpha_and_beta(libtype: str, position: int, number: int, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another alpha, a beta other than 0, or an alpha of another type gives wrong numbers."""
     monkeypatch.setattr(native, "_extension", None)
-    plain = over.backend(fake_library(libtype), libtype)
+    plain = harness.make_backend(fake_library(libtype), libtype)
+
+    def replace_scalar(scalar: torch.Tensor) -> Any:
+        return replace_matmul(plain, harness, lambda *given: (*given[:position], scalar.data_ptr(), *given[position + 1 :]))
+
     for shape, dtype in ((SHAPES[libtype][0], torch.float32), (SHAPES[libtype][6], torch.int32)):
-        value = torch.tensor([number], dtype=dtype)
-        lt = by_ctypes(plain, over, lambda *given, value=value: (*given[:place], value.data_ptr(), *given[place + 1 :]))
-        assert "numbers are wrong" in over.fault(lt, shape)
-        one = torch.tensor([int(place == 2)], dtype=torch.int32 if dtype is torch.float32 else torch.float32)
-        other = by_ctypes(plain, over, lambda *given, one=one: (*given[:place], one.data_ptr(), *given[place + 1 :]))
-        assert bool(over.fault(other, shape)) == (place == 2), "nothing is nothing in both"
+        assert "numbers are wrong" in harness.fault(replace_scalar(torch.tensor([number], dtype=dtype)), shape)
+        other_type = torch.tensor([int(position == 2)], dtype=torch.int32 if dtype is torch.float32 else torch.float32)
+        detected = bool(harness.fault(replace_scalar(other_type), shape))
+        assert detected == (position == 2), "a zero beta is the same in both types"
 
 
 @both
-@pytest.mark.parametrize("change", [lambda w, n: (0, n), lambda w, n: (w, n - 1), lambda w, n: (w, 0), lambda w, n: (w + 8, n)])
-def test_scratch(
-    libtype: str, change: Callable[[int, int], tuple[int, int]], over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An algorithm that wants scratch gets all of it, at an address for it."""
+def test_the_workspace(libtype: str, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing, smaller or misaligned workspace is detected."""
     monkeypatch.setattr(native, "_extension", None)
-    plain = over.backend(fake_library(libtype), libtype)
-    assert over.fault(by_ctypes(plain, over, lambda *given: given), *SCRATCH[libtype]) == ""
-    other = by_ctypes(plain, over, lambda *given: (*given[:13], *change(*given[13:15]), given[15]))
-    assert "INVALID_VALUE" in over.fault(other, *SCRATCH[libtype])
+    plain = harness.make_backend(fake_library(libtype), libtype)
+    assert harness.fault(replace_matmul(plain, harness, lambda *given: given), *WITH_WORKSPACE[libtype]) == ""
+    changes = (lambda w, n: (0, n), lambda w, n: (w, n - 1), lambda w, n: (w, 0), lambda w, n: (w + 8, n))
+    for change in changes:
+        lt = replace_matmul(plain, harness, lambda *given, change=change: (*given[:13], *change(*given[13:15]), given[15]))
+        assert "INVALID_VALUE" in harness.fault(lt, *WITH_WORKSPACE[libtype])
 
 
 @both
-@pytest.mark.parametrize("names", [names for names in itertools.permutations(native._POINTERS) if names != native._POINTERS], ids="-".join)
-def test_the_order_of_bias_and_scales(
-    libtype: str, names: tuple[str, ...], over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bias, scales of the weight and scales of x reach their own attributes."""
-    lt, shape = over.backend(fake_library(libtype), libtype), SHAPES[libtype][4]
-    for extension in (native._extension, None):
+def test_the_order_of_bias_and_scales(libtype: str, harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swapped pointers of bias and scales are detected."""
+    lt, shape, pointers = harness.make_backend(fake_library(libtype), libtype), SHAPES[libtype][4], native._POINTERS
+    for names, extension in itertools.product(itertools.permutations(pointers), (native._extension, None)):
         monkeypatch.setattr(native, "_extension", extension)
         monkeypatch.setattr(native, "_POINTERS", names)
-        assert over.fault(lt, shape)
+        assert bool(harness.fault(lt, shape)) == (names != pointers), names

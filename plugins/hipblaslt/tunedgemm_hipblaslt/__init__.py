@@ -1,6 +1,7 @@
-"""Backends ``hipblaslt`` and ``cublaslt``: the vendors' Lt libraries, over one layer. Importing it loads neither library nor torch.
+"""Backends ``hipblaslt`` and ``cublaslt``: the vendors' Lt libraries.
 
-gradlib's functions are here under their names: `hipb_create_extension`, `hipb_destroy_extension`, `hipb_findallsols`, `hipb_mm`.
+Importing the package loads neither a library nor torch. It also exports gradlib's
+`hipb_create_extension`, `hipb_destroy_extension`, `hipb_findallsols` and `hipb_mm`.
 """
 
 from __future__ import annotations
@@ -14,90 +15,91 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hoo
 
 from tunedgemm_hipblaslt import heuristic, limits
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
-from tunedgemm_hipblaslt.library import Library, build, loaded
+from tunedgemm_hipblaslt.library import Library, library_build, load_library
 from tunedgemm_hipblaslt.names import FIRST
 
 _GRADLIB = ("hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols", "hipb_mm")
 
 
 @attrs.frozen(eq=False)
-class Lt:
-    """One of the libraries as a backend.
+class LtBackend:
+    """Backend over one of the libraries.
 
     Attributes:
-        abi: which.
-        load: gives the library; called when a present device is asked about.
-        host: what to take a CPU for, where *load* gives a library that computes in host memory.
+        abi: the library's names and numbers.
+        load: returns the library; called for a present device alone.
+        emulated: the device that a CPU emulates; *load* then returns a library for host memory.
     """
 
     abi: Abi
-    load: Callable[[Abi], Library] = loaded
-    host: Device | None = None
+    load: Callable[[Abi], Library] = load_library
+    emulated: Device | None = None
 
     CONTRACT = 1
 
     @property
     def OPS(self) -> tuple[str, ...]:
-        """The ops that this library has something of."""
-        return limits.ops_of(self.abi)
+        """Ops that this library covers."""
+        return limits.supported_ops(self.abi)
 
     def library_version(self, device: Device) -> str:
-        """``cublaslt 130100``, or ``hipblaslt 100200 a1b2c3d4``; for absent devices empty."""
-        if not self._present(device):
+        """Return ``cublaslt 130100`` or ``hipblaslt 100200 a1b2c3d4``; "" for absent devices."""
+        if not self._is_present(device):
             return ""
-        return " ".join(str(part) for part in (self.abi.libtype, *self._versions(device)) if part)
+        return " ".join(str(part) for part in (self.abi.libtype, *self._build(device)) if part)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether the library's static limits allow the shape."""
-        return limits.supports(shape, self._seen(device), self.abi)
+        """Check the shape against the library's static limits."""
+        reason = limits.unsupported(shape, self._limiting_device(device), self.abi)
+        return Unsupported(reason) if reason else True
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """What the library answers, best guesses first; for absent devices its first answer, unasked."""
-        if not self._present(device):
+        """List the library's algorithms, best first; for absent devices its first answer."""
+        if not self._is_present(device):
             return (Solution(self.abi.libtype, FIRST),)
-        from tunedgemm_hipblaslt import solutions
+        from tunedgemm_hipblaslt import space
 
-        return solutions.enumerate_solutions(self.load(self.abi), shape, self._seen(device))
+        return space.enumerate_solutions(self.load(self.abi), shape, self._limiting_device(device))
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """The solution of an untuned call, if any."""
-        present = functools.partial(self._versions, device) if self._present(device) else None
-        return heuristic.heuristic_fallback(shape, self._seen(device), self.abi, present)
+        """Return the solution of an untuned call, if any."""
+        read_build = functools.partial(self._build, device) if self._is_present(device) else None
+        return heuristic.heuristic_fallback(shape, self._limiting_device(device), self.abi, read_build)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """Descriptors and algorithm for exactly this shape."""
+        """Return a launcher with descriptors and algorithm for exactly this shape."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._present(device):
-            return Unsupported(f"{device} is described, not present")
+        if not self._is_present(device):
+            return Unsupported(f"device: not present (got {device})")
         from tunedgemm_hipblaslt import launch
 
         return launch.bind(self.load(self.abi), solution, shape, device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """Configurations one attribute away, where the library has such."""
-        from tunedgemm_hipblaslt import solutions
+        """List configurations that differ in one attribute; none for hipBLASLt."""
+        from tunedgemm_hipblaslt import space
 
-        return solutions.refine(self.load(self.abi), solution, shape, self._seen(device)) if self._present(device) else ()
+        return space.refine(self.load(self.abi), solution, shape, self._limiting_device(device)) if self._is_present(device) else ()
 
-    def _versions(self, device: Device) -> tuple[int, str]:
-        return build(self.load(self.abi), device.index)
+    def _build(self, device: Device) -> tuple[int, str]:
+        return library_build(self.load(self.abi), device.index)
 
-    def _present(self, device: Device) -> bool:
-        return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")
+    def _is_present(self, device: Device) -> bool:
+        return (device.index >= 0 and device.kind == self.abi.kind) or (self.emulated is not None and device.kind == "cpu")
 
-    def _seen(self, device: Device) -> Device:
-        """The device whose limits count."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+    def _limiting_device(self, device: Device) -> Device:
+        """Return the device whose limits count: the emulated one for a CPU."""
+        return attrs.evolve(self.emulated, index=device.index) if self.emulated is not None and device.kind == "cpu" else device
 
 
-cublaslt = Lt(CUBLASLT)
-hipblaslt = Lt(HIPBLASLT)
+cublaslt = LtBackend(CUBLASLT)
+hipblaslt = LtBackend(HIPBLASLT)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""What differs between the two libraries: names, numbers and sizes, as data.
+"""Names, numbers and sizes that differ between the two libraries, as data.
 
-Sources: cublasLt.h, cublas_api.h and library_types.h of CUDA 12.9 to 13.1; hipblaslt.h, hipblas-common.h and
-library_types.h of ROCm 6.2 to 7.1. The functions are parallel, with the same arguments in the same order, where both
-have them; the numbers of nearly all enumerations differ.
+Sources: cublasLt.h, cublas_api.h and library_types.h of CUDA 12.9 to 13.1; hipblaslt.h,
+hipblas-common.h and library_types.h of ROCm 6.2 to 7.1. Functions that both have take the same
+arguments in the same order. Nearly all enumerations have different numbers.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from types import MappingProxyType
 import attrs
 
 
-def _numbers(**values: int) -> Mapping[str, int]:
+def _table(**values: int) -> Mapping[str, int]:
     return MappingProxyType(values)
 
 
 @attrs.frozen(eq=False)
 class Abi:
-    """One library's names and numbers.
+    """Names and numbers of one library.
 
     Attributes:
-        libtype: what the backend over it is called.
-        kind: whose devices it drives, as `Device.kind`.
-        prefix: what its functions' names start with.
+        libtype: name of its backend.
+        kind: kind of its devices, as `Device.kind`.
+        prefix: prefix of its functions.
         libraries: its file names, newest first.
         algo_bytes: size of ``MatmulAlgo_t``.
-        result_bytes: size of ``MatmulHeuristicResult_t``: the algorithm, then workspace (size_t), status (int), waves (float), 4 ints.
+        result_bytes: size of ``MatmulHeuristicResult_t``: the algorithm, workspace (size_t),
+            status (int), waves (float), 4 ints.
         dtypes: by our short name, and ``int32``.
-        compute: the computation types ``32f`` and ``32i``.
+        compute: computation types ``32f`` and ``32i``.
         operation: ``n`` as stored, ``t`` transposed.
-        layout: attributes of a matrix layout beside those that it is created with.
-        order: orders of a matrix in memory other than column by column: those of shuffled weights, by the bits of an element.
+        layout: attributes of a matrix layout that are set after its creation.
+        order: memory orders of shuffled weights, by the bits of an element.
         desc: attributes of a matmul descriptor.
-        epilogue: ``bias``; none is the default.
-        scale: what the scales of a matrix belong to where that is not the whole: ``row``, ``block`` of 1x128, ``square`` of 128x128.
+        epilogue: ``bias``; the default has none.
+        scale: modes of scales finer than ``tensor``: ``row``, ``block`` (1x128),
+            ``square`` (128x128).
         preference: attributes of a search preference.
         config: attributes of an algorithm that can be set; empty where algorithms are opaque.
-        capability: attributes of an algorithm that can be asked.
+        capability: attributes of an algorithm that can be read.
         statuses: names of the status codes.
-        workspace: bytes of scratch that an algorithm may want.
+        workspace: limit of an algorithm's workspace in bytes.
     """
 
     libtype: str
@@ -64,12 +66,12 @@ class Abi:
     workspace: int
 
     def status(self, code: int) -> str:
-        """The name of a status code."""
+        """Return the name of a status code."""
         return next((name for name, number in self.statuses.items() if number == code), f"status {code}")
 
 
-_EPILOGUE = _numbers(bias=4)
-_PREFERENCE = _numbers(max_workspace=1)
+_EPILOGUE = _table(bias=4)
+_PREFERENCE = _table(max_workspace=1)
 _DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "int8": 3, "int32": 10, "fp8_e4m3fn": 28}
 
 CUBLASLT = Abi(
@@ -79,12 +81,12 @@ CUBLASLT = Abi(
     libraries=("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"),
     algo_bytes=64,
     result_bytes=96,
-    dtypes=_numbers(**_DTYPES),
-    compute=_numbers(**{"32f": 68, "32i": 72}),
-    operation=_numbers(n=0, t=1),
-    layout=_numbers(batch_count=5, batch_offset=6),
-    order=_numbers(),
-    desc=_numbers(
+    dtypes=_table(**_DTYPES),
+    compute=_table(**{"32f": 68, "32i": 72}),
+    operation=_table(n=0, t=1),
+    layout=_table(batch_count=5, batch_offset=6),
+    order=_table(),
+    desc=_table(
         transpose_a=3,
         transpose_b=4,
         epilogue=7,
@@ -97,11 +99,11 @@ CUBLASLT = Abi(
         b_scale_mode=32,
     ),
     epilogue=_EPILOGUE,
-    scale=_numbers(row=3, block=4, square=5),
-    preference=_numbers(**_PREFERENCE, align_a=5, align_b=6, align_c=7, align_d=8),
-    config=_numbers(id=0, tile=1, split_k=2, reduction=3, swizzle=4, option=5, stages=6, inner=7, cluster=8),
-    capability=_numbers(split_k=0, reductions=1, swizzle=2, tiles=6, options=7, stages=13),
-    statuses=_numbers(
+    scale=_table(row=3, block=4, square=5),
+    preference=_table(**_PREFERENCE, align_a=5, align_b=6, align_c=7, align_d=8),
+    config=_table(id=0, tile=1, split_k=2, reduction=3, swizzle=4, option=5, stages=6, inner=7, cluster=8),
+    capability=_table(split_k=0, reductions=1, swizzle=2, tiles=6, options=7, stages=13),
+    statuses=_table(
         SUCCESS=0,
         NOT_INITIALIZED=1,
         ALLOC_FAILED=3,
@@ -113,7 +115,7 @@ CUBLASLT = Abi(
         NOT_SUPPORTED=15,
         LICENSE_ERROR=16,
     ),
-    workspace=32 << 20,  # what torch gives it on Hopper
+    workspace=32 << 20,  # torch's limit on Hopper
 )
 
 HIPBLASLT = Abi(
@@ -123,12 +125,12 @@ HIPBLASLT = Abi(
     libraries=("libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"),
     algo_bytes=24,
     result_bytes=56,
-    dtypes=_numbers(**_DTYPES, fp8_e4m3fnuz=1000),
-    compute=_numbers(**{"32f": 2, "32i": 9}),
-    operation=_numbers(n=111, t=112),
-    layout=_numbers(batch_count=0, batch_offset=1, order=3),
-    order=_numbers(shuffled8=100, shuffled16=101),
-    desc=_numbers(
+    dtypes=_table(**_DTYPES, fp8_e4m3fnuz=1000),
+    compute=_table(**{"32f": 2, "32i": 9}),
+    operation=_table(n=111, t=112),
+    layout=_table(batch_count=0, batch_offset=1, order=3),
+    order=_table(shuffled8=100, shuffled16=101),
+    desc=_table(
         transpose_a=0,
         transpose_b=1,
         epilogue=2,
@@ -140,11 +142,11 @@ HIPBLASLT = Abi(
         b_scale_mode=32,
     ),
     epilogue=_EPILOGUE,
-    scale=_numbers(row=3),
+    scale=_table(row=3),
     preference=_PREFERENCE,
-    config=_numbers(),
-    capability=_numbers(),
-    statuses=_numbers(
+    config=_table(),
+    capability=_table(),
+    statuses=_table(
         SUCCESS=0,
         NOT_INITIALIZED=1,
         ALLOC_FAILED=2,
@@ -158,5 +160,5 @@ HIPBLASLT = Abi(
         INVALID_ENUM=10,
         UNKNOWN=11,
     ),
-    workspace=76 << 20,  # what torch gives it on an MI300X
+    workspace=76 << 20,  # torch's limit on an MI300X
 )

@@ -1,4 +1,4 @@
-"""The answer to an untuned call."""
+"""The solution of an untuned call."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Callable
 from tunedgemm.plugin import Device, Shape, Solution
 
 from tunedgemm_hipblaslt.abi import Abi
-from tunedgemm_hipblaslt.limits import LAYOUT
-from tunedgemm_hipblaslt.names import FIRST, Numbered
-from tunedgemm_hipblaslt.onlinefile import named_for, switched_on
-from tunedgemm_hipblaslt.problem import problem_of
+from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
+from tunedgemm_hipblaslt.names import FIRST, AlgorithmIndex
+from tunedgemm_hipblaslt.onlinefile import find_index, switched_on
 
-#: Where AITER sends shuffled weights here unless they are tuned.
+#: Devices on which AITER sends untuned shuffled weights here.
 _GFX = ("gfx942",)
 
 
-def heuristic_fallback(shape: Shape, device: Device, abi: Abi, present: Callable[[], tuple[int, str]] | None) -> Solution | None:
-    """What AITER's online tuning chose for this version of the library, else its first answer for a shuffled weight on an MI300.
+def heuristic_fallback(shape: Shape, device: Device, abi: Abi, read_build: Callable[[], tuple[int, str]] | None) -> Solution | None:
+    """Return the solution of an untuned call; None leaves it to torch, which asks the same library.
 
-    None elsewhere: torch asks the same library.
+    AITER's online tuning for this version of the library comes first. Next is the library's first
+    answer, for shuffled weights on an MI300 alone.
 
     Args:
-        shape, device, abi: what is asked, where, and which library.
-        present: gives version and revision of the library on a device that is present; None for an absent one.
+        shape: the call's shape.
+        device: the device whose limits count.
+        abi: the library.
+        read_build: returns version and revision of the library; None for an absent device.
     """
-    if present is not None and not abi.config and switched_on():
-        version, revision = present()
-        number = named_for(problem_of(shape), f"{abi.libtype} {version} {revision}")
-        if number is not None:
-            return Solution(abi.libtype, str(Numbered(number, version, revision)), solidx=number)
-    if shape.layout == LAYOUT and device.gfx in _GFX and shape.op == "a16w16":
+    if read_build is not None and not abi.config and switched_on():
+        version, revision = read_build()
+        index = find_index(make_problem(shape), f"{abi.libtype} {version} {revision}")
+        if index is not None:
+            return Solution(abi.libtype, str(AlgorithmIndex(index, version, revision)), solidx=index)
+    if shape.layout == SHUFFLED_LAYOUT and device.gfx in _GFX and shape.op == "a16w16":
         return Solution(abi.libtype, FIRST)
     return None

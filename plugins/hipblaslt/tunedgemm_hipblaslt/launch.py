@@ -1,4 +1,4 @@
-"""Launch: a solution bound to a shape becomes one call of the library with everything but addresses fixed before."""
+"""Launchers: one call of the library each, with everything but addresses fixed at the bind."""
 
 from __future__ import annotations
 
@@ -11,109 +11,115 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import on_device, torch_dtype, workspace
 
-from tunedgemm_hipblaslt.descriptors import Described, Found, asking
-from tunedgemm_hipblaslt.library import Library, build, device_context
-from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
-from tunedgemm_hipblaslt.native import Launch, launch_of
-from tunedgemm_hipblaslt.problem import BLOCK, Problem, problem_of, quantised
+from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
+from tunedgemm_hipblaslt.library import Library, device_context, library_build
+from tunedgemm_hipblaslt.limits import BLOCK, Problem, is_quantised, make_problem
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, parse
+from tunedgemm_hipblaslt.native import LaunchFunction, make_launch
 
-#: Answers to ask for when one is looked for by number: those that the library likes, then all that it has.
-LIKED, ALL = 32, 1 << 16
-#: The rows of a weight's scales by 128x128 are whole fours long (cuBLAS manual, scaling factors of 128x128 blocks).
-_FOURS = 4
+#: Results to ask for when looking up an index: first the library's best, then all.
+TOP_RESULTS, ALL_RESULTS = 32, 1 << 16
+#: Multiple to which rows of 128x128 scales are padded (cuBLAS manual, 128x128 scaling factors).
+_SCALE_PADDING = 4
 
 
 def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape, or why the library has none."""
+    """Return the launcher of a solution for exactly this shape, or why the library has none."""
     try:
         name = parse(solution.kernel_name, solution.split_k)
     except PluginError as error:
         return Unsupported(str(error))
-    problem = problem_of(shape, after=name.after, fast=name.fast)
+    problem = make_problem(shape, bias_after=name.bias_after, fast_accum=name.fast_accum)
     with device_context(device.index):
-        described = Described(library, problem, device.index)
-        found = algorithm_of(described, name, device.index)
-        if isinstance(found, Found):
-            product = _product(library, problem, launch_of(described, found), found.workspace, device)
-            return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=found.workspace)
-    if name.chosen is None and problem.bias_dtype and not name.after:  # it adds no bias of this dtype
-        return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, after=True))), shape, device)
-    return found
+        descriptors = ProblemDescriptors(library, problem, device.index)
+        result = find_algorithm(descriptors, name, device.index)
+        if isinstance(result, HeuristicResult):
+            product = _make_product(library, problem, make_launch(descriptors, result), result.workspace, device)
+            return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=result.workspace)
+    # The library may add no bias of this dtype.
+    if name.algorithm is None and problem.bias_dtype and not name.bias_after:
+        return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, bias_after=True))), shape, device)
+    return result
 
 
-def algorithm_of(described: Described, name: Name, index: int) -> Found | Unsupported:
-    """The algorithm of a name, as the library has it for the problem, or why it has not; the device is the current one.
+def find_algorithm(descriptors: ProblemDescriptors, name: SolutionName, index: int) -> HeuristicResult | Unsupported:
+    """Return the library's algorithm for a name and a problem, or why it has none.
 
-    Nothing is launched that this library did not just accept: a configuration is checked, a number must be among its answers.
+    The device must be the current one. Only algorithms that this library has just accepted are
+    launched: a configuration is checked, an index must be among its results.
     """
-    library, chosen = described.library, name.chosen
+    library, algorithm = descriptors.library, name.algorithm
     limit = library.abi.workspace
-    if chosen is None:
-        answers = described.answers(1, limit)
-        return answers[0] if answers else Unsupported("the library knows no algorithm for it")
-    if isinstance(chosen, Algorithm):
+    if algorithm is None:
+        results = descriptors.heuristic_results(1, limit)
+        return results[0] if results else Unsupported(f"{library.abi.libtype}: no algorithm for this shape")
+    if isinstance(algorithm, KernelConfig):
         if not library.abi.config:
-            return Unsupported(f"{name} is a configuration of cuBLASLt; {library.abi.libtype} numbers its algorithms")
-        found = described.check(chosen)
-        if isinstance(found, str):
-            return Unsupported(found)
-        return found if found.workspace <= limit else Unsupported(f"wants {found.workspace} bytes of workspace, more than {limit}")
-    return _numbered(library, chosen, described.problem, index)
+            return Unsupported(f"kernelName: {library.abi.libtype} takes sol…_v…_… (got {name}, a configuration of cuBLASLt)")
+        result = descriptors.check(algorithm)
+        if isinstance(result, str):
+            return Unsupported(result)
+        return result if result.workspace <= limit else Unsupported(f"workspace: the limit is {limit} bytes (got {result.workspace})")
+    return _find_index(library, algorithm, descriptors.problem, index)
 
 
-def _numbered(library: Library, chosen: Numbered, problem: Problem, index: int) -> Found | Unsupported:
+def _find_index(library: Library, algorithm: AlgorithmIndex, problem: Problem, index: int) -> HeuristicResult | Unsupported:
     if library.abi.config:
-        return Unsupported(f"{chosen} is a number of hipBLASLt; {library.abi.libtype} configures its algorithms")
-    present = build(library, index)
-    if (chosen.version, chosen.revision) != present:
+        return Unsupported(f"kernelName: {library.abi.libtype} takes id…_tile…_… (got {algorithm}, an index of hipBLASLt)")
+    version, revision = library_build(library, index)
+    if (algorithm.version, algorithm.revision) != (version, revision):
         return Unsupported(
-            f"algorithm {chosen.index} is of hipBLASLt {chosen.version} ({chosen.revision}), this is {present[0]} ({present[1]}), whose "
-            f"numbers are others: tune again with --stale"
+            f"kernelName: algorithm {algorithm.index} belongs to hipBLASLt {algorithm.version} ({algorithm.revision}) "
+            f"(got {version} ({revision})); tune again with --stale"
         )
-    for count in (LIKED, ALL):
-        if found := answers_by_number(library, problem, index, count).get(chosen.index):
-            return found
-    return Unsupported(f"the library does not list algorithm {chosen.index} for it")
+    for count in (TOP_RESULTS, ALL_RESULTS):
+        if result := results_by_index(library, problem, index, count).get(algorithm.index):
+            return result
+    return Unsupported(f"kernelName: the library does not list algorithm {algorithm.index} for this shape")
 
 
 @functools.lru_cache(maxsize=16)
-def answers_by_number(library: Library, problem: Problem, index: int, count: int) -> Mapping[int, Found]:
-    """The first *count* answers of hipBLASLt, best guesses first, by the number that each holds in its first four bytes."""
-    with asking(library, problem, index) as described:
-        return {struct.unpack_from("i", found.algo)[0]: found for found in described.answers(count, library.abi.workspace)}
+def results_by_index(library: Library, problem: Problem, index: int, count: int) -> Mapping[int, HeuristicResult]:
+    """Return up to *count* results of hipBLASLt by algorithm index, best first.
+
+    The index is the first four bytes of a ``MatmulAlgo_t``.
+    """
+    with locked_descriptors(library, problem, index) as descriptors:
+        results = descriptors.heuristic_results(count, library.abi.workspace)
+    return {struct.unpack_from("i", result.algo)[0]: result for result in results}
 
 
 #: (x, weight, bias, scales of x, scales of the weight, sizes of the output) -> the output
 Product = Callable[[Any, Any, Any, Any, Any, tuple[int, ...]], Any]
 
 
-def _product(library: Library, problem: Problem, launch: Launch, nbytes: int, device: Device) -> Product:
-    """The library's product as a function of tensors, with the bias within it or after it."""
+def _make_product(library: Library, problem: Problem, launch: LaunchFunction, nbytes: int, device: Device) -> Product:
+    """Return the library's product of tensors, with the bias in its epilogue or after it."""
     import torch
 
-    empty, where, index, dtype = torch.empty, device.torch_device, device.index, torch_dtype(problem.d.dtype)
+    empty, torch_device, index, dtype = torch.empty, device.torch_device, device.index, torch_dtype(problem.d.dtype)
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
-    after = problem.remainder == "bias"
+    bias_after = problem.remainder == "bias"
 
     def product(x: Any, weight: Any, bias: Any, x_scale: Any, w_scale: Any, sizes: tuple[int, ...]) -> Any:
-        out = empty(sizes, dtype=dtype, device=where)
-        scratch = workspace(nbytes, where) if nbytes else None
+        out = empty(sizes, dtype=dtype, device=torch_device)
+        scratch = workspace(nbytes, torch_device) if nbytes else None
         status = launch(
             stream(index), out.data_ptr(), weight.data_ptr(), x.data_ptr(),
             0 if scratch is None else scratch.data_ptr(),
-            0 if bias is None or after else bias.data_ptr(),
+            0 if bias is None or bias_after else bias.data_ptr(),
             0 if w_scale is None else w_scale.data_ptr(),
             0 if x_scale is None else x_scale.data_ptr(),
         )  # fmt: skip
         if status:
             raise LaunchError(f"{library.abi.libtype}: {library.abi.prefix}Matmul: {library.abi.status(status)}")
-        return out.add_(bias) if after else out
+        return out.add_(bias) if bias_after else out
 
     return product
 
 
 def _plain(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """x [..., K] and weight [N, K], or both with their batches first; bias [N] or absent."""
+    """Return a call of x [..., K], weight [N, K] and an optional bias [N], batches first."""
     del problem
     n = shape.n
 
@@ -124,7 +130,7 @@ def _plain(shape: Shape, problem: Problem, product: Product) -> Callable[..., An
 
 
 def _batched(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """As `_plain`, with a bias [B, N] or [B, 1, N], which comes after."""
+    """Return a call like `_plain` with a bias [B, N] or [B, 1, N], added after the product."""
     assert problem.remainder == ("bias" if shape.bias else "")
     n = shape.n
 
@@ -135,24 +141,27 @@ def _batched(shape: Shape, problem: Problem, product: Product) -> Callable[..., 
 
 
 def _a16w16(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """As `_plain`; fp8 operands also with one scale each, and one of the output."""
-    if not quantised(shape.dtype):
+    """Return a call like `_plain`; fp8 also takes one scale each for x, weight and output."""
+    if not is_quantised(shape.dtype):
         return _plain(shape, problem, product)
     scaled = _scaled(shape, problem, product)
 
     def call(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
-        out = scaled(x, weight, _float(scale_a), _float(scale_b), bias)
+        out = scaled(x, weight, _to_float(scale_a), _to_float(scale_b), bias)
         return out if scale_c is None else out.mul_(scale_c)
 
     return call
 
 
-def _float(scale: Any) -> Any:
+def _to_float(scale: Any) -> Any:
     return None if scale is None else scale.float()
 
 
 def _scaled(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """x, weight, their scales, and bias [N] or absent; scales that the library does not multiply in are multiplied in float32 after."""
+    """Return a call of x, weight, their scales and an optional bias [N].
+
+    Scales that the library does not apply are applied after the product, in float32.
+    """
     if problem.remainder == "scales":
         return _scaled_after(shape, product)
     n = shape.n
@@ -164,7 +173,7 @@ def _scaled(shape: Shape, problem: Problem, product: Product) -> Callable[..., A
 
 
 def _scaled_after(shape: Shape, product: Product) -> Callable[..., Any]:
-    """The values' product, which does not round, then scales and bias in float32, then one rounding."""
+    """Return a call of the exact product, then scales and bias in float32, then one rounding."""
     n, dtype = shape.n, torch_dtype(shape.outdtype)
     lead = (int(shape["B"]),) if shape.op.startswith("batched_") else ()
 
@@ -178,22 +187,23 @@ def _scaled_after(shape: Shape, product: Product) -> Callable[..., Any]:
 
 
 def _blocks(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """x [..., K], weight [N, K], scales [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)].
+    """Return a call of x [..., K], weight [N, K] and their block scales.
 
-    cuBLASLt wants the scales of x with M innermost, and whole fours of rows and of the weight's blocks of K.
+    The scales are [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)]. cuBLASLt takes those of x with
+    M innermost. It needs M and the weight's K blocks in multiples of 4.
     """
     import torch
 
     pad, (m, n, k), rows = torch.nn.functional.pad, (shape.m, shape.n, shape.k), problem.b.columns
     blocks = -(-k // BLOCK)
-    more, missing = rows - m, -blocks % _FOURS
+    row_padding, block_padding = rows - m, -blocks % _SCALE_PADDING
 
     def call(x: Any, weight: Any, x_scale: Any, w_scale: Any) -> Any:
         by_row, by_block = x_scale.reshape(m, blocks).t(), w_scale
-        if missing:
-            by_block = pad(w_scale, (0, missing))
-        if more:
-            x_bytes, by_row = pad(x.view(torch.uint8).reshape(m, k), (0, 0, 0, more)), pad(by_row, (0, more))
+        if block_padding:
+            by_block = pad(w_scale, (0, block_padding))
+        if row_padding:
+            x_bytes, by_row = pad(x.view(torch.uint8).reshape(m, k), (0, 0, 0, row_padding)), pad(by_row, (0, row_padding))
             out = product(x_bytes, weight, None, by_row, by_block, (rows, n))[:m]
         else:
             out = product(x, weight, None, by_row.contiguous(), by_block, (rows, n))

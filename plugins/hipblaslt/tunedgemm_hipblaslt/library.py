@@ -1,6 +1,6 @@
-"""Library: the Lt library that torch has already loaded, through ctypes; its descriptors as objects that end with their owner.
+"""The vendor's Lt library through ctypes, and its opaque objects with their owners.
 
-Slow calls only: launches go through `native`. Nothing of it needs a compiler, headers or a package of a vendor.
+For slow calls only: launches go through `native`. Needs no compiler, header or vendor package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _HANDLES = ctypes.POINTER(ctypes.c_void_p)
 _INTS = ctypes.POINTER(ctypes.c_int)
 
-#: Arguments of the functions that are called from here, after their prefix; all return a status.
+#: Arguments of the functions called from here, by name without the prefix. All return a status.
 ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "Create": (_HANDLES,),
     "Destroy": (_POINTER,),
@@ -38,8 +38,8 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "MatmulAlgoGetHeuristic": (*(_POINTER,) * 7, _INT, _POINTER, _INTS),
     "Matmul": (*(_POINTER,) * 14, _SIZE, _POINTER),
 }
-#: Those of cuBLASLt alone.
-_OWN_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
+#: Functions of cuBLASLt alone.
+_CONFIG_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "MatmulAlgoInit": (_POINTER, *(_INT,) * 7, _POINTER),
     "MatmulAlgoGetIds": (_POINTER, *(_INT,) * 7, _INTS, _INTS),
     "MatmulAlgoCheck": (*(_POINTER,) * 8,),
@@ -48,12 +48,12 @@ _OWN_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "MatmulAlgoConfigGetAttribute": (_POINTER, _INT, _POINTER, _SIZE, ctypes.POINTER(_SIZE)),
 }
 
-#: ``struct`` formats of attributes, all others being of 32 bits.
+#: ``struct`` formats of attributes that are not of 32 bits.
 _FORMATS = {"batch_offset": "q", "bias": "Q", "a_scale": "Q", "b_scale": "Q", "max_workspace": "Q", "fast_accum": "b"}
 
 
 class StatusError(PluginError):
-    """The library refused a call; *code* is its status."""
+    """Refusal of a call by the library; *code* is its status."""
 
     def __init__(self, abi: Abi, function: str, code: int) -> None:
         super().__init__(f"{abi.prefix}{function}: {abi.status(code)}")
@@ -62,12 +62,12 @@ class StatusError(PluginError):
 
 @attrs.frozen(eq=False)
 class Library:
-    """A loaded library.
+    """Loaded Lt library.
 
     Attributes:
         abi: its names and numbers.
         path: the file.
-        functions: by name without the prefix, checked with `call`.
+        functions: by name without the prefix; `call` checks their status.
     """
 
     abi: Abi
@@ -75,110 +75,117 @@ class Library:
     functions: Mapping[str, Any]
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call one of its functions.
+        """Call a function.
 
         Raises:
-            StatusError: its status is not SUCCESS.
+            StatusError: the status is not SUCCESS.
         """
         code = self.functions[function](*arguments)
         if code:
             raise StatusError(self.abi, function, code)
 
     def address(self, function: str) -> int:
-        """Where a function lies."""
+        """Return the address of a function."""
         return int(ctypes.cast(self.functions[function], ctypes.c_void_p).value or 0)
 
-    def create(self, kind: str, *arguments: Any) -> Created:
-        """An object of the library, as ``MatrixLayout``; "" is a handle."""
-        made = ctypes.c_void_p()
-        self.call(f"{kind}Create", ctypes.byref(made), *arguments)
-        return Created(self, kind, int(made.value or 0))
+    def create(self, kind: str, *arguments: Any) -> OpaqueObject:
+        """Create an object of a kind, such as ``MatrixLayout``; "" creates a handle."""
+        pointer = ctypes.c_void_p()
+        self.call(f"{kind}Create", ctypes.byref(pointer), *arguments)
+        return OpaqueObject(self, kind, int(pointer.value or 0))
 
 
-class Created:
-    """An object that the library made; destroyed with the last reference to this one."""
+class OpaqueObject:
+    """Handle, layout, descriptor or preference; destroyed with its last reference."""
 
     def __init__(self, library: Library, kind: str, address: int) -> None:
         self.library, self.kind, self.address = library, kind, address
-        weakref.finalize(self, library.functions[f"{kind}Destroy"], ctypes.c_void_p(address)).atexit = False  # the driver may be gone
+        # At exit the driver may have been unloaded.
+        weakref.finalize(self, library.functions[f"{kind}Destroy"], ctypes.c_void_p(address)).atexit = False
 
-    def put(self, names: Mapping[str, int], **values: int) -> None:
-        """Set attributes by our names for them.
+    def set_attributes(self, numbers: Mapping[str, int], **values: int) -> None:
+        """Set attributes by their names in `abi`; *numbers* maps names to the library's numbers.
 
         Raises:
-            StatusError: it takes no such attribute or value.
+            StatusError: the object takes no such attribute or value.
         """
         for name, value in values.items():
             content = struct.pack(_FORMATS.get(name, "i"), value)
-            self.library.call(f"{self.kind}SetAttribute", self.address, names[name], content, len(content))
+            self.library.call(f"{self.kind}SetAttribute", self.address, numbers[name], content, len(content))
 
 
 def bind_functions(abi: Abi, path: str) -> Library:
-    """Load a library file and give its functions their arguments.
+    """Load a library file and declare the arguments of its functions.
 
     Raises:
-        PluginError: it cannot be loaded, or lacks a function.
+        PluginError: the file does not load, or lacks a function.
     """
     try:
-        loaded = ctypes.CDLL(path)
+        native = ctypes.CDLL(path)
         functions = {}
-        for name, arguments in {**ARGUMENTS, **(_OWN_ARGUMENTS if abi.config else {})}.items():
-            function = getattr(loaded, f"{abi.prefix}{name}")
+        for name, arguments in {**ARGUMENTS, **(_CONFIG_ARGUMENTS if abi.config else {})}.items():
+            function = getattr(native, f"{abi.prefix}{name}")
             function.argtypes, function.restype = arguments, ctypes.c_int
             functions[name] = function
-        functions["GetVersion"] = getattr(loaded, f"{abi.prefix}GetVersion")
+        functions["GetVersion"] = getattr(native, f"{abi.prefix}GetVersion")
         if not abi.config:
-            functions["GetGitRevision"] = getattr(loaded, f"{abi.prefix}GetGitRevision")
+            functions["GetGitRevision"] = getattr(native, f"{abi.prefix}GetGitRevision")
     except (OSError, AttributeError) as error:
-        raise PluginError(f"{abi.libtype}: {path} cannot be used: {error}") from error
+        raise PluginError(f"{abi.libtype}: cannot load the library: {error}") from error
     return Library(abi, path, functions)
 
 
 @functools.cache
-def loaded(abi: Abi) -> Library:
-    """The library of this kind in this process: the file that torch has loaded, else the first that the loader finds.
+def load_library(abi: Abi) -> Library:
+    """Return this process's library: the file that torch has loaded, else the loader's first match.
 
     Raises:
-        PluginError: there is none.
+        PluginError: no file loads.
     """
     import torch
 
-    del torch  # it loads the library that it was built with
+    del torch  # its import loads the library that it was built with
     return first_usable((*mapped_files(abi.libraries[-1]), *abi.libraries), lambda path: bind_functions(abi, path))
 
 
 @functools.cache
-def handle(library: Library, index: int) -> Created:
-    """The library's handle on the device with this index, which must be the current one; made once, before any capture."""
+def library_handle(library: Library, index: int) -> OpaqueObject:
+    """Return the library's handle on a device, which must be the current one.
+
+    It is created once, before any capture.
+    """
     del index
     return library.create("")
 
 
 @functools.cache
 def version(library: Library, index: int) -> int:
-    """The version that the library itself tells, as 130100 or 100200."""
+    """Return the library's own version, such as 130100 or 100200."""
     if library.abi.config:
         function = library.functions["GetVersion"]
         function.argtypes, function.restype = (), ctypes.c_size_t
         return int(function())
-    found = ctypes.c_int()
+    number = ctypes.c_int()
     library.functions["GetVersion"].argtypes = (_POINTER, _INTS)
-    library.call("GetVersion", handle(library, index).address, ctypes.byref(found))
-    return found.value
+    library.call("GetVersion", library_handle(library, index).address, ctypes.byref(number))
+    return number.value
 
 
 @functools.cache
 def revision(library: Library, index: int) -> str:
-    """The source revision of a hipBLASLt, which its numbers of algorithms belong to; "" for cuBLASLt."""
+    """Return the source revision of a hipBLASLt; "" for cuBLASLt.
+
+    Algorithm indices belong to a revision.
+    """
     if library.abi.config:
         return ""
     text = ctypes.create_string_buffer(256)
     library.functions["GetGitRevision"].argtypes = (_POINTER, ctypes.c_char_p)
-    library.call("GetGitRevision", handle(library, index).address, text)
+    library.call("GetGitRevision", library_handle(library, index).address, text)
     return text.value.decode(errors="replace").strip() or "unknown"
 
 
-def build(library: Library, index: int) -> tuple[int, str]:
-    """Version and revision of the library on the device with this index: what a hipBLASLt's numbers of algorithms hold for."""
+def library_build(library: Library, index: int) -> tuple[int, str]:
+    """Return version and revision of the library on a device: the scope of hipBLASLt's indices."""
     with device_context(index):
         return version(library, index), revision(library, index)

@@ -1,4 +1,4 @@
-"""Native: the launch itself, by the C extension, or by ctypes where that was not built."""
+"""The launch itself: by the C extension, or by ctypes where the extension was not built."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tunedgemm_hipblaslt.descriptors import Described, Found
+from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors
 from tunedgemm_hipblaslt.library import Library
 
 
-def _loaded() -> Any:
+def _load_extension() -> Any:
     try:
         return importlib.import_module("tunedgemm_hipblaslt._shim")
     except ImportError:  # installed without a C compiler
         return None
 
 
-_extension = _loaded()
+_extension = _load_extension()
 
-#: (stream, d, a, b, workspace, bias, a_scale, b_scale) as addresses -> the library's status
-Launch = Callable[[int, int, int, int, int, int, int, int], int]
+#: Addresses (stream, d, a, b, workspace, bias, a_scale, b_scale) -> the library's status.
+LaunchFunction = Callable[[int, int, int, int, int, int, int, int], int]
 
-#: Pointers that a descriptor holds and each launch sets.
+#: Pointers that the descriptor holds and each launch sets.
 _POINTERS = ("bias", "a_scale", "b_scale")
 
 
-def launch_of(described: Described, found: Found) -> Launch:
-    """The launch of an algorithm on descriptors that nobody else uses; safe to call from several threads.
+def make_launch(descriptors: ProblemDescriptors, result: HeuristicResult) -> LaunchFunction:
+    """Return the thread-safe launch of an algorithm on descriptors that it owns.
 
-    The pointers of bias and scales lie in the descriptor, so that setting them and launching are one step under a lock of the
-    launch's own. Other threads of the interpreter run meanwhile, both ways.
+    The descriptor holds the pointers of bias and scales. Setting them and launching is one step
+    under the launch's lock. Both implementations release the interpreter meanwhile.
     """
-    library, problem = described.library, described.problem
+    library, problem = descriptors.library, descriptors.problem
     present = (problem.bias_dtype, problem.a_scale, problem.b_scale)
     attributes = tuple(library.abi.desc[name] if used else -1 for name, used in zip(_POINTERS, present, strict=True))
     if _extension is None:
-        return by_ctypes(described, found, attributes)
-    return by_extension(described, found, attributes)
+        return launch_by_ctypes(descriptors, result, attributes)
+    return launch_by_extension(descriptors, result, attributes)
 
 
-def by_extension(described: Described, found: Found, attributes: tuple[int, ...]) -> Launch:
-    """Through `shim.c`."""
-    library = described.library
-    handle, desc, a, b, d, _ = described.addresses
-    made = _extension.Launch(
-        library.address("Matmul"), library.address("MatmulDescSetAttribute"), handle, desc, a, b, d, found.algo, found.workspace,
-        described.problem.compute == "32i", attributes, described,
+def launch_by_extension(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> LaunchFunction:
+    """Return a launch through `shim.c`."""
+    library = descriptors.library
+    handle, desc, a, b, d, _ = descriptors.addresses
+    launcher = _extension.Launch(
+        library.address("Matmul"), library.address("MatmulDescSetAttribute"), handle, desc, a, b, d, result.algo, result.workspace,
+        descriptors.problem.compute == "32i", attributes, descriptors,
     )  # fmt: skip
-    return made.launch  # type: ignore[no-any-return]
+    return launcher.launch  # type: ignore[no-any-return]
 
 
-def by_ctypes(described: Described, found: Found, attributes: tuple[int, ...]) -> Launch:
-    """Through ctypes."""
-    library: Library = described.library
-    matmul, put = library.functions["Matmul"], library.functions["MatmulDescSetAttribute"]
-    number: Any = ctypes.c_int32 if described.problem.compute == "32i" else ctypes.c_float
-    alpha, beta, algo, nbytes = ctypes.byref(number(1)), ctypes.byref(number(0)), found.algo, found.workspace
+def launch_by_ctypes(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> LaunchFunction:
+    """Return a launch through ctypes."""
+    library: Library = descriptors.library
+    matmul, set_attribute = library.functions["Matmul"], library.functions["MatmulDescSetAttribute"]
+    scalar: Any = ctypes.c_int32 if descriptors.problem.compute == "32i" else ctypes.c_float
+    alpha, beta, algo, nbytes = ctypes.byref(scalar(1)), ctypes.byref(scalar(0)), result.algo, result.workspace
     size, lock = ctypes.sizeof(ctypes.c_void_p), threading.Lock()
 
     def launch(stream: int, d: int, a: int, b: int, workspace: int, *pointers: int) -> int:
-        handle, desc, a_layout, b_layout, d_layout, _ = described.addresses
+        handle, desc, a_layout, b_layout, d_layout, _ = descriptors.addresses
         with lock:
             for attribute, pointer in zip(attributes, pointers, strict=True):
-                if attribute >= 0 and (status := put(desc, attribute, ctypes.byref(ctypes.c_void_p(pointer)), size)):
+                if attribute >= 0 and (status := set_attribute(desc, attribute, ctypes.byref(ctypes.c_void_p(pointer)), size)):
                     return int(status)
             return int(
                 matmul(handle, desc, alpha, a, a_layout, b, b_layout, beta, d, d_layout, d, d_layout, algo, workspace, nbytes, stream)

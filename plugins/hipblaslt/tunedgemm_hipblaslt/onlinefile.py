@@ -1,8 +1,8 @@
-"""AITER's ``hip_online_tuning_res.csv``: what its online tuning chose, read where HIP_ONLINE_TUNING is on.
+"""AITER's ``hip_online_tuning_res.csv``, read where HIP_ONLINE_TUNING is on.
 
-Its 20 columns (``gradlib/csrc/hipbsolgemm.cu``) name an algorithm by its number and hold no version of the library, and numbers
-differ between versions. So a row counts only with a 21st column ``libver`` that equals the present library's version, as the
-column of that name in our own tables; the others are counted and left alone.
+Its 20 columns (``gradlib/csrc/hipbsolgemm.cu``) hold an algorithm's index and no library version.
+Indices differ between versions. A row counts only with a 21st column ``libver`` that equals the
+present library's version, as in our tables. Other rows are counted and ignored.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from types import MappingProxyType
 
 from tunedgemm.tools import home_folder
 
-from tunedgemm_hipblaslt.problem import Problem
+from tunedgemm_hipblaslt.limits import Problem
 
 FILE = "hip_online_tuning_res.csv"
 _SWITCH = "HIP_ONLINE_TUNING"
-#: The columns that say what is multiplied, in AITER's order; the number of the algorithm and its name follow.
+#: Key columns in AITER's order. The algorithm's index and the kernel's name follow.
 _KEY_COLUMNS = 18
 _COLUMNS = 20
 
 _log = logging.getLogger("tunedgemm")
 
-#: AITER's words for dtypes.
+#: AITER's names of dtypes.
 _DTYPES = MappingProxyType({"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8_e4m3fnuz": "f8_e4m3_fnuz_r"})
 
 
-def key_of(problem: Problem) -> tuple[str, ...] | None:
-    """A problem in AITER's columns; None for one that its online tuning does not know."""
+def make_key(problem: Problem) -> tuple[str, ...] | None:
+    """Return a problem's key in AITER's columns; None where AITER does not tune it online."""
     matrices = (problem.a, problem.b, problem.d)
     if problem.batch > 1 or problem.compute != "32f" or any(matrix.dtype not in _DTYPES for matrix in matrices):
         return None
@@ -41,42 +41,43 @@ def key_of(problem: Problem) -> tuple[str, ...] | None:
 
 
 def switched_on() -> bool:
-    """Whether AITER would read the file."""
+    """Return whether AITER would read the file."""
     return os.environ.get(_SWITCH, "").lower() in ("1", "true")
 
 
-def named_for(problem: Problem, libver: str) -> int | None:
-    """The number of the algorithm that a file in the working or the user folder names for a problem and a version of the library."""
-    key = key_of(problem)
+def find_index(problem: Problem, libver: str) -> int | None:
+    """Return the algorithm's index for a problem and a library version.
+
+    The file in the working folder comes first, the file in the user folder next.
+    """
+    key = make_key(problem)
     if key is None:
         return None
-    found = (read(folder / FILE).get((libver, key)) for folder in (Path.cwd(), home_folder()))
-    return next((number for number in found if number is not None), None)
+    indices = (read(folder / FILE).get((libver, key)) for folder in (Path.cwd(), home_folder()))
+    return next((index for index in indices if index is not None), None)
 
 
 @functools.lru_cache(maxsize=8)
 def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
-    """(version of the library, key) -> number of the algorithm, from a file that need not exist; read once.
+    """Read a file once: (library version, key) -> index; empty where the file does not exist.
 
-    Lines that are cut off or hold something else are left out, as are those without a version; of several the first wins, as in AITER.
+    Malformed lines and lines without a version are skipped. The first of equal keys wins, as in
+    AITER.
     """
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    indices: dict[tuple[str, tuple[str, ...]], int] = {}
     unversioned = 0
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
-        return found
+        return indices
     for line in lines:
-        cells = [cell.strip() for cell in line.split(",")]  # as AITER does: no cell is quoted
+        cells = [cell.strip() for cell in line.split(",")]  # as in AITER, no cell is quoted
         if line.startswith("#") or len(cells) < _COLUMNS or not cells[_KEY_COLUMNS].isdecimal():
-            continue  # the header, too
+            continue  # includes the header
         if len(cells) == _COLUMNS or not cells[_COLUMNS]:
             unversioned += 1
             continue
-        found.setdefault((cells[_COLUMNS], tuple(cells[:_KEY_COLUMNS])), int(cells[_KEY_COLUMNS]))
+        indices.setdefault((cells[_COLUMNS], tuple(cells[:_KEY_COLUMNS])), int(cells[_KEY_COLUMNS]))
     if unversioned:
-        _log.warning(
-            "%s: %d rows name an algorithm by its number without a version of hipBLASLt and are not used; tune those shapes instead",
-            path, unversioned,
-        )  # fmt: skip
-    return found
+        _log.warning("%s: rows without a hipBLASLt version are ignored (got %d); tune those shapes instead", path, unversioned)
+    return indices

@@ -1,9 +1,10 @@
-/* One call of an Lt library with everything but addresses fixed before: 0.2 us where ctypes takes 3 us.
+/* One call of an Lt library with everything but addresses fixed: 0.2 us, where ctypes takes 3 us.
  *
- * The arguments of both libraries' Matmul and MatmulDescSetAttribute are the same (cublasLt.h, hipblaslt.h), so their
- * addresses are enough; nothing of a vendor is compiled or linked in. A lock of its own is held from the first attribute to the
- * launch: threads that share a descriptor cannot set each other's pointers. The interpreter's is given back meanwhile, as torch
- * does: a launch waits where the stream's queue is full or a kernel is loaded, maybe for what another thread has yet to launch.
+ * Matmul and MatmulDescSetAttribute take the same arguments in both libraries (cublasLt.h,
+ * hipblaslt.h). Their addresses are enough: no vendor code is compiled or linked. The object's lock is
+ * held from the first attribute to the launch, so that threads cannot set each other's pointers.
+ * The interpreter's lock is released meanwhile, as in torch. A launch may wait for a full queue or a
+ * kernel's loading, which may depend on another thread's launch.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -26,7 +27,7 @@ typedef struct {
     uint64_t algo[MAX_ALGO / 8];
     size_t workspace_bytes;
     union { float real; int32_t whole; } alpha, beta;
-    int attributes[3]; /* of bias, scales of A, scales of B; -1 without */
+    int attributes[3]; /* of bias, scales of A, scales of B; -1 for none */
     PyThread_type_lock lock;
     PyObject *owner; /* keeps handle, descriptor and layouts alive */
 } Launch;

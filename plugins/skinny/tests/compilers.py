@@ -1,4 +1,4 @@
-"""The vendors' compilers without a GPU: NVRTC of PyPI, and clang for AMD. What their code says of itself."""
+"""The vendors' compilers without a GPU: NVRTC from PyPI, and clang for AMD."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 import attrs
 from tunedgemm_skinny import rtc
 
-#: clang 19 is the first that knows gfx942 and compiles HIP without a ROCm of its own; it does not know gfx950.
+#: clang 19 is the first that knows gfx942 and compiles HIP without ROCm; it does not know gfx950.
 CLANG = "clang-19"
 
 
 class RefusedError(Exception):
-    """A compiler refused a program; the text is its log."""
+    """A compiler refused a program; the message is its log."""
 
 
 @attrs.frozen
 class Code:
-    """What a compiler made of a program.
+    """Compiled code of a program.
 
     Attributes:
         text: PTX or AMDGCN assembly.
-        registers: 32-bit ones a thread, of AMD those for vectors.
-        spilled: registers, or bytes of them, that are kept in memory.
-        stack: bytes of memory that a thread has of its own.
+        registers: 32-bit registers per thread; on AMD vector registers.
+        spilled: spilled registers (AMD) or bytes of them (NVIDIA).
+        stack: bytes of local memory per thread.
         shared: bytes of static shared memory.
     """
 
@@ -41,16 +41,16 @@ class Code:
 
 
 class Nvrtc:
-    """NVRTC as ctypes has it, whose log holds what ptxas says."""
+    """NVRTC through ctypes; its log has the output of ptxas."""
 
     def __init__(self, path: str) -> None:
         self.native = ctypes.CDLL(path)
 
     def compile(self, source: str, options: Sequence[str]) -> Code:
-        """The code of a program for a real architecture.
+        """Compile a program for a real architecture.
 
         Raises:
-            RefusedError: it does not compile.
+            RefusedError: the program does not compile.
         """
         program, given = ctypes.c_void_p(), [*options, "--ptxas-options=-v"]
         assert self.native.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"program.cpp", 0, None, None) == 0
@@ -74,27 +74,27 @@ class Nvrtc:
 
 
 def nvrtc() -> Nvrtc | None:
-    """The NVRTC beside torch or of PyPI's package; None where there is none."""
-    found = rtc.beside(rtc.NVRTC)
-    return Nvrtc(found[0]) if found else None
+    """Load the NVRTC of an installed package; None without one."""
+    files = rtc.beside(rtc.NVRTC)
+    return Nvrtc(files[0]) if files else None
 
 
 class Clang:
-    """clang for AMD, without headers and libraries of a ROCm, as the run-time compiler sees a program."""
+    """clang for AMD without ROCm's headers and libraries, like hipRTC."""
 
     def __init__(self, path: str, folder: Path) -> None:
         self.path, self.folder = path, folder
 
     def compile(self, source: str, options: Sequence[str]) -> Code:
-        """The code of a program.
+        """Compile a program to assembly.
 
         Raises:
-            RefusedError: it does not compile.
+            RefusedError: the program does not compile.
         """
         file = self.folder / "program.hip"
         file.write_text(source)
-        told = ["-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "--no-gpu-bundle-output", "-S", "-o", "-"]
-        done = subprocess.run([self.path, *options, *told, str(file)], capture_output=True, text=True, check=False)
+        flags = ["-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "--no-gpu-bundle-output", "-S", "-o", "-"]
+        done = subprocess.run([self.path, *options, *flags, str(file)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RefusedError(done.stderr)
         names = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size", "group_segment_fixed_size")
@@ -105,17 +105,17 @@ class Clang:
 
 
 def clang(folder: Path) -> Clang | None:
-    """clang, which writes to *folder*; None where there is none."""
+    """Find clang, which writes to *folder*; None without one."""
     path = shutil.which(CLANG)
     return Clang(path, folder) if path else None
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found, f"no {pattern} in {text[-400:]}"
-    return int(found[1])
+    match = re.search(pattern, text)
+    assert match, f"no {pattern} in {text[-400:]}"
+    return int(match[1])
 
 
 def _smem(log: str) -> int:
-    found = re.search(r"(\d+) bytes smem", log)
-    return int(found[1]) if found else 0
+    match = re.search(r"(\d+) bytes smem", log)
+    return int(match[1]) if match else 0

@@ -1,9 +1,15 @@
-"""What the tests of this plugin share: the fake GPUs, driven by ctypes or by the plugin's backend."""
+"""Shared fixtures of this plugin's tests: fake GPUs, driven by ctypes or by the plugin's backend.
+
+The mark ``cases(names, values)`` runs a test once for each of the values and lists the faults of
+all.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +17,56 @@ from typing import Any
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark ``cases``."""
+    config.addinivalue_line("markers", "cases(names, values): run the test for each of the values, and list all faults")
+
+
+def _names(mark: pytest.Mark) -> tuple[str, ...]:
+    return (mark.args[0],) if isinstance(mark.args[0], str) else tuple(mark.args[0])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Declare the names of ``cases`` as arguments of one test."""
+    for mark in metafunc.definition.iter_markers("cases"):
+        for name in _names(mark):
+            metafunc.parametrize(name, [pytest.param(None, id="each")])
+
+
+def _cases(item: pytest.Function) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of each case: the product of all marks ``cases``."""
+    marks = list(item.iter_markers("cases"))
+    for values in itertools.product(*(mark.args[1] for mark in marks)):
+        arguments: dict[str, Any] = {}
+        for mark, value in zip(marks, values, strict=True):
+            arguments.update(zip(_names(mark), (value,) if isinstance(mark.args[0], str) else value, strict=True))
+        yield arguments
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with marks ``cases`` for each case; skip it where every case skips."""
+    if pyfuncitem.get_closest_marker("cases") is None:
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    faults, skips, passed = [], [], 0
+    for case in _cases(pyfuncitem):
+        try:
+            pyfuncitem.obj(**{**fixtures, **case})
+            passed += 1
+        except pytest.skip.Exception as skip:
+            skips.append(str(skip))
+        except (Exception, pytest.fail.Exception) as error:
+            faults.append(f"{case}: {type(error).__name__}: {error}")
+    if faults:
+        pytest.fail(f"{len(faults)} cases fail:\n" + "\n".join(faults), pytrace=False)
+    if skips and not passed:
+        pytest.skip(skips[0])
+    return True
+
+
 def _module(stem: str) -> ModuleType:
-    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    """Load a module of this folder by path; tests cannot import their siblings."""
     name = f"tunedgemm_skinny_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -25,7 +79,7 @@ def _module(stem: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The artifact cache of the session: what the fake compilers make must not be found by the real drivers."""
+    """Set the session's artifact cache; real drivers must not load fake code."""
     folder = tmp_path_factory.getbasetemp() / "artifacts"
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder))
     return folder
@@ -33,49 +87,55 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """The module that drives the fake libraries by ctypes."""
+    """Load the module that drives the fake libraries by ctypes."""
     return _module("fake")
 
 
 @pytest.fixture(scope="session")
 def programs(fake: ModuleType) -> ModuleType:
-    """The module with programs of the kernels, their operands and references."""
+    """Load the module of kernel programs, their operands and references."""
     return _module("programs")
 
 
 @pytest.fixture(scope="session")
 def machines(programs: ModuleType, fake: ModuleType) -> dict[int, Any]:
-    """Both fake GPUs by the width of their warps: 32 and 64."""
+    """Make both fake GPUs, by the width of their warps."""
     return {32: programs.Machine(fake, 32), 64: programs.Machine(fake, 64)}
 
 
 @pytest.fixture
 def machine(machines: dict[int, Any], request: pytest.FixtureRequest) -> Any:
-    """The fake GPU whose warps are as wide as the test's parameter, with nothing registered or counted."""
-    found = machines[request.param]
-    found.driver.native.fake_reset()
-    return found
+    """Return the fake GPU of the parameter's warp width, with its buffers and counts reset."""
+    machine = machines[request.param]
+    machine.driver.native.fake_reset()
+    return machine
 
 
 @pytest.fixture(scope="session")
 def over(fake: ModuleType) -> ModuleType:
-    """The module with the plugin's backends over the fakes."""
+    """Load the module that runs the plugin's backend over the fakes."""
     return _module("over")
 
 
 @pytest.fixture(scope="session")
 def drawing() -> ModuleType:
-    """The module that draws random products with hypothesis."""
+    """Load the module that draws random products with hypothesis."""
     return _module("drawing")
 
 
 @pytest.fixture(scope="session")
+def compilers() -> ModuleType:
+    """Load the module of the vendors' compilers."""
+    return _module("compilers")
+
+
+@pytest.fixture(scope="session")
 def backends(over: ModuleType, fake: ModuleType) -> dict[str, Any]:
-    """The backend over the fakes, on a CPU that stands for an H200 (``nvidia``) and for an MI300X (``amd``)."""
+    """Make the backends over the fakes, with an H200 (``nvidia``) and an MI300X (``amd``)."""
     return {kind: over.backend(fake, kind) for kind in ("nvidia", "amd")}
 
 
 @pytest.fixture
 def skinny(backends: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """The backend of the kind of device that is the test's parameter."""
+    """Return the backend of the parameter's kind of device."""
     return backends[request.param]

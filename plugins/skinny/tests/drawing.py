@@ -1,4 +1,4 @@
-"""Random products for the property tests: shapes, solutions and operands, drawn by hypothesis, and what is wrong with their outputs."""
+"""Random products for the property tests: shapes, solutions and operands, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from tunedgemm.tools import ops
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 
-#: Classes of sizes: few of both; odd ones in between; many rows of the weight; long ones.
+#: Classes of sizes: small N and K; odd ones; large N; large K.
 KINDS = ("small", "odd", "wide", "deep")
-#: Rows of x, about as the families and their instructions have them.
+#: Ranges of M, by the families and their instructions.
 ROWS = ((1, 8), (1, 1), (9, 16), (17, 32), (33, MAX_ROWS))
-#: NaNs before and after each operand: as many as keep the address aligned.
+#: NaNs before and after each operand; a multiple that keeps the address aligned.
 MARGIN = 64
-#: Of a byte: NaNs of every type but these two are of ones alone. int8 has none, so it is the number that is farthest from zero.
+#: Byte of a NaN where it is not 0xFF. int8 has no NaN, so it takes its least number.
 NANS = {torch.int8: 0x80, torch.float8_e4m3fnuz: 0x80}
-#: Products of a batch.
+#: Numbers of products of a batch.
 BATCHES = st.sampled_from((1, 2, 3, 5, 17))
-#: Orders of the weight that may be drawn; of the others plain ones.
+#: Weight orders by op; other ops have plain weights.
 _SHUFFLED = ("aiter16x16", "aiter32x16")
 LAYOUTS = {
     "a16w16": ("row", *_SHUFFLED), "a8w8_bpreshuffle": _SHUFFLED, "a8w8_blockscale_bpreshuffle": _SHUFFLED[:1],
     "a4w4_blockscale": ("row", _SHUFFLED[0]), "a16w4_blockscale": ("row", _SHUFFLED[0]),
 }  # fmt: skip
-#: K of a shuffled weight in wholes, whatever its dtype; values of mxfp4 that share a scale.
+#: Multiple of K of a shuffled weight, for every dtype; mxfp4 values that share a scale.
 WHOLE, GROUP = 64, 32
-#: Columns below which all rows count as one: a lone number may be small by cancellation, and its error is not.
+#: Columns below which all rows are judged as one: a single number may be small by cancellation.
 FEW = 8
 
 
 @attrs.frozen
 class Room:
-    """The largest product that may be drawn.
+    """Limits of a drawn product.
 
     Attributes:
-        n, k: rows of the weight, and elements of each, at most.
-        elements: of the weight at most.
-        m: rows of x at most.
+        n, k: most weight rows, and most elements of each.
+        elements: most elements of the weight.
+        m: most rows of x.
     """
 
     n: int
@@ -55,25 +55,25 @@ class Room:
 
 
 def aligned(width: int) -> st.SearchStrategy[int]:
-    """Elements of so many bytes after an aligned address at which an operand of a launcher may begin."""
+    """Draw an operand's offset from an aligned address, in elements, that a launcher accepts."""
     return st.sampled_from((0, 16 // width, 48 // width))
 
 
 def anywhere(width: int) -> st.SearchStrategy[int]:
-    """The same for an operand of a call."""
+    """Draw an offset that a call accepts."""
     del width
     return st.integers(1, 15)
 
 
 def dtypes_of(op: str, gfx: str, *, floating: bool = False) -> tuple[str, ...]:
-    """What an architecture multiplies of an op: of *floating* numbers those alone."""
+    """Return the dtypes of an op that an architecture multiplies; with *floating* no integers."""
     whole = () if floating else ("int8", "fp4x2")
     return tuple(dtype for dtype in OPS[op][0] if dtype in ("bf16", "fp16", ARCHITECTURES[gfx].fp8, *whole))
 
 
 @st.composite
 def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
-    """N and K of a class of sizes; loads of every width divide K."""
+    """Draw N and K of a class of sizes, with K for loads of every width."""
     step = draw(st.sampled_from((2, 1) if kind == "odd" else (8, 4, 2, 1)))
     if kind == "deep":
         k = step * draw(st.integers(room.k // 3 // step, room.k // step))
@@ -87,7 +87,7 @@ def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
 
 @st.composite
 def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: tuple[str, ...] = OPS["a16w16"][0]) -> Shape:
-    """A shape of a class of sizes, in any of the operands' dtypes, with any scales of the op, with or without a bias."""
+    """Draw a shape of a class of sizes, with any dtypes, scales and bias of the op."""
     layouts = LAYOUTS.get(op, ("row",))
     fewest, most = draw(st.sampled_from([(least, most) for least, most in ROWS if most <= room.m]))
     m, dtype, scale = draw(st.integers(fewest, most)), draw(st.sampled_from(dtypes)), draw(st.sampled_from(OPS[op][1]))
@@ -108,15 +108,18 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
 
 @st.composite
 def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
-    """One of the shape's list or at most three steps of `refine` from there; None where all have a split, or none, unlike asked."""
+    """Draw a listed solution or a neighbour at most three steps away.
+
+    None if none has the wanted *split*.
+    """
 
     def fitting(listed: Any) -> list[Solution]:
         return [solution for solution in listed if split in (None, solution.split_k > 0)]
 
     listed = list(skinny.enumerate_solutions(shape, device))
-    assert listed, f"{shape}: nothing is listed"
-    found = fitting(listed) or fitting(near for each in listed for near in skinny.refine(each, shape, device))
-    chosen = draw(st.sampled_from(found)) if found else None
+    assert listed, f"{shape}: no solution is listed"
+    candidates = fitting(listed) or fitting(near for solution in listed for near in skinny.refine(solution, shape, device))
+    chosen = draw(st.sampled_from(candidates)) if candidates else None
     for _ in range(draw(st.integers(0, 3)) if chosen else 0):
         near = fitting(skinny.refine(chosen, shape, device))
         chosen = draw(st.sampled_from(near)) if near else chosen
@@ -124,19 +127,19 @@ def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, spl
 
 
 def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> Launcher:
-    """A solution that is listed, bound; it has to be."""
+    """Bind a listed solution; it must bind."""
     answer = skinny.bind(solution, shape, device)
     assert isinstance(answer, Launcher), f"{shape}: {solution}: {answer}"
     return answer
 
 
 def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
-    """The same values, contiguous in a storage whose other elements are NaNs, *begin* elements after an aligned address."""
-    plain = getattr(operand, "plain", operand)  # of a shuffled weight its bytes as they lie
+    """Copy an operand into a storage of NaNs, *begin* elements after an aligned address."""
+    plain = getattr(operand, "plain", operand)  # a shuffled weight's bytes in storage order
     values, before = plain.contiguous().view(torch.uint8).flatten(), operand.element_size() * (MARGIN + begin)
     storage = torch.full((2 * before + len(values),), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device)
-    made = storage[before:][: len(values)].copy_(values).view(operand.dtype).view(operand.shape)
-    return made if plain is operand else tunedgemm.as_shuffled(made, operand.layout_name)
+    copy = storage[before:][: len(values)].copy_(values).view(operand.dtype).view(operand.shape)
+    return copy if plain is operand else tunedgemm.as_shuffled(copy, operand.layout_name)
 
 
 def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> Case:
@@ -144,36 +147,39 @@ def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> C
     return Case(shape, device, op, operands, op.reference(shape, operands), (), ())
 
 
-def _made(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor, ...]:
+def _inputs(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor, ...]:
     return tuple(ops()[shape.op].make_inputs(shape, device.torch_device, draw(st.integers(0, 99))))
 
 
 @st.composite
 def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: Callable[[int], st.SearchStrategy[int]] = aligned) -> Case:
-    """Normal operands, each with NaNs around."""
-    made = _made(draw, shape, device)
-    return _case(shape, device, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in made))
+    """Draw normal operands, each within NaNs."""
+    inputs = _inputs(draw, shape, device)
+    return _case(shape, device, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in inputs))
 
 
 @st.composite
 def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
-    """Normal operands with a few NaNs, subnormal numbers and infinities, where there are any, at random places of x and of the weight."""
-    made = _made(draw, shape, device)
-    info = torch.finfo(made[0].dtype)
+    """Draw normal operands with a few NaNs, subnormals and infinities in x and the weight."""
+    inputs = _inputs(draw, shape, device)
+    info = torch.finfo(inputs[0].dtype)
     values = [torch.nan, info.smallest_normal * info.eps, -info.smallest_normal / 2]
     values += [torch.inf, -torch.inf] if width_of(shape.dtype) > 1 else []
-    for operand in made[:2]:
-        places = st.tuples(*(st.integers(0, size - 1) for size in operand.shape))
-        for place, value in draw(st.lists(st.tuples(places, st.sampled_from(values)), max_size=4)):
-            getattr(operand, "plain", operand)[place] = value
-    return _case(shape, device, tuple(map(among_nans, made)))
+    for operand in inputs[:2]:
+        indices = st.tuples(*(st.integers(0, size - 1) for size in operand.shape))
+        for index, value in draw(st.lists(st.tuples(indices, st.sampled_from(values)), max_size=4)):
+            getattr(operand, "plain", operand)[index] = value
+    return _case(shape, device, tuple(map(among_nans, inputs)))
 
 
 @st.composite
 def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
-    """A product without a bias in float32, whose x is subnormal throughout: were that taken for zero, so would be all that comes out."""
+    """Draw a float32 product without bias whose x is all subnormal.
+
+    Flushed to zero, its output would be zero.
+    """
     plain = attrs.evolve(shape, outdtype="fp32", epilogue="none", bias_dtype="")
-    x, *others = _made(draw, plain, device)
+    x, *others = _inputs(draw, plain, device)
     least = torch.finfo(x.dtype).smallest_normal
     tiny = (x.double().clamp(-7, 7) * least / 8).to(x.dtype)
     assert (tiny.double().abs() < least).all()
@@ -181,30 +187,30 @@ def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
 
 
 def launched(launcher: Launcher, case: Case) -> torch.Tensor:
-    """The output of a launch into NaNs; an AssertionError where it writes beside its output or its workspace."""
+    """Launch into NaNs; raise AssertionError for a write outside output and workspace."""
     with Poisoned() as poisoned:
         out: torch.Tensor = launcher.call(*case.operands)
-    assert not poisoned.overwritten(), f"{case.shape}: it writes beside its output"
+    assert not poisoned.overwritten(), f"{case.shape}: it writes outside its output"
     return out
 
 
 def fault(case: Case, out: torch.Tensor, wanted: torch.Tensor | None = None) -> str:
-    """What is wrong with the numbers of an output by the op's tolerance; "" for a right one."""
+    """Return the fault of an output by the op's tolerance; "" for a right one."""
     reference = case.reference if wanted is None else wanted
     width = out.numel() if case.shape.n < FEW else case.shape.n
     return case.fault(out.reshape(-1, width), reference.reshape(-1, width))
 
 
 def misplaced(case: Case, out: torch.Tensor) -> str:
-    """What is wrong where operands are not finite: infinities and NaNs are where torch has them, the rest is as it should be."""
+    """Return the fault of an output whose infinities and NaNs must match torch's."""
     wanted = case.reference.to(out.dtype)
     for name, where in (("NaNs", torch.isnan), ("infinities", torch.isposinf), ("negative infinities", torch.isneginf)):
         if not torch.equal(where(out), where(wanted)):
-            return f"{int(where(out).sum())} {name}, not the {int(where(wanted).sum())} that there are"
+            return f"{int(where(out).sum())} {name}, not {int(where(wanted).sum())}"
     finite = wanted.isfinite()
     return fault(case, out.where(finite, 0), case.reference.where(finite, 0))
 
 
 def bits(out: torch.Tensor) -> torch.Tensor:
-    """An output as whole numbers, equal where its bits are."""
+    """View an output as integers, for comparisons of bits."""
     return out.view(torch.int32 if out.element_size() == 4 else torch.int16)

@@ -1,7 +1,7 @@
-"""The fake GPU: compiles the fake compilers and drivers, and drives them by ctypes with numbers of its own.
+"""Fake GPU: build the fake compilers and drivers, and call them through ctypes.
 
-The C++ source is in ``fake/``: an emulator that runs the kernels' own source on the host, and what is around it. Its checks and its
-settings (``FAKE_*``) are described where they are.
+The C++ sources are in ``fake/``: an emulator runs the kernels' own source on the host. Each source
+documents its checks and its settings (``FAKE_*``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 
 SOURCES = Path(__file__).with_name("fake")
 FLAGS = ("-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
-#: library -> its files; a fortified longjmp would refuse to switch stacks.
+#: Library -> its files. A fortified longjmp would refuse to switch stacks.
 PARTS = {
     "nvrtc": ("rtc.cpp",),
     "hiprtc": ("rtc.cpp",),
@@ -38,43 +38,44 @@ OPERANDS = ("x", "weight", "bias", "out", "partial", "counters", "x_scale", "w_s
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C++ compiler, or it cannot compile the fake libraries."""
+    """No C++ compiler was found, or it cannot compile the fake libraries."""
 
 
 @functools.cache
 def folder() -> Path:
-    """A folder of this process that goes with it."""
-    made = tempfile.mkdtemp(prefix="tunedgemm-fake-gpu-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
+    """Make a folder that is removed at exit."""
+    path = tempfile.mkdtemp(prefix="tunedgemm-fake-gpu-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 @functools.cache
 def build(name: str) -> Path:
-    """The fake library ``nvrtc``, ``hiprtc``, ``cuda`` or ``hip``, compiled once in a process.
+    """Compile the fake library ``nvrtc``, ``hiprtc``, ``cuda`` or ``hip``, once per process.
 
     Raises:
-        NoCompilerError: ``g++`` is missing or refuses the source, with what it said.
+        NoCompilerError: ``g++`` was not found or refuses the source; the message ends with its
+            output.
     """
     compiler = shutil.which("g++")
     if compiler is None:
-        raise NoCompilerError("the fake GPU is compiled with `g++`, which is not on PATH; install GCC's C++ compiler")
+        raise NoCompilerError("g++ not found on PATH; install GCC's C++ compiler")
     target = folder() / f"libfake_{name}.so"
     words = [str(SOURCES / part) if part.endswith(".cpp") else part for part in PARTS[name]]
-    told = [f"-DFAKE_{name.upper()}", f'-DCOMPILER="{compiler}"', f'-DHOST_H="{SOURCES / "host.h"}"']
-    done = subprocess.run([compiler, *FLAGS, *told, *words, "-o", str(target), "-ldl"], capture_output=True, text=True, check=False)
+    defines = [f"-DFAKE_{name.upper()}", f'-DCOMPILER="{compiler}"', f'-DHOST_H="{SOURCES / "host.h"}"']
+    done = subprocess.run([compiler, *FLAGS, *defines, *words, "-o", str(target), "-ldl"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoCompilerError(f"{compiler} cannot compile the fake {name}: {done.stderr[-2000:]}")
     return target
 
 
 def copy_of(name: str) -> Path:
-    """A fake library in a file of its own: whoever loads it shares its counts with nobody."""
+    """Copy a fake library to a new file, so that its counts are private."""
     return Path(shutil.copy(build(name), Path(tempfile.mkdtemp(dir=folder()), f"lib{name}.so")))
 
 
 class Args(ctypes.Structure):
-    """What the kernels take."""
+    """Arguments of the kernels."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in OPERANDS), ("n", ctypes.c_longlong), ("k", ctypes.c_longlong), ("m", ctypes.c_int),
@@ -83,11 +84,11 @@ class Args(ctypes.Structure):
 
 
 class RefusedError(Exception):
-    """The compiler refused a program: its result, then its log."""
+    """The compiler refused a program; the arguments are its result and its log."""
 
 
 class Compiler:
-    """A fake run-time compiler, ``nvrtc`` or ``hiprtc``."""
+    """Fake run-time compiler, ``nvrtc`` or ``hiprtc``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -95,14 +96,14 @@ class Compiler:
         self.code = {"nvrtc": "GetCUBIN", "hiprtc": "GetCode"}[name]
 
     def call(self, function: str, *arguments: Any) -> int:
-        """The result of a function named without its prefix."""
+        """Call a function, named without its prefix, and return its result."""
         return int(self.native[self.name + function](*arguments))
 
     def compile(self, source: str, options: Sequence[str], name: str = "program.cpp") -> bytes:
-        """The code object of a program.
+        """Compile a program to a code object.
 
         Raises:
-            RefusedError: it does not compile, or the options are wrong.
+            RefusedError: the program or an option is wrong.
         """
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         assert self.call("CreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None) == 0
@@ -122,7 +123,10 @@ class Compiler:
 
 @attrs.frozen
 class Grid:
-    """Blocks along N, splits, threads of a block, bytes of dynamic shared memory, products of a batch."""
+    """Grid of a launch: blocks along N, splits, batch.
+
+    Threads and dynamic shared bytes of a block.
+    """
 
     blocks: int
     splits: int
@@ -132,7 +136,7 @@ class Grid:
 
 
 class Driver:
-    """A fake driver, ``cuda`` or ``hip``."""
+    """Fake driver, ``cuda`` or ``hip``."""
 
     def __init__(self, name: str) -> None:
         self.amd = name == "hip"
@@ -144,19 +148,19 @@ class Driver:
         self.prefix = "hip" if self.amd else "cu"
 
     def call(self, function: str, *arguments: Any) -> int:
-        """The status of a function named without its prefix."""
+        """Call a function, named without its prefix, and return its status."""
         return int(self.native[self.prefix + function](*arguments))
 
     def reason(self) -> str:
-        """Why the last call was refused."""
+        """Return why the last call was refused."""
         return self.native.fake_last_reason().decode()
 
     def counted(self, function: str) -> int:
-        """Calls of a function since the last reset."""
+        """Return the calls of a function since the last reset."""
         return int(self.native.fake_calls((self.prefix + function).encode()))
 
     def load(self, code: bytes) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """The module of a code object, and its kernel."""
+        """Load a code object; return its module and its kernel."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         status = self.call("ModuleLoadData", ctypes.byref(module), code)
         assert status == SUCCESS, f"{status}: {self.reason()}"
@@ -165,11 +169,11 @@ class Driver:
         return module, function
 
     def launch(self, function: ctypes.c_void_p, grid: Grid, args: Args) -> int:
-        """The status of a launch."""
+        """Launch a function and return the status."""
         name = "ModuleLaunchKernel" if self.amd else "LaunchKernel"
         params = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         return self.call(name, function, grid.blocks, grid.splits, grid.batches, grid.threads, 1, 1, grid.shared, None, params, None)
 
     def moved(self) -> dict[str, tuple[int, int]]:
-        """Bytes that the last launch of this thread loaded and stored, by operand."""
+        """Return the bytes that this thread's last launch loaded and stored, by operand."""
         return {name: (int(self.native.fake_loaded(i)), int(self.native.fake_stored(i))) for i, name in enumerate(OPERANDS)}

@@ -1,4 +1,4 @@
-"""Programs of the kernels on the fake GPUs: what they are compiled with, how they are launched, and what comes out by definition."""
+"""Kernel programs on the fake GPUs: macros, launches and references."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn,
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp4x2": torch.uint8,
 }  # fmt: skip
-#: In the order of the sources' numbers.
+#: Dtypes in the order of the sources' numbers.
 INPUTS, OUTPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2"), ("bf16", "fp16", "fp32")
 SCALES = ("none", "tensor", "row", "block")
-#: Elements of K, and rows of the weight, that share a scale of a block.
+#: Elements of K, and weight rows, that share a block scale.
 BLOCK = 128
 ARCHITECTURES = {32: "sm_90", 64: "gfx942"}
 #: Rows of x that a matrix instruction takes, by the width of a warp.
 COLUMNS = {32: 8, 64: 16}
-#: Rows of the weight of one warp's, or group of warps', smallest piece.
+#: Weight rows of the smallest tile of a warp or group of warps.
 UNITS = {"rows": 1, "tiles": 16, "wgmma": 64}
 MAX_THREADS = 1024
-#: Shared memory of a block in bytes, at its most.
+#: Most bytes of shared memory of a block.
 SHARED = {32: 227 << 10, 64: 64 << 10}
 
 
 def up(size: int, step: int) -> int:
-    """The next multiple of a step."""
+    """Round a size up to a multiple of a step."""
     return -(-size // step) * step
 
 
 @attrs.frozen
 class Program:
-    """What a program is compiled with.
+    """Macros of a program.
 
     Attributes:
         family: ``rows``, ``tiles`` or ``wgmma``.
         wave: threads of a warp.
         m: rows of x that it serves.
         vec: elements of one load.
-        stages: slots of the ring that the weight comes through; 0: none.
+        stages: stages of the weight's ring; 0 for none.
         scale: kind of the operands' scales.
-        batched: whether it serves several products.
-        shuffled: rows of the weight whose pieces lie side by side; 0: it is plain.
-        wide: whether x is bf16 beside a weight of mxfp4.
-        The others are as the kernels' names have them, dtypes by their short names.
+        batched: whether it serves a batch.
+        shuffled: weight rows whose pieces are adjacent; 0 for a plain weight.
+        wide: whether x is bf16 and the weight mxfp4.
+        The other attributes are those of a solution name, dtypes by their short names.
     """
 
     family: str
@@ -76,30 +76,30 @@ class Program:
 
     @property
     def per_block(self) -> int:
-        """Rows of the weight of a block."""
+        """Return the weight rows of a block."""
         return UNITS[self.family] * self.n_each * self.warps_n
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         return self.wave * self.warps_n * self.warps_k * (4 if self.family == "wgmma" else 1)
 
     @property
     def span(self) -> int:
-        """Elements of K that all warps of a block take in one turn."""
+        """Return the elements of K of all warps of a block in one iteration."""
         return self.unroll * self.warps_k * {"rows": self.piece * self.wave, "tiles": 4 * self.piece, "wgmma": 8 * self.piece}[self.family]
 
     @property
     def piece(self) -> int:
-        """Elements of K that a lane has at once."""
+        """Return the elements along K of a lane's piece."""
         return 8 if self.dtype in INPUTS[:2] else 16
 
     def source(self) -> str:
-        """The text of the program."""
+        """Return the text of the program."""
         return "\n".join((KERNELS / f"{part}.h").read_text() for part in ("portable", "finish", self.family))
 
     def defines(self) -> list[str]:
-        """Its macros."""
+        """Return the macros as compiler options."""
         values = {
             f"FAMILY_{self.family}": 1, "DTYPE": INPUTS.index(self.dtype), "OUT": OUTPUTS.index(self.out),
             "BIAS": OUTPUTS.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
@@ -110,24 +110,25 @@ class Program:
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def shared(self, per_split: int) -> int:
-        """Bytes of dynamic shared memory: the ring and x where they lie there, in the end the sums of all warps."""
+        """Return the bytes of dynamic shared memory: ring and x, then the warps' sums."""
         sums = 4 * self.warps_k * self.m * (self.per_block + (0 if self.family == "rows" else 4))
         if self.family == "wgmma":
             return max(sums, self.stages * (16 // self.piece) * self.span * (self.per_block + self.m))
         length = up(per_split, self.piece) if self.family == "rows" else self.stages * self.span or up(per_split, 4 * self.piece)
-        held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
+        held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile per lane
         ring = 16 * self.stages * self.unroll * self.n_each * held * self.threads
         return max(sums, 16 // self.piece * self.m * length * (4 if self.wide else 1) * self.x_shared + ring)
 
 
 @attrs.frozen(eq=False)
 class Case:
-    """The operands of one product, or of a batch of them, and how K is split.
+    """Operands of one product or of a batch, and the split of K.
 
     Attributes:
         x, weight, bias: [m, k], [n, k], [n] or None; of a batch each [B, ...].
         per_split: elements of K of each split but the last.
-        x_scale, w_scale: one value each; by row [m] and [n]; or by block [m, ceil(k/128)] and [ceil(n/128), ceil(k/128)].
+        x_scale, w_scale: one value each; per row [m] and [n]; or per block [m, ceil(k/128)] and
+            [ceil(n/128), ceil(k/128)].
     """
 
     x: torch.Tensor
@@ -139,16 +140,16 @@ class Case:
 
     @property
     def splits(self) -> int:
-        """Splits of K."""
+        """Return the number of splits of K."""
         return -(-self.x.shape[-1] // self.per_split)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Products, rows of x, rows of the weight, and K."""
+        """Return the products, rows of x, weight rows, and K."""
         return (1 if self.x.dim() == 2 else self.x.shape[0]), self.x.shape[-2], self.weight.shape[-2], self.x.shape[-1]
 
     def reference(self) -> torch.Tensor:
-        """The product in float64, [m, n]; of a batch [B, m, n]."""
+        """Return the product in float64, [m, n]; of a batch [B, m, n]."""
         x, weight, scales = self.x.double(), self.weight.double(), (self.x_scale, self.w_scale)
         if self.x_scale is None or self.w_scale is None:
             scales = (torch.ones(1), torch.ones(1))
@@ -161,23 +162,24 @@ class Case:
         return out if self.bias is None else out + self.bias.double().unsqueeze(-2)
 
     def size(self) -> torch.Tensor:
-        """The sum of the absolute values of what is added up, [m, n]."""
+        """Return the sums of the terms' absolute values, [m, n]."""
         out = self.x.double().abs() @ self.weight.double().abs().mT
         return out if self.bias is None else out + self.bias.double().abs()
 
 
 def whole(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
-    """Operands of whole numbers, whose sums float32 has exactly, in any order: every wrong, missing or doubled element shows.
+    """Make operands of whole numbers, whose sums are exact in float32, in any order.
 
-    Scales are powers of two; a program for batches gets three products.
+    Every wrong, missing or repeated element changes the output. Scales are powers of two; a program
+    for batches gets three products.
     """
-    made, batch = torch.Generator().manual_seed(seed), (3,) * program.batched
+    generator, batch = torch.Generator().manual_seed(seed), (3,) * program.batched
 
     def drawn(*shape: int, dtype: str, most: int) -> torch.Tensor:
-        return torch.randint(-most, most + 1, (*batch, *shape), generator=made).to(DTYPES[dtype])
+        return torch.randint(-most, most + 1, (*batch, *shape), generator=generator).to(DTYPES[dtype])
 
     def powers(*shape: int) -> torch.Tensor:
-        return 2.0 ** torch.randint(-1, 2, (*batch, *shape), generator=made)
+        return 2.0 ** torch.randint(-1, 2, (*batch, *shape), generator=generator)
 
     bias = drawn(n, dtype=program.bias, most=99) if program.bias else None
     weight = drawn(n, k, dtype=program.dtype, most=9)
@@ -188,20 +190,23 @@ def whole(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int =
 
 
 def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
-    """Normal numbers."""
-    made = torch.Generator().manual_seed(seed)
-    x, weight = (torch.randn(rows, k, generator=made).to(DTYPES[program.dtype]) for rows in (m, n))
-    bias = torch.randn(n, generator=made).to(DTYPES[program.bias]) if program.bias else None
+    """Make operands of normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(rows, k, generator=generator).to(DTYPES[program.dtype]) for rows in (m, n))
+    bias = torch.randn(n, generator=generator).to(DTYPES[program.bias]) if program.bias else None
     return Case(x, weight, bias, split(program, k, splits))
 
 
 def split(program: Program, k: int, splits: int) -> int:
-    """Elements of K of each of so many splits; with scales of blocks whole blocks, or steps of 64 where each step has its own scales."""
+    """Return the elements of K of a split.
+
+    With block scales whole blocks, or steps of 64 with separate scales.
+    """
     steps = BLOCK if program.family == "wgmma" else min(BLOCK, 64 * program.unroll)
     return up(-(-k // splits), steps if program.scale == "block" else program.vec)
 
 
-#: The beginning of the tests' own kernels.
+#: Start of the tests' own kernels.
 PREAMBLE = """
 struct Args {
     void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
@@ -221,13 +226,13 @@ extern "C" void skinny(Args args) {
     const int thread = host_thread(), lane = thread % WAVE;
     (void)args, (void)lane;
 """
-#: Threads of a block of theirs in warps, and rows of the weight that it has.
+#: Warps and weight rows of a block of theirs.
 WARPS, PER_BLOCK = 2, 16
 
 
 @attrs.frozen
 class Tiny:
-    """A kernel of the tests' own, with the macros of a program of the family `rows`."""
+    """A test's own kernel, with the macros of a program of the family `rows`."""
 
     wave: int
     body: str
@@ -255,24 +260,23 @@ class Tiny:
 
 
 def small(m: int = 1, n: int = PER_BLOCK, k: int = 128, splits: int = 1) -> Case:
-    """Operands of small whole numbers."""
-    made = torch.Generator().manual_seed(1)
-    x, weight = (torch.randint(-9, 10, (rows, k), generator=made).to(torch.bfloat16) for rows in (m, n))
+    """Make operands of small whole numbers."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randint(-9, 10, (rows, k), generator=generator).to(torch.bfloat16) for rows in (m, n))
     return Case(x, weight, None, -(-k // splits))
 
 
 def shuffled(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """The weight [..., n, k] in AITER's order: of each so many rows the pieces of 16 bytes side by side, then those further along K."""
+    """Reorder a weight [..., n, k] like AITER: 16-byte pieces of *rows* rows, then on along K."""
     pieces = weight.contiguous().view(torch.uint8).view(*weight.shape[:-2], weight.shape[-2] // rows, rows, -1, 16)
     return pieces.transpose(-3, -2).contiguous().view(torch.uint8)
 
 
 class Machine:
-    """A fake GPU whose warps have *wave* threads; keeps the programs that it has loaded.
+    """A fake GPU with warps of *wave* threads, and its loaded programs.
 
     Attributes:
-        compiler, driver: its fake libraries.
-        poison: what output and partial sums hold before a launch.
+        compiler, driver: fake libraries.
     """
 
     def __init__(self, fake: ModuleType, wave: int) -> None:
@@ -282,7 +286,7 @@ class Machine:
         self.loaded = functools.cache(self._loaded)
 
     def options(self, program: Any) -> list[str]:
-        """The compiler's options."""
+        """Return the compiler's options."""
         amd = ["--offload-arch=gfx942", "-std=c++17", "-O3"]
         nvidia = ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
         return [*(amd if self.wave == 64 else nvidia), *program.defines()]
@@ -291,7 +295,7 @@ class Machine:
         return self.driver.load(self.compiler.compile(program.source(), self.options(program)))[1]
 
     def status(self, program: Any, case: Case, out: torch.Tensor, seed: int = 1) -> int:
-        """The status of a launch over poisoned partial sums; *out* is the output."""
+        """Launch into *out*, over partials of NaN, and return the status."""
         batches, m, n, k = case.sizes
         blocks = -(-n // program.per_block)
         meets = case.splits > 1 and not program.cluster
@@ -312,36 +316,36 @@ class Machine:
             assert self.driver.call("FuncSetAttribute", function, self.fake.DYNAMIC_SHARED, grid.shared) == 0, self.driver.reason()
         self.driver.native.fake_seed(seed)
         status = self.driver.launch(function, grid, args)
-        assert status or counters is None or not counters.any(), "the counters are not zero again"
+        assert status or counters is None or not counters.any(), "the counters are not reset"
         return status
 
     def refusal(self, program: Any, case: Case) -> tuple[int, str]:
-        """Status and reason of a launch that fails."""
+        """Return the status and the reason of a launch that must fail."""
         out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan)
         status = self.status(program, case, out)
         assert status, f"{program} is launched"
         return status, self.driver.reason()
 
     def run(self, program: Any, case: Case, seed: int = 1) -> torch.Tensor:
-        """The output of a launch; fails with the emulator's reason."""
+        """Launch and return the output; fail with the emulator's reason."""
         out = torch.full((*case.x.shape[:-1], case.weight.shape[-2]), torch.nan, dtype=DTYPES[program.out])
         status = self.status(program, case, out, seed)
         assert status == 0, f"{program} {tuple(case.x.shape)} x {tuple(case.weight.shape)}, splits {case.splits}: {self.driver.reason()}"
         return out
 
     def fault(self, program: Program, case: Case, seed: int = 1) -> str:
-        """What is wrong with the output of whole numbers, "" for the right one."""
+        """Return the fault of an output of whole numbers; "" for a right one."""
         out, wanted = self.run(program, case, seed), case.reference().float().to(DTYPES[program.out])
         wrong = (out != wanted).nonzero().tolist()
         if not wrong:
             return ""
-        place = tuple(wrong[0])
+        index = tuple(wrong[0])
         sizes = "batches={} m={} n={} k={}".format(*case.sizes) + f" splits={case.splits} seed={seed}"
-        return f"{program} {sizes}: {len(wrong)} of {out.numel()} wrong, {place} is {out[place]}, not {wanted[place]}"
+        return f"{program} {sizes}: {len(wrong)} of {out.numel()} wrong, {index} is {out[index]}, not {wanted[index]}"
 
 
 def drawn(chosen: random.Random, wave: int) -> Program:
-    """A random program that a block can have."""
+    """Draw a random program that fits a block."""
     family = chosen.choice(["rows", "tiles"])
     step = COLUMNS[wave]
     rows = family == "rows"
@@ -361,12 +365,12 @@ def drawn(chosen: random.Random, wave: int) -> Program:
             x_shared=rows and chosen.random() < 0.3,
             stages=chosen.choice([0, 0, 2, 3, 4]),
         )
-        if program.stages and (wave == 64 or program.vec == 1):  # copies go 4, 8 or 16 bytes at a time, and AMD has none
+        if program.stages and (wave == 64 or program.vec == 1):  # copies have 4, 8 or 16 bytes; AMD has none
             continue
         if program.threads <= MAX_THREADS and program.shared(4096) <= SHARED[wave]:
             return program
 
 
 def seed_of(*words: Any) -> int:
-    """A number from a description: the same in every process."""
+    """Hash a description to a number, the same in every process."""
     return int(hashlib.sha256(repr(words).encode()).hexdigest()[:8], 16)

@@ -1,4 +1,4 @@
-"""Builds: what a compile is told, what is kept, and what happens when it goes wrong."""
+"""Builds: macros and options, the artifact cache, failed compilations."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
 
 
 def compiler(skinny: Any) -> rtc.Compiler:
-    """The fake compiler of a backend."""
+    """Return the fake compiler of a backend."""
     return skinny.compiler(rtc.INTERFACES[skinny.host.kind])
 
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact cache of the test's own, and a count of what is compiled."""
+    """Set an empty artifact cache, and a file that counts compilations."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_RTC_COUNT", str(tmp_path / "count"))
     return tmp_path
 
 
 def counted(folder: Path) -> int:
-    """Programs that were compiled."""
+    """Return the number of compiled programs."""
     return len((folder / "count").read_text()) if (folder / "count").exists() else 0
 
 
 def stored(folder: Path) -> list[Path]:
-    """Files of the artifact cache."""
+    """List the files of the artifact cache."""
     return [file for file in (folder / "cache").rglob("*") if file.is_file()]
 
 
-def test_what_a_program_is_told() -> None:
-    """Every macro of the sources, with the numbers that they give to dtypes, and the architecture."""
+def test_macros_and_options() -> None:
+    """A build has every macro, the numbers of its dtypes, and the architecture."""
     build = build_of(Rows(4, 2, 1, 8, True), 1, SHAPE, "sm_90")
     wanted = {
         "FAMILY_rows": 1, "DTYPE": 0, "OUT": 1, "BIAS": 3, "M": 3, "N_EACH": 4, "WARPS_N": 2, "WARPS_K": 1, "UNROLL": 8, "VEC": 8,
@@ -59,8 +59,8 @@ def test_what_a_program_is_told() -> None:
     assert options(build)[:3] == ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
     assert options(build)[3:] == [f"-D{name}={value}" for name, value in wanted.items()]
     amd = build_of(Tiles(1, 2, 4, 2), 1, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp32", epilogue="none", k=66), "gfx942")
-    told = {"FAMILY_tiles": 1, "DTYPE": 1, "OUT": 2, "BIAS": 0, "M": 16, "VEC": 2, "WAVE": 64, "X_SHARED": 0}
-    assert defines(amd).items() >= told.items()
+    expected = {"FAMILY_tiles": 1, "DTYPE": 1, "OUT": 2, "BIAS": 0, "M": 16, "VEC": 2, "WAVE": 64, "X_SHARED": 0}
+    assert defines(amd).items() >= expected.items()
     assert options(amd)[:3] == ["--offload-arch=gfx942", "-std=c++17", "-O3"]
     numbers = {("int8", "tensor"): (2, 1), ("fp8_e4m3fn", "row"): (3, 2), ("fp8_e4m3fnuz", "block"): (4, 3)}
     for (dtype, scale), (number, kind) in numbers.items():
@@ -72,8 +72,8 @@ def test_what_a_program_is_told() -> None:
     assert defines(build_of(Rows(1, 1, 1, 1), 1, batch, "sm_90")).items() >= {"BATCHED": 1, "SCALE": 0, "M": 3}.items()
 
 
-def test_every_macro_of_the_sources_is_given() -> None:
-    """What the sources test or use in capitals, and do not define themselves, is given by every build or by the compiler."""
+def test_every_macro_of_the_sources_is_defined() -> None:
+    """Every macro that the sources test is defined by them, by the build or by the compiler."""
     machine = {"SKINNY_HOST", "COLUMNS", "STEPS", "BYTES"}
     families = {f"FAMILY_{family.family}" for family in FAMILIES}
     for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1), Wgmma(1, 1, 1, 1)):
@@ -86,7 +86,7 @@ def test_every_macro_of_the_sources_is_given() -> None:
 
 
 def test_one_build_serves_every_n_and_split() -> None:
-    """A compile depends on M, and of K on what divides it; a matrix instruction serves several M."""
+    """A build depends on M in whole matrix instructions and on the divisors of K, not on N."""
     kernel = Rows(1, 2, 2, 1)
     builds = {build_of(kernel, 1, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
     assert len(builds) == 1
@@ -107,30 +107,30 @@ def test_one_build_serves_every_n_and_split() -> None:
     assert [build_of(tiles, 1, Shape("a16w16", m, 8, 8), "gfx950").rows for m in (1, 16, 17, 64)] == [16, 16, 32, 64]
 
 
-@pytest.mark.parametrize(("field", "value"), [("gfx", "gfx906"), ("dtype", "fp32"), ("outdtype", "int8"), ("bias_dtype", "fp64")], ids=str)
+@pytest.mark.cases(("field", "value"), [("gfx", "gfx906"), ("dtype", "fp32"), ("outdtype", "int8"), ("bias_dtype", "fp64")])
 def test_a_build_is_checked(field: str, value: str) -> None:
-    """What no program has a number for is no build."""
+    """A dtype or architecture that the sources do not know is refused."""
     with pytest.raises(ValueError, match=field):
         attrs.evolve(BUILD, **{field: value})
     assert {build_of(Rows(1, 1, 1, 1), 1, SHAPE, gfx).gfx for gfx in ARCHITECTURES} == set(ARCHITECTURES)
 
 
-def test_splits_of_a_cluster_are_compiled_in() -> None:
-    """A program whose splits meet in a cluster has their number; one whose splits meet in global memory serves any."""
+def test_only_a_cluster_fixes_its_splits() -> None:
+    """A build with a cluster depends on the splits; one with partials does not."""
     shape = Shape("a16w16", 4, 64, 4096)
     assert [build_of(Tiles(1, 1, 1, 1, cluster=True), splits, shape, "sm_90").cluster for splits in (2, 8)] == [2, 8]
     assert build_of(Tiles(1, 1, 1, 1), 2, shape, "sm_90") == build_of(Tiles(1, 1, 1, 1), 8, shape, "sm_90")
 
 
-def test_instructions_of_one_architecture_need_its_own_target() -> None:
-    """wgmma is in sm_90a alone; what else is compiled for sm_90 runs on whatever is compatible with it."""
+def test_wgmma_targets_sm_90a() -> None:
+    """wgmma compiles for sm_90a, every other family for sm_90."""
     assert options(build_of(Wgmma(1, 1, 1, 1), 1, SHAPE, "sm_90"))[0] == "--gpu-architecture=sm_90a"
     assert options(build_of(Tiles(1, 1, 1, 1), 1, SHAPE, "sm_90"))[0] == "--gpu-architecture=sm_90"
 
 
 @both
-def test_a_code_object_is_kept(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time nothing is compiled; another version of the compiler, or another option, compiles anew."""
+def test_a_code_object_is_cached(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code object is compiled once per compiler version and option."""
     build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
     first = code(build, compiler(skinny))
     assert code(build, compiler(skinny)) == first
@@ -144,7 +144,7 @@ def test_a_code_object_is_kept(skinny: Any, empty: Path, monkeypatch: pytest.Mon
 
 @both
 def test_a_damaged_file_is_compiled_again(skinny: Any, empty: Path) -> None:
-    """A byte that was changed, or an end that is missing, is no code object."""
+    """A changed or truncated cache file is compiled again."""
     build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
     first = code(build, compiler(skinny))
     [file] = stored(empty)
@@ -156,8 +156,8 @@ def test_a_damaged_file_is_compiled_again(skinny: Any, empty: Path) -> None:
 
 
 @both
-def test_a_folder_that_cannot_be_written(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code object is kept by the process instead."""
+def test_a_cache_that_cannot_be_written(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code object stays in the process where the cache cannot be written."""
     (empty / "file").write_text("no folder")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(empty / "file" / "cache"))
     build = build_of(Rows(2, 2, 1, 1), 1, Shape("a16w16", 1, 8, 64), skinny.host.gfx)
@@ -173,9 +173,9 @@ def test_a_compile_error_names_kernel_architecture_and_first_lines(skinny: Any, 
         failing.setenv("FAKE_RTC_FAIL", "expected a better kernel")
         with pytest.raises(LaunchError) as error:
             code(build, compiler(skinny))
-    told = str(error.value)
-    assert f"skinny {build.kernel.name} for {build.gfx} did not compile by {compiler(skinny).version}: " in told
-    assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in told
+    message = str(error.value)
+    assert f"skinny {build.kernel.name}: {compiler(skinny).version} cannot compile it for {build.gfx}: " in message
+    assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in message
     assert not stored(empty)
     assert code(build, compiler(skinny))
 
@@ -193,7 +193,7 @@ print(len(code(build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90")
 
 
 def test_two_processes_compile_at_once(fake: ModuleType, backends: dict[str, Any], empty: Path) -> None:
-    """Both get a whole code object, and what they leave is read by a third."""
+    """Two processes get whole code objects, and a third reads the cached one."""
     environment = {**os.environ, "FAKE_RTC_SECONDS": "0.5"}
     command = [sys.executable, "-c", PROCESS, str(fake.build("nvrtc"))]
     children = [
@@ -216,7 +216,7 @@ def test_two_processes_compile_at_once(fake: ModuleType, backends: dict[str, Any
 
 
 def test_threads_compile_at_once(backends: dict[str, Any], empty: Path) -> None:
-    """Eight threads that want one build at once all get it, whole."""
+    """Eight threads get one build, whole."""
     sizes: list[int] = []
     threads = [threading.Thread(target=lambda: sizes.append(len(code(BUILD, compiler(backends["nvidia"]))))) for _ in range(8)]
     for thread in threads:
@@ -229,8 +229,11 @@ def test_threads_compile_at_once(backends: dict[str, Any], empty: Path) -> None:
 
 
 @both
-def test_prepare_compiles_what_bind_then_finds(skinny: Any, over: ModuleType, empty: Path) -> None:
-    """After prepare, which loads no driver, bind compiles nothing; what bind refuses is not compiled."""
+def test_bind_uses_what_prepare_compiled(skinny: Any, over: ModuleType, empty: Path) -> None:
+    """After prepare, which loads no driver, bind compiles nothing.
+
+    Refused solutions are not compiled.
+    """
 
     def load(_: object) -> object:
         raise AssertionError("it must not be loaded")
@@ -246,7 +249,7 @@ def test_prepare_compiles_what_bind_then_finds(skinny: Any, over: ModuleType, em
 
 
 def test_builds_are_values() -> None:
-    """Equal parameters are one build."""
+    """Builds with equal parameters are equal."""
     again = Build(BUILD.kernel, BUILD.gfx, BUILD.dtype, BUILD.outdtype, BUILD.bias_dtype, BUILD.rows, BUILD.vec)
     assert again == BUILD
     assert hash(again) == hash(BUILD)

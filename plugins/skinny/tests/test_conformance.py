@@ -1,4 +1,4 @@
-"""The backend keeps the contract: over the vendors' libraries on a GPU, and over the fake ones on every machine."""
+"""Conformance of the backend, over the vendors' libraries and over fake ones."""
 
 from __future__ import annotations
 
@@ -6,37 +6,59 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from tunedgemm.plugin import Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
 
+SPLIT = Shape("a16w16", 3, 33, 520, epilogue="bias", bias_dtype="fp32")
+BATCH = Shape("batched_a8w8", 2, 17, 136, dtype="int8", outdtype="bf16", scale="row", extra={"B": 3})
+
 
 class TestSkinny(BackendConformance):
-    """Everything that the core asks of a backend."""
+    """Conformance over the vendors' libraries.
+
+    Every shape of the suite on a GPU, elsewhere one of each op.
+    """
 
     libtype = "skinny"
 
+    @classmethod
+    def every_shape(cls) -> tuple[Shape, ...]:
+        """List the shapes to ask about."""
+        shapes = super().every_shape()
+        return shapes if torch.cuda.is_available() else tuple({shape.op: shape for shape in reversed(shapes)}.values())
+
 
 class OverFakes(StandInConformance):
-    """The same on the CPU, which stands for the GPU of the fake libraries."""
+    """Conformance on the CPU, which emulates the GPU of the fake libraries.
+
+    The shapes have one launcher each: plain operands with a bias and splits, scaled ones, and bf16
+        times mxfp4.
+    """
 
     folder = Path(__file__).with_name("installed")
-    work = 3 << 20
-    max_solutions = 3
+    max_solutions = 2
 
     @pytest.fixture(autouse=True)
     def fakes(self, fake: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The libraries are there, and processes that are started find them; what is compiled is kept for the session."""
+        """Build the fake libraries where child processes find them.
+
+        Compiled programs stay for the session.
+        """
         for name in ("nvrtc", "hiprtc", "cuda", "hip"):
             monkeypatch.setenv("FAKE_SKINNY_FOLDER", str(fake.build(name).parent))
 
 
 class TestCuda(OverFakes):
-    """Over the fake NVRTC and CUDA driver."""
+    """Conformance over the fake NVRTC and CUDA driver."""
 
     libtype = "skinnycuda"
+    shapes = (SPLIT, BATCH, Shape("a16w4_blockscale", 2, 32, 256, outdtype="bf16", scale="block", layout="aiter16x16"))
 
 
 class TestHip(OverFakes):
-    """Over the fake hipRTC and HIP driver."""
+    """Conformance over the fake hipRTC and HIP driver."""
 
     libtype = "skinnyhip"
+    shapes = (SPLIT, BATCH)

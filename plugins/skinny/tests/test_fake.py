@@ -1,4 +1,4 @@
-"""The fake GPUs run threads, barriers, shuffles and matrix instructions as GPUs do, and refuse what would go wrong on one."""
+"""The fake GPUs' emulator: threads, barriers, shuffles, matrix instructions, checks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import attrs
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 
 
 @both
 def test_every_thread_of_every_block_runs_once(machine: Any, programs: Any) -> None:
-    """Each block has its place in the grid, each thread its number, and a block runs once for each split."""
+    """Every thread of every block and split runs once, with its indices."""
     body = """
     const unsigned place = host_block_x() * 16 + thread;
     if (thread < 16 && host_block_y() == host_grid_y() - 1) put(args, place, 1000 * host_block_x() + 100 * host_grid_y() + thread);"""
@@ -31,7 +33,7 @@ REVERSED = """
 
 @both
 def test_a_barrier_orders_the_threads(machine: Any, programs: Any) -> None:
-    """What any thread wrote before a barrier all read after it, in whatever order they run."""
+    """All threads read after a barrier what any wrote before it, in any order."""
     program, operands = programs.Tiny(machine.wave, REVERSED.replace("{barrier}", "host_sync_block();")), programs.small()
     wanted = operands.x[0, : program.threads].flip(0)[:16].float()
     for seed in range(20):
@@ -40,14 +42,14 @@ def test_a_barrier_orders_the_threads(machine: Any, programs: Any) -> None:
 
 @both
 def test_a_missing_barrier_shows(machine: Any, programs: Any) -> None:
-    """Without the barrier threads read what nobody has written: shared memory begins as NaN."""
+    """Without the barrier threads read unwritten shared memory, which is NaN."""
     program = programs.Tiny(machine.wave, REVERSED.replace("{barrier}", ""))
     assert all(machine.run(program, programs.small(), seed).isnan().any() for seed in range(20))
 
 
 @both
 def test_shuffles_exchange_the_values_of_a_warp(machine: Any, programs: Any) -> None:
-    """Each lane gets the value of the lane whose number differs in the mask, in its own warp."""
+    """Each lane gets the value of the lane of its warp whose number differs in the mask."""
     body = """
     for (int mask = 1; mask < WAVE; mask *= 2) {
         const float other = host_shuffle_xor((float)thread, mask);
@@ -60,7 +62,8 @@ def test_shuffles_exchange_the_values_of_a_warp(machine: Any, programs: Any) -> 
     assert out[0].tolist() == [wave * (wave - 1) / 2 + wave * wave * (place // 8) for place in range(16)]
 
 
-#: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": the weight is A, x is B, columns of B are rows of x.
+#: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": the weight is A, x is B,
+#: columns of B are rows of x.
 MMA_32 = """
     const int group = lane >> 2, id = lane % 4;
     u16 a[8], b[4];
@@ -80,7 +83,8 @@ MMA_32 = """
         const int row = i < 2 ? group : group + 8, column = id * 2 + (i & 1);
         put(args, column * 16 + row, c[i] - i * START);
     }"""
-#: v_mfma_f32_16x16x16: A[i][k] and B[k][j] lie in lane i + 16 * (k / 4), D[i][j] in lane j + 16 * (i / 4).
+#: v_mfma_f32_16x16x16: A[i][k] and B[k][j] are in lane i + 16 * (k / 4), D[i][j] in lane j + 16 *
+#: (i / 4).
 MMA_64 = """
     u16 a[4] = {}, b[4] = {};
     for (int i = 0; i < 16; i++) for (int k = 0; k < 16; k++) {
@@ -97,9 +101,9 @@ MMA_64 = """
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.cases("dtype", [torch.bfloat16, torch.float16])
 def test_matrix_instructions_are_products(machine: Any, programs: Any, dtype: torch.dtype) -> None:
-    """With fragments laid out as the manuals say the instruction adds A B to C, for both dtypes, subnormals and infinity among them."""
+    """Matrix instructions add A B to C with the manuals' fragments, subnormals included."""
     m, body = (8, MMA_32) if machine.wave == 32 else (16, MMA_64)
     body = body.replace("KIND", str(int(dtype is torch.float16)))
     adds, plain = (programs.Tiny(machine.wave, body.replace("START", start), m=m) for start in ("1", "0"))
@@ -114,9 +118,9 @@ def test_matrix_instructions_are_products(machine: Any, programs: Any, dtype: to
 
 
 STUCK = [
-    ("if (thread != 5) host_sync_block();", "waits for ever at a barrier"),
-    ("if (lane != 5) host_shuffle_xor(1, 1);", "waits for ever at a shuffle"),
-    ("if (thread < WAVE) host_sync_block(); else host_shuffle_xor(1, 1);", "waits for ever at a barrier"),
+    ("if (thread != 5) host_sync_block();", "waits forever at a barrier"),
+    ("if (lane != 5) host_shuffle_xor(1, 1);", "waits forever at a shuffle"),
+    ("if (thread < WAVE) host_sync_block(); else host_shuffle_xor(1, 1);", "waits forever at a barrier"),
     ("float c[4]; unsigned a[4]; if (lane) host_mma(c, a, a, 0); else host_shuffle_xor(1, 1);", "while others of its warp wait"),
     ("host_shuffle_xor(1, lane ? 1 : 2);", "others of its warp by"),
     ("host_shuffle_xor(1, WAVE);", "a shuffle by"),
@@ -124,16 +128,16 @@ STUCK = [
 
 
 @both
-@pytest.mark.parametrize(("body", "reason"), STUCK, ids=[reason for _, reason in STUCK])
+@pytest.mark.cases(("body", "reason"), STUCK)
 def test_threads_that_do_not_meet(machine: Any, programs: Any, body: str, reason: str) -> None:
-    """A collective that not all threads reach fails, and the next launch is right again."""
-    status, told = machine.refusal(programs.Tiny(machine.wave, body), programs.small())
+    """A collective that not all threads reach fails, and the next launch is right."""
+    status, message = machine.refusal(programs.Tiny(machine.wave, body), programs.small())
     assert status == machine.fake.LAUNCH_FAILED
-    assert reason in told
+    assert reason in message
     test_a_barrier_orders_the_threads(machine, programs)
 
 
-#: What a kernel does -> what it is told; x has 128 elements, the output 16.
+#: Access of a kernel -> part of the error; x has 128 elements, the output 16.
 WILD = {
     "host_load(shared, (char *)args.x + 2, 4);": "no multiple of that",
     "host_load(shared, (char *)args.x + 8, 16);": "no multiple of that",
@@ -145,21 +149,21 @@ WILD = {
     "host_store(args.x, shared, 2);": "stores to x",
     "host_atomic_add_one((unsigned *)args.counters);": "adds to 4 bytes at",
     "if (thread < 2) put(args, 3, thread);": "a second time",
-    "if (!thread) host_load(shared, args.out, 4);": "which nobody has stored",
-    "shared[4096] = 0;": "beside its shared memory",
-    "shared[-1] = 0;": "beside its shared memory",
+    "if (!thread) host_load(shared, args.out, 4);": "which no thread has stored",
+    "shared[4096] = 0;": "outside its shared memory",
+    "shared[-1] = 0;": "outside its shared memory",
     "host_copy_async(shared + 2, args.x, 4, true);": "no multiple of that",
     "host_copy_async(shared, (char *)args.x + 256, 4, true);": "copies 4 bytes at",
 }
 
 
 @both
-@pytest.mark.parametrize("body", WILD)
+@pytest.mark.cases("body", WILD)
 def test_wild_accesses(machine: Any, programs: Any, body: str) -> None:
-    """Accesses that are not aligned, lie outside the operands or touch what they must not are errors that say so."""
+    """Misaligned, out-of-bounds and forbidden accesses raise errors with the reason."""
     fake = machine.fake
-    status, told = machine.refusal(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
-    assert WILD[body] in told
+    status, message = machine.refusal(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
+    assert WILD[body] in message
     misaligned = fake.MISALIGNED_ADDRESS if machine.wave == 32 else fake.LAUNCH_FAILED
     assert status in (misaligned if "multiple" in WILD[body] else fake.ILLEGAL_ADDRESS, fake.LAUNCH_FAILED)
 
@@ -177,7 +181,10 @@ GET_SHARED = "const auto get_shared = [](u16 half) { return __builtin_bit_cast(f
 
 @both
 def test_asynchronous_copies_arrive_when_they_are_awaited(machine: Any, programs: Any) -> None:
-    """Groups that are awaited have arrived, with zeros for what is not there; those that are not awaited may have, or not."""
+    """Groups that are awaited have arrived, with zeros for what is not there.
+
+    Those that are not awaited may have, or not.
+    """
     operands = programs.small()
     whole, late = (programs.Tiny(machine.wave, GET_SHARED + COPIED.replace("{groups}", text)) for text in ("0", "1"))
     out = machine.run(whole, operands)[0]
@@ -190,7 +197,7 @@ def test_asynchronous_copies_arrive_when_they_are_awaited(machine: Any, programs
 
 @both
 def test_registered_buffers_alone(machine: Any, programs: Any) -> None:
-    """Once buffers are registered every operand must lie in one, and what is written in a writable one."""
+    """With registered buffers operands must be inside one, outputs inside a writable one."""
     native, operands, program = (
         machine.driver.native,
         programs.small(),
@@ -200,7 +207,7 @@ def test_registered_buffers_alone(machine: Any, programs: Any) -> None:
     for tensor in (operands.x, operands.weight, out):
         native.fake_register(tensor.data_ptr(), tensor.nbytes, 0)
     assert machine.status(program, operands, out) == machine.fake.ILLEGAL_ADDRESS
-    assert "lies in no writable buffer" in machine.driver.reason()
+    assert "is in no writable buffer" in machine.driver.reason()
     native.fake_register(out.data_ptr(), out.nbytes, 1)
     assert machine.status(program, operands, out) == 0
     assert machine.status(program, attrs.evolve(operands, x=operands.x.clone()), out) == machine.fake.ILLEGAL_ADDRESS
@@ -210,14 +217,14 @@ def test_registered_buffers_alone(machine: Any, programs: Any) -> None:
 
 @both
 def test_bytes_moved(machine: Any, programs: Any) -> None:
-    """The driver tells how many bytes the last launch loaded and stored."""
+    """The driver reports the bytes that the last launch loaded and stored."""
     machine.run(programs.Tiny(machine.wave, "if (thread < 16) put(args, thread, get(args.x, thread) + get(args.x, 0));"), programs.small())
     assert machine.driver.moved() == dict.fromkeys(machine.fake.OPERANDS, (0, 0)) | {"x": (64, 0), "out": (0, 64)}
 
 
 @both
 def test_threads_of_the_process_launch_at_once(machine: Any, programs: Any) -> None:
-    """Eight threads launch one function with operands of their own and get their own results."""
+    """Eight threads launch one function, and each gets its own results."""
     program = programs.Tiny(machine.wave, REVERSED.replace("{barrier}", "host_sync_block();"))
     xs = [torch.full((1, 128), float(i), dtype=torch.bfloat16) for i in range(8)]
     base = programs.small()

@@ -1,4 +1,4 @@
-"""The fake drivers and compilers take and refuse what the real ones do, and tell why."""
+"""The fake drivers and compilers accept and refuse like the real ones, with reasons."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import attrs
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
 amd = pytest.mark.parametrize("machine", [64], indirect=True, ids=["amd"])
 
 
-#: Changed arguments -> what the driver says of them; the launch is of 3 blocks, 1 split.
+#: Part of the driver's reason -> changed arguments; the launch has 3 blocks and 1 split.
 BAD_ARGUMENTS = {
     "3 blocks for 49 rows by 16": {"n": 49},
     "rows of x": {"m": 2},
@@ -29,9 +31,9 @@ BAD_ARGUMENTS = {
 
 
 @both
-@pytest.mark.parametrize("reason", BAD_ARGUMENTS)
+@pytest.mark.cases("reason", BAD_ARGUMENTS)
 def test_arguments_that_do_not_fit_the_program(machine: Any, programs: Any, reason: str) -> None:
-    """A launch whose arguments do not fit the program or the grid is refused before it runs."""
+    """Arguments that do not fit the program or the grid are refused before the launch."""
     fake, function = (
         machine.fake,
         machine.loaded(programs.Tiny(machine.wave, "if (thread < 16) put(args, host_block_x() * 16 + thread, 1);")),
@@ -47,7 +49,7 @@ def test_arguments_that_do_not_fit_the_program(machine: Any, programs: Any, reas
 
 @both
 def test_grids_and_blocks_beyond_the_limits(machine: Any, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that are too large, have too many registers or no memory are refused as a driver refuses them."""
+    """Blocks with too many threads, registers or bytes are refused like by a driver."""
     fake, driver = machine.fake, machine.driver
     function = machine.loaded(programs.Tiny(machine.wave, ""))
     args, grid = fake.Args(n=1, k=1, m=1, splits=1, per_split=1), fake.Grid(1, 1, machine.wave * programs.WARPS, 0)
@@ -60,8 +62,8 @@ def test_grids_and_blocks_beyond_the_limits(machine: Any, programs: Any, monkeyp
 
 
 @nvidia
-def test_cuda_gives_much_shared_memory_only_when_asked(machine: Any, programs: Any) -> None:
-    """Above 48 KiB a launch needs the attribute, which goes up to what a block of an H200 can have."""
+def test_cuda_grants_large_shared_memory_on_request(machine: Any, programs: Any) -> None:
+    """Above 48 KiB a launch needs the attribute, up to the limit of an H200."""
     fake, driver = machine.fake, machine.driver
     program, out = programs.Tiny(32, "if (thread < 16) put(args, thread, host_shared()[65535]);", bytes_shared=65536), torch.empty(1, 16)
     args = programs.small()
@@ -79,8 +81,8 @@ def test_cuda_gives_much_shared_memory_only_when_asked(machine: Any, programs: A
 
 
 @amd
-def test_hip_gives_what_there_is_unasked(machine: Any, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 KiB need no attribute, which HIP would want a host function for; more is refused."""
+def test_hip_grants_all_shared_memory(machine: Any, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 KiB need no attribute on HIP; more is refused."""
     fake, driver = machine.fake, machine.driver
     program = programs.Tiny(64, "if (thread < 16) put(args, thread, 1);", bytes_shared=65536)
     assert driver.call("FuncSetAttribute", machine.loaded(program), fake.DYNAMIC_SHARED, 65536) == 98
@@ -91,22 +93,22 @@ def test_hip_gives_what_there_is_unasked(machine: Any, programs: Any, monkeypatc
 
 
 @both
-def test_functions_tell_of_themselves(machine: Any, monkeypatch: pytest.MonkeyPatch, programs: Any) -> None:
-    """Registers, spills and the threads that they leave room for, as set."""
-    fake, function, found = machine.fake, machine.loaded(programs.Tiny(machine.wave, "")), ctypes.c_int()
+def test_attributes_of_functions(machine: Any, monkeypatch: pytest.MonkeyPatch, programs: Any) -> None:
+    """A function has the set registers and spills, and the threads that they allow."""
+    fake, function, value = machine.fake, machine.loaded(programs.Tiny(machine.wave, "")), ctypes.c_int()
     monkeypatch.setenv("FAKE_REGISTERS", "255")
     monkeypatch.setenv("FAKE_LOCAL_BYTES", "16")
-    told = []
+    values = []
     for attribute in (fake.MAX_THREADS, fake.LOCAL_BYTES, fake.REGISTERS):
-        assert machine.driver.call("FuncGetAttribute", ctypes.byref(found), attribute, function) == 0
-        told.append(found.value)
-    assert told == [256, 16, 255]
-    assert machine.driver.call("FuncGetAttribute", ctypes.byref(found), 0, ctypes.c_void_p(8)) == fake.INVALID_HANDLE
+        assert machine.driver.call("FuncGetAttribute", ctypes.byref(value), attribute, function) == 0
+        values.append(value.value)
+    assert values == [256, 16, 255]
+    assert machine.driver.call("FuncGetAttribute", ctypes.byref(value), 0, ctypes.c_void_p(8)) == fake.INVALID_HANDLE
 
 
 @both
 def test_modules(machine: Any, machines: dict[int, Any], programs: Any) -> None:
-    """Images that are torn, edited or of the other machine are refused, unknown functions too, and what was unloaded is gone."""
+    """Damaged and foreign images and unknown or unloaded functions are refused."""
     fake, driver, module = machine.fake, machine.driver, ctypes.c_void_p()
     tiny = programs.Tiny(machine.wave, "")
     code = machine.compiler.compile(tiny.source(), machine.options(tiny))
@@ -146,7 +148,7 @@ def test_launch_with_a_structure(machine: Any, programs: Any) -> None:
 
 
 def test_error_texts(machines: dict[int, Any]) -> None:
-    """Both drivers and both compilers have words for a status."""
+    """Both drivers and both compilers have texts for their statuses."""
     text = ctypes.c_char_p()
     assert machines[32].driver.call("GetErrorString", 700, ctypes.byref(text)) == 0
     assert text.value == b"an illegal memory access was encountered"
@@ -161,7 +163,10 @@ def test_error_texts(machines: dict[int, Any]) -> None:
 
 @both
 def test_programs_that_do_not_compile(machine: Any, monkeypatch: pytest.MonkeyPatch, programs: Any) -> None:
-    """Errors of the source are in the log with their line; unknown options, no architecture and a wrong width of warps are errors."""
+    """Errors of the source are in the log with their line.
+
+    Unknown options, no architecture and a wrong width of warps are errors.
+    """
     fake, tiny = machine.fake, programs.Tiny(machine.wave, "return 1;")
     options = machine.options(tiny)
 
@@ -183,7 +188,7 @@ def test_programs_that_do_not_compile(machine: Any, monkeypatch: pytest.MonkeyPa
 
 @both
 def test_compilations_are_counted_and_last(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Any) -> None:
-    """A file counts compilations over processes, each lasts as long as asked, and the version is the one that is set."""
+    """Compilations are counted, take the set time, and report the set version."""
     tiny, counted = programs.Tiny(machine.wave, ""), tmp_path / "count"
     monkeypatch.setenv("FAKE_RTC_COUNT", str(counted))
     monkeypatch.setenv("FAKE_RTC_SECONDS", "0.3")
@@ -200,7 +205,7 @@ def test_compilations_are_counted_and_last(machine: Any, tmp_path: Path, monkeyp
 
 @both
 def test_arguments_of_another_size(machine: Any, programs: Any) -> None:
-    """A kernel whose arguments are not what the plugin passes does not load."""
+    """A kernel with arguments of another size does not load."""
     tiny = programs.Tiny(machine.wave, "")
     code = machine.compiler.compile(tiny.source().replace("long long per_split;", "long long per_split, more;"), machine.options(tiny))
     assert machine.driver.call("ModuleLoadData", ctypes.byref(ctypes.c_void_p()), code) == machine.fake.INVALID_IMAGE

@@ -1,4 +1,4 @@
-"""On a GPU: the ops with 8-bit operands, scales and batches; skipped elsewhere."""
+"""Ops with 8-bit operands, scales and batches, on a GPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.fit import refusal
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import Kernel, Rows, Tiles
+from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
+from tunedgemm_skinny.resources import unfit
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
-#: "fp8" stands for the kind that the device has.
+#: "fp8" stands for the device's dtype.
 INT8 = {"op": "a8w8", "dtype": "int8", "outdtype": "bf16", "scale": "row"}
 FP8 = INT8 | {"dtype": "fp8"}
 BLOCKS = {"op": "a8w8_blockscale", "dtype": "fp8", "outdtype": "bf16", "scale": "block"}
@@ -59,8 +59,8 @@ SHAPES: list[dict[str, Any]] = [
     {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 1, "n": 2112, "k": 7168, "layout": "aiter16x16"},
     {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 64, "n": 1536, "k": 7168, "layout": "aiter16x16"},
 ]  # fmt: skip
-#: One for each way to load and to add up.
-KERNELS: list[tuple[Kernel, int]] = [
+#: Kernels with splits, one for each way to load and to reduce.
+KERNELS: list[tuple[KernelConfig, int]] = [
     (Tiles(1, 1, 4, 2), 0), (Tiles(2, 2, 2, 1), 3), (Tiles(1, 1, 4, 2, stages=4), 0), (Tiles(1, 2, 2, 1, stages=3), 4),
     (Rows(2, 4, 1, 4), 0),
     (Rows(4, 1, 4, 2, stages=4), 2),
@@ -69,12 +69,12 @@ KERNELS: list[tuple[Kernel, int]] = [
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 def shape_of(fields: dict[str, Any], device: Device) -> Shape:
-    """A shape with the device's kind of fp8; skips where it has none."""
+    """Make a shape with the device's fp8; skip where it has none."""
     fp8 = ARCHITECTURES[device.gfx].fp8
     if fields.get("dtype") == "fp8" and not fp8:
         pytest.skip(f"{device.gfx} has no fp8")
@@ -82,30 +82,28 @@ def shape_of(fields: dict[str, Any], device: Device) -> Shape:
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands on a device."""
+    """Make random operands on a device."""
     return ops()[shape.op].make_inputs(shape, device.torch_device, seed)
 
 
 def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
-    """A solution, bound."""
+    """Bind a solution."""
     answer = skinny.bind(solution, shape, device)
     assert isinstance(answer, Launcher), f"{solution}: {answer}"
     return answer
 
 
 def close(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> bool:
-    """Whether an output is within the op's tolerance of the reference."""
+    """Check an output against the reference, within the op's tolerance."""
     op = ops()[shape.op]
     wanted = op.reference(shape, given).double().reshape(-1, shape.n)
     error = (out.double().reshape(wanted.shape) - wanted).norm(dim=1) / wanted.norm(dim=1)
     return bool(error.max().item() < op.tolerance(shape).row_error)
 
 
-@pytest.mark.parametrize(
-    "fields", SHAPES, ids=lambda fields: "-".join(str(value) for value in fields.values() if not isinstance(value, dict))
-)
+@pytest.mark.cases("fields", SHAPES)
 def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[str, Any], device: Device) -> None:
-    """What is listed for a shape of each op binds, matches the op's reference, and gives equal bits twice."""
+    """Every solution of each op binds, matches the reference, and gives equal bits twice."""
     shape = shape_of(fields, device)
     given = operands(shape, device)
     for solution in skinny.enumerate_solutions(shape, device):
@@ -115,15 +113,13 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[st
         assert torch.equal(first, second), solution
 
 
-@pytest.mark.parametrize(("kernel", "splits"), KERNELS, ids=[f"{kernel.name}-{splits}" for kernel, splits in KERNELS])
-@pytest.mark.parametrize(
-    "fields", [FP8, INT8, BLOCKS, {**FP8, "op": "batched_a8w8", "extra": {"B": 3}}], ids=lambda fields: f"{fields['op']}-{fields['dtype']}"
-)
-def test_whole_numbers_come_out_bit_by_bit(kernel: Kernel, splits: int, fields: dict[str, Any], device: Device) -> None:
-    """Sums of whole numbers, scaled by powers of two, are exact: every wrong, missing or doubled element, and every wrong scale, shows."""
+@pytest.mark.cases(("kernel", "splits"), KERNELS)
+@pytest.mark.cases("fields", [FP8, INT8, BLOCKS, {**FP8, "op": "batched_a8w8", "extra": {"B": 3}}])
+def test_whole_numbers_come_out_bit_by_bit(kernel: KernelConfig, splits: int, fields: dict[str, Any], device: Device) -> None:
+    """Whole numbers scaled by powers of two are exact, so every wrong element or scale shows."""
     for m, n, k in ((1, 37, 2048), (8, 130, 2056), (7, 300, 4100)):
         shape = shape_of({**fields, "m": m, "n": n, "k": k, "outdtype": "fp32"}, device)
-        if refusal(kernel, splits or 1, shape, device.gfx):
+        if unfit(kernel, splits or 1, shape, device.gfx):
             continue
         launcher, made = bound(Solution("skinny", kernel.name, splits), shape, device), torch.Generator("cuda").manual_seed(k)
         given = [
@@ -136,15 +132,15 @@ def test_whole_numbers_come_out_bit_by_bit(kernel: Kernel, splits: int, fields: 
         assert torch.equal(launcher.call(*given).reshape(wanted.shape), wanted.float()), shape
 
 
-@pytest.mark.parametrize("fields", [FP8, BLOCKS], ids=["row", "block"])
+@pytest.mark.cases("fields", [FP8, BLOCKS])
 def test_a_nan_marks_its_row_alone(fields: dict[str, Any], device: Device) -> None:
-    """A NaN of x, of the weight, or of a scale of a row of x reaches what it takes part in, and nothing else."""
+    """A NaN of x, of the weight, or of a row's scale reaches only its own outputs."""
     shape = shape_of({**fields, "m": 4, "n": 130, "k": 2048}, device)
     x, weight, x_scale, w_scale = operands(shape, device)
     x.view(torch.uint8)[1, 300] = weight.view(torch.uint8)[129, 2047] = 0x80 if "fnuz" in shape.dtype else 0xFF
     x_scale.view(4, -1)[2] = torch.nan
     for kernel, splits in KERNELS:
-        if refusal(kernel, splits or 1, shape, device.gfx):
+        if unfit(kernel, splits or 1, shape, device.gfx):
             continue
         out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, x_scale, w_scale)
         marked = torch.zeros(4, 130, dtype=torch.bool, device="cuda")
@@ -153,19 +149,19 @@ def test_a_nan_marks_its_row_alone(fields: dict[str, Any], device: Device) -> No
 
 
 def test_int8_sums_are_exact(device: Device) -> None:
-    """Sums beyond what float32 has exactly are int32 until they are scaled."""
+    """int8 sums stay int32 until they are scaled, so they are exact."""
     shape = Shape("a8w8", 2, 48, 8192, dtype="int8", outdtype="fp32", scale="tensor")
     x, weight = (torch.full((rows, shape.k), -128, dtype=torch.int8, device="cuda") for rows in (shape.m, shape.n))
     x[:, 7], one = 1, torch.ones(1, device="cuda")
     for kernel, splits in KERNELS:
-        if not refusal(kernel, splits or 1, shape, device.gfx):
+        if not unfit(kernel, splits or 1, shape, device.gfx):
             out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, one, one)
             assert (out == float((shape.k - 1) * 2**14 - 128)).all(), kernel.name
 
 
-@pytest.mark.parametrize("fields", [FP8, INT8, BLOCKS], ids=lambda fields: f"{fields['op']}-{fields['dtype']}")
+@pytest.mark.cases("fields", [FP8, INT8, BLOCKS])
 def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call whose x is a slice with an odd address and a stride is served by the table's solution, and right."""
+    """A call with a strided x at an odd address is served by the table's solution, and right."""
     shape = shape_of({**fields, "m": 4, "n": 130, "k": 2048}, device)
     x, *rest = operands(shape, device)
     sliced = torch.zeros(4, 3001, dtype=torch.uint8, device="cuda").view(x.dtype)[:, 3 : 3 + shape.k]
@@ -182,7 +178,7 @@ def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tm
 
 
 def test_captured_launches_read_new_scales_at_each_replay(device: Device) -> None:
-    """A graph of a split with block scales, replayed with other operands; the counters are zero again."""
+    """A captured split reads new operands at each replay and resets its counters."""
     shape = shape_of({**BLOCKS, "m": 4, "n": 2112, "k": 7168}, device)
     given, graph = operands(shape, device), torch.cuda.CUDAGraph()
     launcher = bound(Solution("skinny", Tiles(1, 1, 2, 2).name, 4), shape, device)
@@ -199,7 +195,7 @@ def test_captured_launches_read_new_scales_at_each_replay(device: Device) -> Non
 
 
 def test_few_rows_have_the_bits_of_many(device: Device) -> None:
-    """A row gives the same bits alone as among others, with block scales, too."""
+    """A row has the same bits alone as among others, with block scales."""
     shape = shape_of({**BLOCKS, "m": 8, "n": 300, "k": 2048}, device)
     x, weight, x_scale, w_scale = operands(shape, device)
     solution = Solution("skinny", Tiles(1, 2, 2, 2).name, 2)

@@ -1,4 +1,4 @@
-"""The answer to an untuned call: AITER's classes on AMD, what was timed on Hopper, and a kernel that is listed."""
+"""Solutions of untuned calls: AITER's classes on AMD, the measured classes on Hopper."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tunedgemm_skinny import skinny
 
 MI300, H200 = Device("gfx942", 304), Device("sm_90", 132)
 
-#: (M, N, K) and whether AITER's rule takes it on 304 units.
+#: (M, N, K), and whether AITER's rule takes it on 304 units.
 CASES = [
     ((1, 608, 9216), True),
     ((1, 609, 9216), False),
@@ -27,17 +27,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "taken"), CASES, ids=str)
+@pytest.mark.cases(("sizes", "taken"), CASES)
 def test_aiters_classes(sizes: tuple[int, int, int], taken: bool) -> None:
-    """The edges of each class, in rows of x, rows of the weight and K; the first guess answers."""
+    """Shapes at the edges of each class of AITER get the first solution."""
     shape = Shape("a16w16", *sizes)
-    found = skinny.heuristic_fallback(shape, MI300)
-    assert (found is not None) == taken
-    assert found in (None, next(iter(skinny.enumerate_solutions(shape, MI300))))
+    solution = skinny.heuristic_fallback(shape, MI300)
+    assert (solution is not None) == taken
+    assert solution in (None, next(iter(skinny.enumerate_solutions(shape, MI300))))
 
 
-def test_other_devices_and_weights_are_left_alone() -> None:
-    """Small weights on NVIDIA's GPUs, CPUs, and shuffled weights get no answer; the units of the device count."""
+def test_other_devices_and_weights_get_none() -> None:
+    """Small weights on NVIDIA, shuffled ones on AMD and CPUs get none.
+
+    AITER's rule counts compute units.
+    """
     shape = Shape("a16w16", 1, 256, 4096)
     assert skinny.heuristic_fallback(shape, MI300) is not None
     assert skinny.heuristic_fallback(shape, Device("gfx942", 100)) is None
@@ -46,7 +49,7 @@ def test_other_devices_and_weights_are_left_alone() -> None:
     assert skinny.heuristic_fallback(Shape("a16w16", 1, 256, 4096, layout="aiter16x16"), MI300) is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("sizes", "taken"),
     [
         ((1, 8192, 3584), True),
@@ -64,21 +67,20 @@ def test_other_devices_and_weights_are_left_alone() -> None:
         ((3, 24576, 1536), False),
         ((16, 7168, 8192), False),
     ],
-    ids=str,
 )
-def test_the_classes_that_were_timed_on_hopper(sizes: tuple[int, int, int], taken: bool) -> None:
-    """The edges of each class, in rows of x, N, K and their product, get the first guess, on Hopper alone and in 16 bits alone."""
+def test_hopper_classes(sizes: tuple[int, int, int], taken: bool) -> None:
+    """Shapes of the measured classes get the first solution, on Hopper in 16 bits only."""
     for dtype in ("bf16", "fp16"):
         shape = Shape("a16w16", *sizes, dtype=dtype)
-        found = skinny.heuristic_fallback(shape, H200)
-        assert found == (next(iter(skinny.enumerate_solutions(shape, H200))) if taken else None)
+        solution = skinny.heuristic_fallback(shape, H200)
+        assert solution == (next(iter(skinny.enumerate_solutions(shape, H200))) if taken else None)
         assert skinny.heuristic_fallback(shape, Device("sm_100", 148)) is None
     assert skinny.heuristic_fallback(Shape("a8w8", *sizes, dtype="fp8", scale="row"), H200) is None
 
 
-@pytest.mark.parametrize("m", [1, 64])
-def test_what_torch_would_rewrite_in_each_call(m: int) -> None:
-    """On NVIDIA weights of mxfp4 and shuffled ones get the first guess, whatever their size; on AMD, never run, they get none."""
+@pytest.mark.cases("m", [1, 64])
+def test_weights_that_torch_rewrites_in_each_call(m: int) -> None:
+    """mxfp4 and shuffled weights get the first solution on NVIDIA, none on AMD."""
     fields = {"outdtype": "bf16", "scale": "block"}
     for shape in (
         Shape("a16w4_blockscale", m, 2112, 7168, dtype="bf16", **fields),

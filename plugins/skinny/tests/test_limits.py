@@ -1,4 +1,4 @@
-"""Static limits: what is taken, and what is refused with which reason."""
+"""Static limits: supported shapes, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm_skinny import Skinny, skinny
 from tunedgemm_skinny.limits import ARCHITECTURES, supports
-from tunedgemm_skinny.names import Rows, Tiles
 
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -15,48 +14,48 @@ FP4 = Shape("a16w4_blockscale", 4, 48, 64, dtype="fp16", outdtype="bf16", scale=
 BATCH = Shape("batched_bf16", 4, 48, 64, extra={"B": 3})
 H200, MI300 = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
-#: Refused, and what the reason says.
+#: Unsupported shapes, and a part of the reason.
 REFUSED = [
-    (Device("cpu-avx512", 16), PLAIN, "not for a CPU"),
-    (Device("gfx906", 60), PLAIN, "no limits are known for gfx906; known: sm_80, "),
-    (Device("sm_75", 40), PLAIN, "no limits are known for sm_75"),
-    (H200, attrs.evolve(PLAIN, m=0), "empty batch"),
-    (H200, attrs.evolve(PLAIN, m=65), "M <= 64 (M=65)"),
-    (H200, attrs.evolve(PLAIN, n=1 << 20, k=(1 << 20) + 1), "is too large"),
-    (H200, attrs.evolve(PLAIN, dtype="fp32", outdtype="fp32"), "operands of a16w16 must be bf16 or fp16, not fp32"),
-    (MI300, attrs.evolve(PLAIN, dtype="fp8_e4m3fnuz"), "not fp8_e4m3fnuz"),
-    (H200, attrs.evolve(PLAIN, outdtype="fp8_e4m3fn"), "the output must be bf16, fp16, fp32, not fp8_e4m3fn"),
-    (H200, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp64"), "the bias must be bf16, fp16, fp32, not fp64"),
-    (H200, attrs.evolve(PLAIN, scale="tensor"), "scales of a16w16 must be none, not tensor"),
-    (MI300, attrs.evolve(PLAIN, layout="ck-n64"), "not layout 'ck-n64'"),
-    (H200, attrs.evolve(PLAIN, op="fmoe"), "op fmoe is not covered; covered: a16w16, a8w8, "),
-    (H200, FP4, "x of a16w4_blockscale must be bf16, not fp16"),
-    (H200, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "sm_90 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
-    (MI300, FP8, "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"),
-    (Device("sm_80", 108), FP8, "sm_80 multiplies no fp8"),
-    (Device("gfx90a", 104), FP8, "gfx90a multiplies no fp8"),
-    (H200, attrs.evolve(FP8, op="a8w8_blockscale"), "scales of a8w8_blockscale must be block, not row"),
-    (H200, attrs.evolve(FP8, op="a8w8_blockscale", dtype="int8", scale="block"), "must be fp8_e4m3fn or fp8_e4m3fnuz, not int8"),
-    (H200, attrs.evolve(BATCH, dtype="int8"), "operands of batched_bf16 must be bf16 or fp16, not int8"),
-    (H200, attrs.evolve(BATCH, extra={"B": 65536}), "65535 products at most (B=65536)"),
-    (H200, attrs.evolve(BATCH, m=65), "M <= 64 (M=65)"),
+    (Device("cpu-avx512", 16), PLAIN, "device must be an NVIDIA or AMD GPU (got cpu-avx512)"),
+    (Device("gfx906", 60), PLAIN, "architecture must be one of sm_80, "),
+    (Device("sm_75", 40), PLAIN, "(got sm_75)"),
+    (H200, attrs.evolve(PLAIN, m=0), "M must be in 1..64 (got 0)"),
+    (H200, attrs.evolve(PLAIN, m=65), "M must be in 1..64 (got 65)"),
+    (H200, attrs.evolve(PLAIN, n=1 << 20, k=(1 << 20) + 1), "an operand must have at most 1099511627776 elements (got 1048576 x 1048577)"),
+    (H200, attrs.evolve(PLAIN, dtype="fp32", outdtype="fp32"), "a16w16: operands must be bf16 or fp16 (got fp32)"),
+    (MI300, attrs.evolve(PLAIN, dtype="fp8_e4m3fnuz"), "(got fp8_e4m3fnuz)"),
+    (H200, attrs.evolve(PLAIN, outdtype="fp8_e4m3fn"), "output must be bf16, fp16, fp32 (got fp8_e4m3fn)"),
+    (H200, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp64"), "bias must be bf16, fp16, fp32 (got fp64)"),
+    (H200, attrs.evolve(PLAIN, scale="tensor"), "a16w16: scales must be none (got tensor)"),
+    (MI300, attrs.evolve(PLAIN, layout="ck-n64"), "weight layout must be row or an AITER order (got 'ck-n64')"),
+    (H200, attrs.evolve(PLAIN, op="fmoe"), "op must be one of a16w16, a8w8, "),
+    (H200, FP4, "a16w4_blockscale: x must be bf16 (got fp16)"),
+    (H200, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "fp8 on sm_90 must be fp8_e4m3fn (got fp8_e4m3fnuz)"),
+    (MI300, FP8, "fp8 on gfx942 must be fp8_e4m3fnuz (got fp8_e4m3fn)"),
+    (Device("sm_80", 108), FP8, "sm_80 has no fp8"),
+    (Device("gfx90a", 104), FP8, "gfx90a has no fp8"),
+    (H200, attrs.evolve(FP8, op="a8w8_blockscale"), "a8w8_blockscale: scales must be block (got row)"),
+    (H200, attrs.evolve(FP8, op="a8w8_blockscale", dtype="int8", scale="block"), "must be fp8_e4m3fn or fp8_e4m3fnuz (got int8)"),
+    (H200, attrs.evolve(BATCH, dtype="int8"), "batched_bf16: operands must be bf16 or fp16 (got int8)"),
+    (H200, attrs.evolve(BATCH, extra={"B": 65536}), "B must be at most 65535 (got 65536)"),
+    (H200, attrs.evolve(BATCH, m=65), "M must be in 1..64 (got 65)"),
 ]
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("m", [1, 8, 9, 64])
-def test_taken(gfx: str, m: int) -> None:
-    """Every architecture takes every dtype, with and without bias, up to 64 rows."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("m", [1, 8, 9, 64])
+def test_dtypes_are_supported(gfx: str, m: int) -> None:
+    """Every architecture supports every dtype, with and without bias, up to 64 rows."""
     for dtype in ("bf16", "fp16"):
         for outdtype in ("bf16", "fp16", "fp32"):
             for fields in ({}, {"epilogue": "bias"}, {"epilogue": "bias", "bias_dtype": "fp32"}):
                 assert supports(Shape("a16w16", m, 1, 1, dtype=dtype, outdtype=outdtype, **fields), Device(gfx, 100)) is True
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("m", [1, 64])
-def test_other_ops_are_taken(gfx: str, m: int) -> None:
-    """int8 and batches everywhere, fp8 of its kind where the architecture has one, with every scale of the op."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("m", [1, 64])
+def test_other_ops_are_supported(gfx: str, m: int) -> None:
+    """Every architecture supports int8 and batches, and its own fp8, with every scale of the op."""
     fp8, device = ARCHITECTURES[gfx].fp8, Device(gfx, 100)
     for dtype in ("int8", fp8) if fp8 else ("int8",):
         for scale in ("tensor", "row"):
@@ -66,10 +65,10 @@ def test_other_ops_are_taken(gfx: str, m: int) -> None:
     assert not fp8 or supports(Shape("a8w8_blockscale", m, 1, 1, dtype=fp8, outdtype="fp16", scale="block"), device) is True
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("layout", ["row", "aiter16x16"])
-def test_mxfp4_and_shuffled_weights_are_taken(gfx: str, layout: str) -> None:
-    """Weights of mxfp4 everywhere, beside mxfp4 and bf16; in AITER's order as well as plain, as weights of other dtypes."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("layout", ["row", "aiter16x16"])
+def test_mxfp4_and_shuffled_weights_are_supported(gfx: str, layout: str) -> None:
+    """Every architecture supports mxfp4 weights and AITER's weight orders."""
     fields, device = {"outdtype": "bf16", "scale": "block", "layout": layout}, Device(gfx, 100)
     for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
         assert supports(Shape(op, 4, 48, 64, dtype=dtype, **fields), device) is True
@@ -77,9 +76,9 @@ def test_mxfp4_and_shuffled_weights_are_taken(gfx: str, layout: str) -> None:
     assert supports(Shape("a8w8_bpreshuffle", 4, 48, 64, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"), device) is True
 
 
-@pytest.mark.parametrize(("device", "shape", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_refused(device: Device, shape: Shape, reason: str) -> None:
-    """What is not covered is refused with the value that is wrong, nothing is listed for it, and nothing binds."""
+@pytest.mark.cases(("device", "shape", "reason"), REFUSED)
+def test_unsupported_shapes_have_a_reason(device: Device, shape: Shape, reason: str) -> None:
+    """An unsupported shape has a reason with the wrong value, and no solution."""
     answer = supports(shape, device)
     assert isinstance(answer, Unsupported)
     assert reason in answer.reason
@@ -87,8 +86,8 @@ def test_refused(device: Device, shape: Shape, reason: str) -> None:
     assert skinny.heuristic_fallback(shape, device) is None
 
 
-def test_devices_that_are_described_need_no_library() -> None:
-    """For an absent device nothing is loaded to list solutions, and none binds."""
+def test_absent_devices_need_no_library() -> None:
+    """Solutions of an absent device are listed without a library, and none binds."""
 
     def load(_: object) -> object:
         raise AssertionError("it must not be loaded")
@@ -98,15 +97,5 @@ def test_devices_that_are_described_need_no_library() -> None:
     assert list(backend.refine(first, PLAIN, H200))
     answer = backend.bind(first, PLAIN, H200)
     assert isinstance(answer, Unsupported)
-    assert "described, not present" in answer.reason
+    assert "device is not present" in answer.reason
     assert backend.library_version(H200) == ""
-
-
-def test_wider_waves_have_fewer_warps() -> None:
-    """A block of 32 warps is 1024 threads of NVIDIA's and too many of AMD's."""
-    from tunedgemm_skinny.fit import refusal
-
-    for kernel in (Rows(1, 16, 2, 1), Tiles(1, 2, 16, 1)):
-        shape = Shape("a16w16", 4, 4096, 1 << 16)
-        assert not refusal(kernel, 1, shape, "sm_90")
-        assert "2048 threads on gfx942; 1024" in refusal(kernel, 1, shape, "gfx942")

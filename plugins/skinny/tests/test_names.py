@@ -1,4 +1,4 @@
-"""Names: every parameter there and back, and what is no name of this version."""
+"""Solution names: round trips, and names of other versions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ import attrs
 import pytest
 import tunedgemm_skinny
 from tunedgemm.plugin import PluginError
-from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, Kernel, Rows, Tiles, Wgmma, kernel_of
+from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, KernelConfig, Rows, Tiles, Wgmma, kernel_of
 
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
 
 
-def _every(family: type[Kernel]) -> list[Kernel]:
+def _all_kernels(family: type[KernelConfig]) -> list[KernelConfig]:
     ladders = [field.metadata["ladder"] for field in attrs.fields(family)]
     names = [field.name for field in attrs.fields(family)]
-    found = [dict(zip(names, values, strict=True)) for values in product(*ladders)]
-    made = []
-    for each in found:
-        with contextlib.suppress(PluginError):  # a block of too many warps, x in a ring that is not there
-            made.append(family(**each))
-    return made
+    kernels = []
+    for values in product(*ladders):
+        with contextlib.suppress(PluginError):  # too many warps of a block
+            kernels.append(family(**dict(zip(names, values, strict=True))))
+    return kernels
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_kernel_has_a_name_of_its_own(family: type[Kernel]) -> None:
+@pytest.mark.cases("family", FAMILIES)
+def test_every_kernel_has_a_unique_name(family: type[KernelConfig]) -> None:
     """A name alone rebuilds all parameters, and no two kernels share one."""
-    kernels = _every(family)
+    kernels = _all_kernels(family)
     assert len(kernels) > 200
     assert all(kernel.warps <= MAX_WARPS for kernel in kernels)
     assert [kernel_of(kernel.name) for kernel in kernels] == kernels
     assert len({kernel.name for kernel in kernels}) == len(kernels)
 
 
-def test_names_read_as_they_are_documented() -> None:
-    """The order of parts and the endings; a ring and a shared x are left out where there is none."""
+def test_names_are_as_documented() -> None:
+    """Names have the documented parts and suffixes, in order."""
     assert Rows(4, 2, 2, 4).name == f"rows_r{REVISION}_n4w2x2u4"
     assert Rows(1, 16, 1, 8, True).name == f"rows_r{REVISION}_n1w16x1u8_s"
     assert Rows(1, 16, 1, 8, True, stages=3).name == f"rows_r{REVISION}_n1w16x1u8a3_s"
@@ -51,7 +50,7 @@ def test_names_read_as_they_are_documented() -> None:
     assert f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2, 4, True, True).name}" == EXAMPLES
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("name", "reason"),
     [
         (f"rows_r{REVISION}_n3w2x2u4", "n_each must be one of 1, 2, 4, 8 (got 3)"),
@@ -59,32 +58,32 @@ def test_names_read_as_they_are_documented() -> None:
         (f"rows_r{REVISION}_n4w2x2u5", "unroll must be one of"),
         (f"rows_r{REVISION}_n4w0x2u4", "warps_n must be one of"),
         (f"rows_r{REVISION}_n4w2x2u4a1", "stages must be one of"),
-        (f"rows_r{REVISION}_n4w16x16u4", "32 warps at most (got 256)"),
-        (f"rows_r{REVISION + 1}_n4w2x2u4", f"is of revision {REVISION + 1}; this version has {REVISION}: tune again"),
-        ("rows_r0_n4w2x2u4", "is of revision 0"),
+        (f"rows_r{REVISION}_n4w16x16u4", "warps of a block must be at most 32 (got 256)"),
+        (f"rows_r{REVISION + 1}_n4w2x2u4", f"revision must be {REVISION} (got {REVISION + 1}); tune again"),
+        ("rows_r0_n4w2x2u4", f"revision must be {REVISION} (got 0)"),
         (f"rows_r{REVISION}_n4w2x2u4_x", "no kernel"),
         (f"tiles_r{REVISION}_n4w2x2u4_c_s", "no kernel"),
-        (f"wgmma_r{REVISION}_n1w4x4u1a4", "32 warps at most (got 64)"),
+        (f"wgmma_r{REVISION}_n1w4x4u1a4", "warps of a block must be at most 32 (got 64)"),
         (f"wgmma_r{REVISION}_n1w1x1u1a4_s", "no kernel"),
         (f"rows_r{REVISION}_n4w2x2u4 ", "no kernel"),
         ("sol2", "names look like rows_r"),
         ("", "names look like"),
     ],
 )
-def test_a_foreign_name_is_an_error_that_says_why(name: str, reason: str) -> None:
-    """A name of another revision, or one that no kernel has, never runs something else."""
+def test_a_foreign_name_is_an_error(name: str, reason: str) -> None:
+    """A name of another revision or of no kernel raises an error with the reason."""
     with pytest.raises(PluginError, match=re.escape(reason)):
         kernel_of(name)
 
 
 def test_rows_of_a_block() -> None:
-    """A block has the rows of the weight of its warps along N; those along K share them."""
+    """The weight rows of a block are those of its warps along N."""
     assert (Rows(4, 2, 8, 1).per_block, Rows(4, 2, 8, 1).warps) == (8, 16)
     assert (Tiles(2, 4, 2, 1).per_block, Tiles(2, 4, 2, 1).warps) == (128, 8)
     assert (Wgmma(2, 2, 2, 1).per_block, Wgmma(2, 2, 2, 1).warps) == (256, 16)
 
 
-#: SHA-256 of the sources without comments and spacing, by revision.
+#: SHA-256 of the sources without comments and spaces, by revision.
 DIGESTS = {1: "5ce6c489e7d39085"}
 
 
@@ -94,5 +93,8 @@ def _digest() -> str:
 
 
 def test_changed_sources_have_a_new_revision() -> None:
-    """The sources behind a revision may not change: raise REVISION, then note the digest; before the first release note it alone."""
+    """Sources change only with their revision.
+
+    Raise REVISION and add the digest; before the first release replace the digest alone.
+    """
     assert DIGESTS.get(REVISION) == _digest()

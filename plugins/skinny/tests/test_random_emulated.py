@@ -1,4 +1,7 @@
-"""On the fake GPUs: random small shapes, solutions and operands through the backend, as `test_random_gpu` has them on a real one."""
+"""Random small shapes, solutions and operands on the fake GPUs.
+
+`test_random_gpu` runs them on a real one.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +14,53 @@ import torch
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.limits import OPS
 
+pytestmark = pytest.mark.sweep
+
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
 
 both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
-#: N and K at most, elements of the weight at most, rows of x at most: what the emulator multiplies in half a second.
+#: Most N, K, weight elements and rows of x: half a second in the emulator.
 ROOM = (300, 4000, 12_000, 32)
-#: One op for each way to scale; batches have the numbers of these.
+#: One op for each kind of scales; batched ops have the same numbers.
 SCALINGS = ("a16w16", "a8w8", "a8w8_blockscale")
 
 
 def examples(count: int) -> Any:
-    """The same examples each time; none is shrunk, for each has a compile of its own."""
+    """Return settings with the same examples each time, none shrunk: each compiles a kernel."""
     return hypothesis.settings(
         max_examples=count, derandomize=True, deadline=None, phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
 
 
-def served(data: Any, shape: Any, made: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> tuple[Any, Any, torch.Tensor]:
-    """Operands of a shape, drawn from what *made* gives, a solution that is drawn, too, and its output."""
+def served(data: Any, shape: Any, operands: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> tuple[Any, Any, torch.Tensor]:
+    """Draw operands by *operands* and a solution of a shape; return both and the output."""
     solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
-    case = data.draw(made(shape, over.CPU))
+    case = data.draw(operands(shape, over.CPU))
     return case, solution, drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
 
 
 @both
-@pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
+@pytest.mark.cases("kind", ["small", "odd", "wide", "deep"])
 @examples(10)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
+    """Listed solutions and their neighbours match the reference.
+
+    NaNs around the operands do not leak in.
+    """
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM)))
     case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)
     assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
 @both
-@pytest.mark.parametrize("op", [op for op in OPS if op != "a16w16"])
+@pytest.mark.cases("op", [op for op in OPS if op != "a16w16"])
 @examples(8)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """The same in every dtype of the operands, with every kind of scales, and in batches."""
+    """Solutions of every op match the reference, in every dtype and kind of scales."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
     case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)
@@ -60,11 +68,11 @@ def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, ove
 
 
 @both
-@pytest.mark.parametrize("op", SCALINGS)
+@pytest.mark.cases("op", SCALINGS)
 @examples(10)
 @hypothesis.given(data=st.data())
 def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
+    """Infinities and NaNs reach only their own outputs, and all other outputs are right."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx, floating=True)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
     case, solution, out = served(data, shape, drawing.sprinkled, skinny, over, drawing)
@@ -72,11 +80,11 @@ def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, skinny
 
 
 @both
-@pytest.mark.parametrize("op", SCALINGS)
+@pytest.mark.cases("op", SCALINGS)
 @examples(5)
 @hypothesis.given(data=st.data())
 def test_subnormal_numbers_count(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """An x of subnormal numbers alone gives the product that it should."""
+    """An x of subnormal numbers gives the right product."""
     dtypes = drawing.dtypes_of(op, skinny.host.gfx, floating=True)
     case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*ROOM), op, dtypes)), over.CPU))
     solution = data.draw(drawing.solutions(skinny, case.shape, over.CPU))
@@ -85,13 +93,13 @@ def test_subnormal_numbers_count(data: Any, op: str, skinny: Skinny, over: Modul
 
 
 @both
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.cases("split", [False, True])
 @examples(8)
 @hypothesis.given(data=st.data())
 def test_any_order_of_blocks_and_threads_gives_the_same_bits(
     data: Any, split: bool, skinny: Skinny, over: ModuleType, drawing: ModuleType
 ) -> None:
-    """With a split and without, whatever the op."""
+    """Any order of blocks and threads gives the same bits, split or not, for every op."""
     op = data.draw(st.sampled_from(list(OPS)))
     drawn = drawing.shapes("deep", drawing.Room(40, 4000, 8000, 16), op, drawing.dtypes_of(op, skinny.host.gfx))
     shape = attrs.evolve(data.draw(drawn), outdtype="fp32")

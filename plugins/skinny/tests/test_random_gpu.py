@@ -1,4 +1,4 @@
-"""On a GPU: random shapes, solutions and operands. ``SKINNY_EXAMPLES`` says how many products; each compiles a kernel or two."""
+"""Random shapes, solutions and operands on a GPU; ``SKINNY_EXAMPLES`` is the number of products."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tunedgemm_skinny.limits import OPS
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 EXAMPLES = int(os.environ.get("SKINNY_EXAMPLES", "60"))
 CALLS = 100
-#: Of the largest product, and of one whose reference is float64: N and K at most, elements of the weight at most.
+#: Most N, K and weight elements of a product, and of one with a float64 reference.
 LARGEST, EXACT = (70_000, 30_000, 200_000_000), (20_000, 20_000, 1 << 24)
-kinds = pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
-#: One op for each way to scale; batches have the numbers of these.
-scalings = pytest.mark.parametrize("op", ["a16w16", "a8w8", "a8w8_blockscale"])
+kinds = pytest.mark.cases("kind", ["small", "odd", "wide", "deep"])
+#: One op for each kind of scales; batched ops have the same numbers.
+scalings = pytest.mark.cases("op", ["a16w16", "a8w8", "a8w8_blockscale"])
 
 
 def examples(count: int) -> Any:
-    """The same examples each time, none shrunk: each has its own compile, and what fails names its shape and solution."""
+    """Return settings with the same examples each time, none shrunk: each compiles a kernel."""
     return hypothesis.settings(
         max_examples=max(count, 1), derandomize=True, deadline=None, phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -41,7 +41,7 @@ def examples(count: int) -> Any:
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
@@ -49,7 +49,10 @@ def device() -> Device:
 @examples(EXAMPLES // 4)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, device: Device, drawing: ModuleType) -> None:
-    """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
+    """Listed solutions and their neighbours match the reference.
+
+    NaNs around the operands do not leak in.
+    """
     shape = data.draw(drawing.shapes(kind, drawing.Room(*LARGEST)))
     solution = data.draw(drawing.solutions(skinny, shape, device))
     case = data.draw(drawing.normal(shape, device))
@@ -59,16 +62,16 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, device: Device
 
 
 def dtypes_of(op: str, device: Device, drawing: ModuleType, *, floating: bool = False) -> tuple[str, ...]:
-    """What the device multiplies of an op; skips where that is nothing."""
-    found: tuple[str, ...] = drawing.dtypes_of(op, device.gfx, floating=floating)
-    return found or pytest.skip(f"{device.gfx} multiplies nothing of {op}")
+    """Return the device's dtypes of an op; skip without any."""
+    dtypes: tuple[str, ...] = drawing.dtypes_of(op, device.gfx, floating=floating)
+    return dtypes or pytest.skip(f"{device.gfx} has no dtype of {op}")
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op != "a16w16"])
+@pytest.mark.cases("op", [op for op in OPS if op != "a16w16"])
 @examples(EXAMPLES // 4)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_op_is_right(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
-    """The same in every dtype of the operands, with every kind of scales, and in batches."""
+    """Solutions of every op match the reference, in every dtype and kind of scales."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), dtypes_of(op, device, drawing)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*LARGEST), op, dtypes))
     solution = data.draw(drawing.solutions(skinny, shape, device))
@@ -79,7 +82,7 @@ def test_any_solution_of_any_op_is_right(data: Any, op: str, device: Device, dra
 
 
 def table_of(shape: Shape, solution: Solution, device: Device, path: Path) -> None:
-    """A table whose one row is this solution."""
+    """Write a table with one row, this solution."""
     columns = ops()[shape.op].columns
     row = dict.fromkeys(columns.values, 0) | {"gfx": device.gfx, "cu_num": device.cu_num, **columns.format(shape)}
     row |= {"libtype": solution.libtype, "kernelName": solution.kernel_name, "splitK": solution.split_k, "us": 1.0}
@@ -92,7 +95,7 @@ def table_of(shape: Shape, solution: Solution, device: Device, path: Path) -> No
 @examples(EXAMPLES // 6)
 @hypothesis.given(data=st.data())
 def test_operands_of_a_call_begin_anywhere(data: Any, device: Device, drawing: ModuleType, tmp_path_factory: Any) -> None:
-    """A call whose x begins at any element of a storage is served by the table's solution, and right."""
+    """A call with x at any offset of a storage is served by the table's solution, and right."""
     shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
     solution = data.draw(drawing.solutions(skinny, shape, device))
     case = data.draw(drawing.normal(shape, device, drawing.anywhere))
@@ -113,7 +116,7 @@ def test_operands_of_a_call_begin_anywhere(data: Any, device: Device, drawing: M
 @examples(EXAMPLES // 4)
 @hypothesis.given(data=st.data())
 def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
-    """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
+    """Infinities and NaNs reach only their own outputs, and all other outputs are right."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), dtypes_of(op, device, drawing, floating=True)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*EXACT), op, dtypes))
     solution = data.draw(drawing.solutions(skinny, shape, device))
@@ -126,7 +129,7 @@ def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, device
 @examples(EXAMPLES // 10)
 @hypothesis.given(data=st.data())
 def test_subnormal_numbers_count(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
-    """An x of subnormal numbers alone gives the product that it should."""
+    """An x of subnormal numbers gives the right product."""
     dtypes = dtypes_of(op, device, drawing, floating=True)
     case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*EXACT), op, dtypes)), device))
     solution = data.draw(drawing.solutions(skinny, case.shape, device))
@@ -135,18 +138,18 @@ def test_subnormal_numbers_count(data: Any, op: str, device: Device, drawing: Mo
 
 
 def changed(launcher: Any, operands: tuple[torch.Tensor, ...], first: torch.Tensor, drawing: ModuleType) -> int:
-    """How many of many calls give other bits than the first."""
+    """Count the calls whose bits differ from the first."""
     count = torch.zeros((), dtype=torch.int64, device=first.device)
     for _ in range(CALLS):
         count += (drawing.bits(launcher.call(*operands)) != drawing.bits(first)).any()
     return int(count)
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.cases("split", [False, True])
 @examples(EXAMPLES // 8)
 @hypothesis.given(data=st.data())
 def test_a_hundred_calls_give_the_same_bits(data: Any, split: bool, device: Device, drawing: ModuleType) -> None:
-    """Alone, and while another stream keeps the GPU busy, so that blocks come in other orders; with a split and without, of any op."""
+    """A hundred calls give the same bits, also with another stream busy."""
     kind = "deep" if split else data.draw(st.sampled_from(drawing.KINDS))
     op = data.draw(st.sampled_from([op for op in OPS if drawing.dtypes_of(op, device.gfx)]))
     drawn = drawing.shapes(kind, drawing.Room(2000 if split else 20_000, 20_000, 1 << 24), op, drawing.dtypes_of(op, device.gfx))
@@ -162,5 +165,5 @@ def test_a_hundred_calls_give_the_same_bits(data: Any, split: bool, device: Devi
     with torch.cuda.stream(other):
         for _ in range(20):  # 3 ms each in float32 on an H100
             square @ square
-    assert changed(launcher, case.operands, first, drawing) == 0, f"{shape}: {solution}, beside another stream"
+    assert changed(launcher, case.operands, first, drawing) == 0, f"{shape}: {solution}, with another stream"
     torch.cuda.synchronize()

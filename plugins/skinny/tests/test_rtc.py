@@ -1,4 +1,4 @@
-"""Run-time compilers: which file is taken, what is passed and told, and that a missing one is no riddle."""
+"""Run-time compilers: the loaded file, errors, versions and threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunedgemm_skinny.rtc import HIPRTC, NVRTC, Compiler, Interface, RefusedErro
 
 both = pytest.mark.parametrize("interface", [NVRTC, HIPRTC], ids=lambda interface: interface.prefix)
 TARGETS = {NVRTC.prefix: "--gpu-architecture=sm_90", HIPRTC.prefix: "--offload-arch=gfx942"}
-#: What the fake compilers want of every program.
+#: Macros that the fake compilers require.
 MACROS = (
     "FAMILY_rows=1",
     "M=1",
@@ -40,14 +40,14 @@ SOURCE = 'struct Args { int number; };\nextern "C" void skinny(Args args) {}\n'
 
 
 def options(interface: Interface) -> list[str]:
-    """Those of a program that compiles."""
+    """Return options with which a program compiles."""
     wave = {"nvrtc": 32, "hiprtc": 64}[interface.prefix]
     return [TARGETS[interface.prefix], *(f"-D{macro}" for macro in MACROS), f"-DWAVE={wave}"]
 
 
 @pytest.fixture
 def compiler(fake: ModuleType, interface: Interface) -> Compiler:
-    """The fake compiler of the test's interface."""
+    """Load the fake compiler of the test's interface."""
     return bind_functions(interface, str(fake.copy_of(interface.prefix)))
 
 
@@ -60,8 +60,8 @@ print(*mapped_files("libmine-builtins"))
 """
 
 
-def test_what_a_compiler_opens_by_its_bare_name_is_loaded_from_beside_it(fake: ModuleType, tmp_path: Path) -> None:
-    """NVRTC opens its builtins when it compiles, and the loader need not know where pip has put them."""
+def test_builtins_are_loaded_from_the_compilers_folder(fake: ModuleType, tmp_path: Path) -> None:
+    """The builtins that NVRTC opens by name are loaded from its own folder."""
     for name in ("libmine.so.13", "libmine-builtins.so.13.0", "libmine-builtins.alt.so.13.0", "libother-builtins.so.13.0"):
         shutil.copy(fake.build("nvrtc"), tmp_path / name)
     done = subprocess.run([sys.executable, "-c", BUILTINS, str(tmp_path / "libmine.so.13")], capture_output=True, text=True)
@@ -70,7 +70,7 @@ def test_what_a_compiler_opens_by_its_bare_name_is_loaded_from_beside_it(fake: M
 
 @both
 def test_a_program_becomes_a_code_object(compiler: Compiler, interface: Interface) -> None:
-    """The bytes are the compiler's, whole, and the same program gives code of the same size."""
+    """A program compiles to a whole ELF file, of the same size each time."""
     code = compiler.compile(SOURCE, "program.cpp", options(interface))
     assert code.startswith(b"\x7fELF")
     assert len(compiler.compile(SOURCE, "program.cpp", options(interface))) == len(code) > 4096
@@ -78,7 +78,7 @@ def test_a_program_becomes_a_code_object(compiler: Compiler, interface: Interfac
 
 @both
 def test_a_refused_program_comes_with_its_log(compiler: Compiler, interface: Interface) -> None:
-    """The error has the compiler's name for what happened, and the log what it said, with the name of the program."""
+    """A refused program raises the compiler's error name and its log."""
     with pytest.raises(RefusedError, match=f"{interface.prefix}CompileProgram: {interface.prefix.upper()}_ERROR_COMPILATION") as error:
         compiler.compile(SOURCE.replace("{}", "{ wrong }"), "mine.cpp", options(interface))
     assert "mine.cpp:2" in error.value.log
@@ -93,30 +93,33 @@ def test_a_refused_program_comes_with_its_log(compiler: Compiler, interface: Int
 
 
 @both
-def test_the_version_is_the_librarys_own(fake: ModuleType, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked when the library is loaded; what is compiled is kept under it."""
+def test_the_version_comes_from_the_library(fake: ModuleType, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is read when the library is loaded."""
     monkeypatch.setenv("FAKE_RTC_VERSION", "12.9")
     assert bind_functions(interface, str(fake.copy_of(interface.prefix))).version == f"{interface.prefix} 12.9"
 
 
 @both
 def test_a_library_that_cannot_be_used(interface: Interface, fake: ModuleType, tmp_path: Path) -> None:
-    """The error names the file, and what is wrong with it: it is not there, or it is another library."""
-    with pytest.raises(PluginError, match=f"skinny: {tmp_path}/nowhere.so cannot be used: .*No such file"):
+    """A missing file and a wrong library raise errors with the file and the reason."""
+    with pytest.raises(PluginError, match=f"skinny: cannot load {tmp_path}/nowhere.so: .*No such file"):
         bind_functions(interface, str(tmp_path / "nowhere.so"))
     with pytest.raises(PluginError, match=f"undefined symbol: {interface.prefix}CreateProgram"):
         bind_functions(interface, str(fake.build("cuda")))
 
 
-def test_where_there_is_none_the_error_says_how_to_get_it() -> None:
-    """The first file that was tried, and the package that has it."""
-    nobody = attrs.evolve(NVRTC, libraries=("libnobody.so.2", "libnobody.so"), packages=())
-    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used.*compiled by libnobody: pip install nvidia-cuda-nvrtc"):
-        loaded(nobody)
+def test_a_missing_compiler_has_a_remedy() -> None:
+    """The error names the first file tried and the package to install."""
+    absent = attrs.evolve(NVRTC, libraries=("libabsent.so.2", "libabsent.so"), packages=())
+    with pytest.raises(PluginError, match=r"cannot load libabsent\.so\.2.*install libabsent: pip install nvidia-cuda-nvrtc"):
+        loaded(absent)
 
 
 def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of torch's own major version comes first, then the newest; other folders and other libraries do not count."""
+    """Torch's major version comes first, then the newest.
+
+    Other folders and libraries are ignored.
+    """
     import torch
 
     for name in (
@@ -125,20 +128,20 @@ def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: py
         "cuda_mine/lib/libmine-builtins.so.12",
         "other/lib/libmine.so.11",
     ):
-        place = tmp_path / "vendor_of_mine" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(fake.build("nvrtc"), place)
+        file = tmp_path / "vendor_of_mine" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(fake.build("nvrtc"), file)
     (tmp_path / "vendor_of_mine" / "cu9" / "lib").mkdir(parents=True)
     shutil.copy(fake.build("nvrtc"), tmp_path / "vendor_of_mine" / "cu9" / "lib" / "libmine.so.9")
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = attrs.evolve(NVRTC, libraries=("libmine.so",), packages=(("vendor_of_mine", "cu*/lib"), ("no_such_package", "lib")))
 
-    def found() -> list[str]:
+    def names() -> list[str]:
         return [Path(path).name for path in beside(mine)]
 
-    for torchs, wanted in (("12.8", [12, 13, 9]), ("13.0", [13, 12, 9]), (None, [13, 12, 9])):
-        monkeypatch.setattr(torch.version, "cuda", torchs)
-        assert found() == [f"libmine.so.{number}" for number in wanted]
+    for cuda, wanted in (("12.8", [12, 13, 9]), ("13.0", [13, 12, 9]), (None, [13, 12, 9])):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert names() == [f"libmine.so.{number}" for number in wanted]
     assert loaded(mine).path == beside(mine)[0]
 
 
@@ -151,8 +154,8 @@ print(early, [alone.cuda, alone.hip] == [torch.version.cuda, torch.version.hip],
 """
 
 
-def test_the_search_loads_no_torch() -> None:
-    """A process that compiles learns torch's version without torch, which takes seconds to load."""
+def test_the_search_does_not_load_torch() -> None:
+    """Torch's version is read without a load of torch, which takes seconds."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
@@ -168,36 +171,36 @@ assert loaded(mine) is loaded(mine)
 """
 
 
-def test_the_mapped_file_is_taken(fake: ModuleType, tmp_path: Path) -> None:
-    """The file that is in the process's memory is used, wherever it lies, before the one that the loader would find."""
-    place, other = tmp_path / "a folder" / "libnvrtcOfMine.so.13.1", tmp_path / "found" / "libnvrtcOfMine.so.13"
-    for file in (place, other):
+def test_a_mapped_file_comes_first(fake: ModuleType, tmp_path: Path) -> None:
+    """A library already in the process is used before the one that the system's loader finds."""
+    mapped, other = tmp_path / "a folder" / "libnvrtcOfMine.so.13.1", tmp_path / "found" / "libnvrtcOfMine.so.13"
+    for file in (mapped, other):
         file.parent.mkdir()
         shutil.copy(fake.build("nvrtc"), file)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", PROCESS, str(mapped)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 
 @both
 def test_threads_compile_at_the_same_time(compiler: Compiler, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler is called without the interpreter's lock, and programs do not get mixed up."""
-    found: dict[int, bytes] = {}
+    """Four threads compile concurrently, and each gets its own program."""
+    codes: dict[int, bytes] = {}
 
     def work(number: int) -> None:
-        found[number] = compiler.compile(f'{SOURCE}extern const char name[] = "number {number} of many";', "p.cpp", options(interface))
+        codes[number] = compiler.compile(f'{SOURCE}extern const char name[] = "number {number} of many";', "p.cpp", options(interface))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(f"number {number} of many".encode() in found[number] for number in range(4))
+    assert all(f"number {number} of many".encode() in codes[number] for number in range(4))
 
 
 @both
 def test_programs_are_destroyed(compiler: Compiler, interface: Interface) -> None:
-    """Of what is compiled or refused nothing is left in the compiler."""
+    """Compiled and refused programs are destroyed in the compiler."""
     destroyed: list[Any] = []
     functions = dict(compiler.functions)
     functions["DestroyProgram"] = lambda program: destroyed.append(program) or compiler.functions["DestroyProgram"](program)
@@ -209,6 +212,6 @@ def test_programs_are_destroyed(compiler: Compiler, interface: Interface) -> Non
     assert len(destroyed) == 2
 
 
-def test_interfaces_are_found_by_the_kind_of_device() -> None:
-    """NVIDIA's devices have NVRTC, AMD's hipRTC."""
+def test_interfaces_by_kind_of_device() -> None:
+    """NVIDIA has NVRTC, AMD hipRTC."""
     assert {kind: interface.prefix for kind, interface in rtc.INTERFACES.items()} == {"nvidia": "nvrtc", "amd": "hiprtc"}

@@ -1,5 +1,6 @@
-"""Backend ``skinny``: GEMM kernels for few rows, one C++ source for NVIDIA and AMD, compiled at run time. Importing it loads neither
-torch nor a compiler nor a driver.
+"""Backend ``skinny``: GEMM kernels for few rows, compiled at run time for NVIDIA and AMD.
+
+Importing this package loads neither torch nor a compiler nor a driver.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 from tunedgemm.tools import Driver, DriverInterface, loaded_driver
 
-from tunedgemm_skinny import heuristic, launch, limits, rtc, solutions
+from tunedgemm_skinny import heuristic, launch, limits, rtc, space
 
 
 @attrs.frozen(eq=False)
 class Skinny:
-    """The kernels as a backend.
+    """Hooks of the backend.
 
     Attributes:
-        libtype: what it is called.
-        compiler, driver: give the libraries; called when something is compiled or launched.
-        host: what to take a CPU for, where these libraries emulate a device in host memory.
+        libtype: name of the backend in tables.
+        compiler, driver: load the vendor's libraries on the first compile and the first launch.
+        host: device that the CPU emulates where fake libraries stand for the vendor's.
     """
 
     libtype: str = "skinny"
@@ -32,48 +33,48 @@ class Skinny:
     OPS = tuple(limits.OPS)
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
-        """Empty: kernel names carry the revision of their source."""
+        """Return an empty text: kernel names carry the revision of their source."""
         return ""
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether the architecture's static limits allow the shape."""
-        return limits.supports(shape, self._seen(device))
+        """Check the shape against the architecture's static limits."""
+        return limits.supports(shape, self._emulated(device))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The kernels worth timing for the shape, best guesses first."""
-        return solutions.enumerate_solutions(self.libtype, shape, self._seen(device))
+        """List the kernels worth timing for the shape, lowest predicted cost first."""
+        return space.enumerate_solutions(self.libtype, shape, self._emulated(device))
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """The solution of an untuned call, if any."""
-        return heuristic.heuristic_fallback(self.libtype, shape, self._seen(device))
+        """Return the solution of an untuned call, or None."""
+        return heuristic.heuristic_fallback(self.libtype, shape, self._emulated(device))
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.compiler, solution, shape, self._seen(device))
+        launch.prepare(self.compiler, solution, shape, self._emulated(device))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """Compile, load and fix everything that a call of exactly this shape needs."""
+        """Compile and load the kernel, and fix all launch arguments but the addresses."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
         if not self._present(device):
-            return Unsupported(f"{device} is described, not present")
-        return launch.bind(self.compiler, self.driver, solution, shape, self._seen(device), device.torch_device)
+            return Unsupported(f"device is not present (got {device}); bind on the machine that has it")
+        return launch.bind(self.compiler, self.driver, solution, shape, self._emulated(device), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The solution's neighbours: one parameter changed at a time."""
-        return solutions.refine(solution, shape, self._seen(device))
+        """List the solution's neighbours, which differ in one parameter."""
+        return space.refine(solution, shape, self._emulated(device))
 
     def _present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
-    def _seen(self, device: Device) -> Device:
-        """The device whose limits count."""
+    def _emulated(self, device: Device) -> Device:
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 

@@ -1,6 +1,7 @@
-"""Build: one kernel for one class of shapes, from its source to a code object in the artifact cache, without a device.
+"""Compilation: one kernel for one class of shapes, from source to a code object, without a device.
 
-A build depends on M, and of K on what divides it; on N it does not, and on the number of splits where they meet in a cluster.
+A build depends on M and on the divisors of K, not on N. It depends on the number of splits only
+where they meet in a cluster.
 """
 
 from __future__ import annotations
@@ -12,37 +13,37 @@ import attrs
 from tunedgemm.plugin import LaunchError, Shape
 from tunedgemm.tools import artifact
 
-from tunedgemm_skinny.fit import compiled_rows, vec_of
 from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
-from tunedgemm_skinny.names import Kernel
+from tunedgemm_skinny.names import KernelConfig
+from tunedgemm_skinny.resources import compiled_rows, vec_of
 from tunedgemm_skinny.rtc import Compiler, RefusedError
 
-#: The function of every program.
+#: Name of the kernel function in every program.
 ENTRY = "skinny"
 
 _KERNELS = Path(__file__).with_name("kernels")
-#: Lines of a compiler's log that an error tells.
+#: Lines of a compiler's log in an error.
 _LINES = 8
 
 
 @attrs.frozen(cache_hash=True)
 class Build:
-    """Everything that a compile depends on.
+    """Inputs of one compilation.
 
     Attributes:
-        kernel: the parameters.
-        gfx: the architecture.
-        dtype, outdtype, bias_dtype: short texts, the first of the weight; bias_dtype is "" without a bias.
+        kernel: kernel parameters.
+        gfx: architecture.
+        dtype, outdtype, bias_dtype: of the weight, the output and the bias; "" without a bias.
         rows: rows of x that the program serves.
         vec: elements of one load.
         scale: kind of the scales.
-        batched: whether the grid has a product of a batch along its third axis.
-        cluster: blocks that meet in a cluster; 0 for none.
-        shuffled: rows of the weight whose pieces lie side by side; 0 where it is plain.
-        wide: whether x is bf16 beside a weight of mxfp4.
+        batched: whether the grid's third axis counts the products of a batch.
+        cluster: blocks of a cluster; 0 for none.
+        shuffled: weight rows whose pieces are adjacent; 0 for a plain weight.
+        wide: whether x is bf16 and the weight mxfp4.
     """
 
-    kernel: Kernel
+    kernel: KernelConfig
     gfx: str = attrs.field(validator=attrs.validators.in_(ARCHITECTURES))
     dtype: str = attrs.field(validator=attrs.validators.in_(INPUTS))
     outdtype: str = attrs.field(validator=attrs.validators.in_(OUTPUTS))
@@ -56,8 +57,8 @@ class Build:
     wide: bool = False
 
 
-def build_of(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> Build:
-    """The build that serves the shape with so many splits of K."""
+def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build:
+    """Return the build that serves the shape with this number of splits of K."""
     return Build(
         kernel,
         gfx,
@@ -76,12 +77,12 @@ def build_of(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> Build:
 
 @functools.cache
 def source(family: str) -> str:
-    """The program of a family: one text that includes nothing."""
+    """Return the program of a family: one text without includes."""
     return "\n".join((_KERNELS / f"{part}.h").read_text() for part in ("portable", "finish", family))
 
 
 def defines(build: Build) -> dict[str, int]:
-    """The macros that make a program of a family's source."""
+    """Return the macros that specialise a family's source."""
     kernel = build.kernel
     return {
         f"FAMILY_{kernel.family}": 1,
@@ -106,9 +107,9 @@ def defines(build: Build) -> dict[str, int]:
 
 
 def options(build: Build) -> list[str]:
-    """The compiler's options."""
+    """Return the compiler's options."""
     if build.gfx.startswith("sm_"):
-        specific = "a" * (build.kernel.family == "wgmma")  # instructions of this architecture alone
+        specific = "a" * (build.kernel.family == "wgmma")  # wgmma exists in sm_90a alone
         target = [f"--gpu-architecture={build.gfx}{specific}", "--std=c++17", "-default-device"]
     else:
         target = [f"--offload-arch={build.gfx}", "-std=c++17", "-O3"]
@@ -116,19 +117,19 @@ def options(build: Build) -> list[str]:
 
 
 def code(build: Build, compiler: Compiler) -> bytes:
-    """The code object of a build, from the artifact cache where it is there.
+    """Return the code object of a build, from the artifact cache if stored there.
 
     Raises:
-        LaunchError: it does not compile; the message ends with the first lines of the compiler's log.
+        LaunchError: it does not compile; the message ends with the first lines of the log.
     """
     text, flags = source(build.kernel.family), options(build)
 
-    def compiled() -> bytes:
+    def compile_source() -> bytes:
         try:
             return compiler.compile(text, f"{build.kernel.name}.cpp", flags)
         except RefusedError as error:
             lines = [line for line in error.log.splitlines() if line.strip()][:_LINES]
-            told = "\n".join([str(error), *lines])
-            raise LaunchError(f"skinny {build.kernel.name} for {build.gfx} did not compile by {compiler.version}: {told}") from error
+            log = "\n".join([str(error), *lines])
+            raise LaunchError(f"skinny {build.kernel.name}: {compiler.version} cannot compile it for {build.gfx}: {log}") from error
 
-    return artifact("\n".join(("skinny", compiler.version, *flags, text)), compiled)
+    return artifact("\n".join(("skinny", compiler.version, *flags, text)), compile_source)

@@ -1,4 +1,4 @@
-"""Launch: a solution bound to a shape becomes one call of the driver with everything but addresses fixed before."""
+"""Launchers: a solution bound to a shape, with all launch arguments but addresses fixed."""
 
 from __future__ import annotations
 
@@ -9,49 +9,54 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import Driver, DriverInterface, on_device, semaphores, torch_dtype, workspace
 
-from tunedgemm_skinny import driver, rtc
+from tunedgemm_skinny import native, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
-from tunedgemm_skinny.fit import grid_of, partial_bytes, per_split, refusal, shared_bytes, threads_of
 from tunedgemm_skinny.limits import ARCHITECTURES, depth_of, supports, x_pieces
-from tunedgemm_skinny.names import Kernel, kernel_of
-from tunedgemm_skinny.native import Launch, Plan, launch_of
-from tunedgemm_skinny.solutions import choices
+from tunedgemm_skinny.names import KernelConfig, kernel_of
+from tunedgemm_skinny.native import KernelFunction, Launch, LaunchPlan, launch_of
+from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
+from tunedgemm_skinny.space import enumerate_kernels
 
 if TYPE_CHECKING:
     import torch
 
-#: Names of AITER's rows, which say no more than that a kernel for few rows is meant; they stand for the first guess.
+#: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution
+#: serves.
 ALIASES = ("", "auto", "sol0", "sol1", "sol2")
 
+#: Handles a status other than 0: returns where a second launch may succeed, else raises.
+OnFailure = Callable[[int], None]
 
-def resolve(solution: Solution, shape: Shape, device: Device) -> tuple[Kernel, int]:
-    """The kernel of a solution and the number of splits; of an alias, those of the first guess.
+
+def resolve(solution: Solution, shape: Shape, device: Device) -> tuple[KernelConfig, int]:
+    """Return the kernel and the splits of a solution; of an alias, those of the first solution.
 
     Raises:
         PluginError: no kernel has that name, or it cannot serve the shape on the device.
     """
     if solution.kernel_name in ALIASES:
-        first = next(choices(shape, device), None)
+        first = next(enumerate_kernels(shape, device), None)
         if first is None:
             raise PluginError(f"skinny lists no kernel for {shape} on {device}")
         return first
     kernel, splits = kernel_of(solution.kernel_name), solution.split_k or 1
-    if refused := refusal(kernel, splits, shape, device.gfx):
-        raise PluginError(refused)
+    if reason := unfit(kernel, splits, shape, device.gfx):
+        raise PluginError(reason)
     return kernel, splits
 
 
 def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solution, shape: Shape, device: Device) -> None:
-    """Compile into the artifact cache; needs no device.
+    """Compile into the artifact cache, without a device.
 
     Raises:
-        LaunchError: it does not compile. PluginError: there is no compiler.
+        LaunchError: the kernel does not compile.
+        PluginError: no compiler was found.
     """
     if not supports(shape, device):
         return
     try:
         kernel, splits = resolve(solution, shape, device)
-    except PluginError:  # bind says why
+    except PluginError:  # bind reports it
         return
     code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
 
@@ -64,60 +69,63 @@ def bind(
     device: Device,
     where: torch.device,
 ) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        compiler, drivers: give the libraries for the device's kind.
-        device: whose limits count; its index is -1 where host memory stands for it.
-        where: the operands' device.
+        compiler, drivers: load the libraries for the device's kind.
+        solution: kernel name and splits.
+        shape: shape of every call.
+        device: device whose limits apply; its index is -1 where host memory emulates it.
+        where: torch device of the operands.
 
     Raises:
-        OutOfResources: it needs more threads or shared memory than the device gives it. LaunchError: it does not compile or load.
+        OutOfResources: the kernel needs more threads or shared memory than the device has.
+        LaunchError: the kernel does not compile or load.
     """
     try:
         kernel, splits = resolve(solution, shape, device)
         compiled = code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
-        loaded = drivers(driver.INTERFACES[device.kind])
+        driver = drivers(native.INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
-    plan = Plan(
-        grid=grid_of(kernel, splits, shape),
-        threads=threads_of(kernel, device.gfx),
-        shared=shared_bytes(kernel, splits, shape, device.gfx),
-        n=shape.n,
-        k=depth_of(shape),
-        m=shape.m,
-        splits=splits,
-        per_split=per_split(kernel, splits, shape, device.gfx),
-        overlaps=ARCHITECTURES[device.gfx].overlaps,
-    )
+    plan = _plan(kernel, splits, shape, device.gfx)
     try:
-        function = driver.function_of(loaded, compiled, ENTRY, device.index)
+        function = native.function_of(driver, compiled, ENTRY, device.index)
         function.allow(plan.threads, plan.shared)
     except OutOfResources as error:
-        raise OutOfResources(f"skinny {kernel.name} on {device.gfx} needs {error}") from error
+        raise OutOfResources(f"skinny {kernel.name} on {device.gfx}: {error}") from error
     except LaunchError as error:
         raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
-    nbytes, launch, failed = partial_bytes(kernel, splits, shape), launch_of(function, plan), _failing(function, kernel.name)
+    nbytes, launch, on_failure = partial_bytes(kernel, splits, shape), launch_of(function, plan), _on_failure(function, kernel.name)
     count = plan.grid[0] * plan.grid[2]
     make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
     if shape.scale != "none":
         make = functools.partial(_scaled, count=count, nbytes=nbytes)
-    return Launcher(on_device(make(launch, failed, shape, device.index, where), device.index), workspace_bytes=nbytes)
+    return Launcher(on_device(make(launch, on_failure, shape, device.index, where), device.index), workspace_bytes=nbytes)
 
 
-#: What is done about a status; it returns where the launch is worth a second try, else it raises.
-Failed = Callable[[int], None]
+def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPlan:
+    return LaunchPlan(
+        grid=grid_of(kernel, splits, shape),
+        threads=threads_of(kernel, gfx),
+        shared=shared_bytes(kernel, splits, shape, gfx),
+        n=shape.n,
+        k=depth_of(shape),
+        m=shape.m,
+        splits=splits,
+        per_split=per_split(kernel, splits, shape, gfx),
+        overlaps=ARCHITECTURES[gfx].overlaps,
+    )
 
 
-def _failing(function: driver.Function, name: str) -> Failed:
-    def failed(status: int) -> None:
+def _on_failure(function: KernelFunction, name: str) -> OnFailure:
+    def on_failure(status: int) -> None:
         try:
             function.driver.mend("launch", status, function.index)
         except LaunchError as error:
             raise LaunchError(f"skinny {name}: {error}") from None
 
-    return failed
+    return on_failure
 
 
 def _stream(index: int) -> Callable[[int], int]:
@@ -126,8 +134,8 @@ def _stream(index: int) -> Callable[[int], int]:
     return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
 
-def _plain(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
-    """One launch, nothing but the output allocated."""
+def _plain(launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
+    """Make a launcher that allocates its output only."""
     import torch
 
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
@@ -136,35 +144,38 @@ def _plain(launch: Launch, failed: Failed, shape: Shape, index: int, where: torc
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         added = 0 if bias is None else bias.data_ptr()
         while status := launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), 0, 0):
-            failed(status)
+            on_failure(status)
         return out
 
     return call
 
 
-def _split(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
-    """One launch whose blocks share columns of the output through partial sums and counters."""
+def _split(
+    launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
+) -> Callable[..., Any]:
+    """Make a launcher whose splits meet in global memory, through partials and counters."""
     import torch
 
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
-        # In a graph nothing but these names holds them: let go too early, one could lie where the other is.
+        # Both names must live until the launch: a graph's allocator could give one the other's
+        # memory.
         scratch, zeros = workspace(nbytes, where), semaphores(count, where)
         partial, counters = scratch.data_ptr(), zeros.data_ptr()
         added = 0 if bias is None else bias.data_ptr()
         while status := launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), partial, counters):
-            failed(status)
+            on_failure(status)
         return out
 
     return call
 
 
 def _scaled(
-    launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
+    launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
 ) -> Callable[..., Any]:
-    """One launch of scaled operands, whose blocks share columns of the output where there are partial sums."""
+    """Make a launcher of scaled operands, with or without partials."""
     import torch
 
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
@@ -173,14 +184,14 @@ def _scaled(
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         added = 0 if bias is None else bias.data_ptr()
         operands, scales = (x.data_ptr(), weight.data_ptr(), added, out.data_ptr()), (x_scale.data_ptr(), w_scale.data_ptr())
-        # As above these names must last until the launch is captured.
+        # As in `_split`, these names must live until the launch.
         scratch, zeros = (workspace(nbytes, where), semaphores(count, where)) if nbytes else (None, None)
         sums = (0, 0) if scratch is None or zeros is None else (scratch.data_ptr(), zeros.data_ptr())
         while status := launch(stream(index), *operands, *sums, *scales):
-            failed(status)
+            on_failure(status)
         return out
 
     def wide(x: Any, weight: Any, w_scale: Any, bias: Any = None) -> Any:
-        return call(x, weight, w_scale, w_scale, bias)  # x has no scales, and none are read
+        return call(x, weight, w_scale, w_scale, bias)  # x has no scales; the kernel reads none
 
     return wide if x_pieces(shape) > 1 else call

@@ -1,4 +1,4 @@
-"""Static limits: what an architecture has, as data; answers for devices that are not present."""
+"""Static limits of shapes and architectures. They hold for absent devices, too."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tunedgemm.tools import dtype_bits
 
 @attrs.frozen
 class Architecture:
-    """What the kernels must fit into.
+    """Limits of one architecture.
 
     Attributes:
-        shared_bytes: shared memory (LDS) that one block may take.
+        shared_bytes: shared memory (LDS) of one block.
         wave: threads of a warp or wavefront.
         columns: rows of x that one matrix instruction takes.
-        registers: 32-bit registers that one thread may hold; on CDNA vector registers alone.
-        register_file: those of a multiprocessor or compute unit, which one block may fill.
-        warps: warps that a multiprocessor or compute unit can have at a time.
-        fp8: the kind of 8-bit floating-point numbers that it multiplies or converts; "" for none.
-        cluster: blocks of a cluster at most, 0 where there are none.
-        overlaps: whether a kernel may begin while the one before it ends (programmatic dependent launch).
+        registers: 32-bit registers of one thread; on CDNA vector registers alone.
+        register_file: registers of a multiprocessor or compute unit; one block may use them all.
+        warps: resident warps of a multiprocessor or compute unit.
+        fp8: 8-bit floating-point dtype that it multiplies or converts; "" for none.
+        cluster: blocks of a cluster at most; 0 without clusters.
+        overlaps: whether it has programmatic dependent launch.
         wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
@@ -58,8 +58,9 @@ def _cdna(shared: int, fp8: str) -> Architecture:
     return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32, fp8=fp8)
 
 
-#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps; portable size of a
-#: cluster); PTX ISA, cvt (e4m3x2); AMD's CDNA 2, 3 and 4 ISA guides (LDS per work-group, VGPRs, waves, FP8).
+#: Sources: CUDA programming guide, table of technical specifications (shared memory per block,
+#: opt-in; resident warps; portable size of a cluster); PTX ISA, cvt (e4m3x2); AMD's CDNA 2, 3 and 4
+#: ISA guides (LDS per work-group, VGPRs, waves, FP8).
 ARCHITECTURES = {
     "sm_80": _nvidia(163, 64, ""),
     "sm_86": _nvidia(99, 48, ""),
@@ -72,7 +73,7 @@ ARCHITECTURES = {
     "gfx950": _cdna(160, "fp8_e4m3fn"),
 }
 
-#: Dtypes of weights in the order of their numbers in the sources, as are scales.
+#: Dtypes of weights and kinds of scales, in the order of their numbers in the kernel sources.
 INPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2")
 SCALES = ("none", "tensor", "row", "block")
 #: Op -> dtypes of x and kinds of scales.
@@ -90,92 +91,99 @@ OPS = {
 }
 #: Ops whose weight is mxfp4, whatever x is.
 _FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
-#: AITER's orders of a weight: rows whose pieces of 16 bytes lie side by side, and bytes along K that make a whole.
+#: AITER's weight orders: rows whose pieces of 16 bytes are adjacent, and bytes along K of one unit.
 _SHUFFLED = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)")
 OUTPUTS = ("bf16", "fp16", "fp32")
 
-#: Rows of x at most: beyond, a tile of the weight would be read more than once, and other backends are made for that.
+#: Most rows of x. Beyond them a tile of the weight would be read more than once; other backends do
+#: better there.
 MAX_ROWS = 64
-#: Threads of a block at most.
+#: Most threads of a block.
 MAX_THREADS = 1024
-#: Parts of K at most: more would add up longer than they multiply.
+#: Most splits of K: adding more partials would take longer than the products.
 MAX_SPLITS = 64
-#: Elements of an operand at most, so that no address computed in 64 bits overflows.
+#: Most elements of an operand, so that addresses computed in 64 bits do not overflow.
 MAX_ELEMENTS = 1 << 40
-#: Products of a batch at most: blocks of a grid along its third axis.
+#: Most products of a batch: the grid's limit along its third axis.
 MAX_BATCHES = 65535
 
 
 def batches_of(shape: Shape) -> int:
-    """Products of a batch; 1 for an op that has one."""
+    """Return the number of products of a batch; 1 for an op without a batch."""
     return int(shape["B"]) if shape.op.startswith("batched_") else 1
 
 
 @functools.cache
 def width_of(dtype: str) -> int:
-    """Bytes of an element of a weight; of mxfp4 two values are one element."""
+    """Return the bytes of one element of a weight. Two values of mxfp4 are one element."""
     return dtype_bits(dtype) // 8
 
 
 def weight_of(shape: Shape) -> str:
-    """The dtype of the weight."""
+    """Return the dtype of the weight."""
     return "fp4x2" if shape.op in _FP4_WEIGHTS else shape.dtype
 
 
 def depth_of(shape: Shape) -> int:
-    """Elements of the weight along K, two values of mxfp4 being one."""
+    """Return the elements of the weight along K. Two values of mxfp4 are one element."""
     return shape.k // 2 if shape.op in _FP4_WEIGHTS else shape.k
 
 
 def x_pieces(shape: Shape) -> int:
-    """Pieces of x for one of the weight: 16 bytes of mxfp4 are as many values as 64 bytes of bf16."""
+    """Return the 16-byte pieces of x per piece of the weight: 4 for bf16 times mxfp4, else 1."""
     return 4 if weight_of(shape) == "fp4x2" and shape.dtype == "bf16" else 1
 
 
 @functools.cache
 def shuffled_rows(layout: str) -> int:
-    """Rows of a weight whose pieces lie side by side; 0 for a plain weight, -1 for an order that is not AITER's."""
-    found = _SHUFFLED.fullmatch(layout)
-    return int(found[1]) if found else 0 if layout == "row" else -1
+    """Return the weight rows whose pieces are adjacent.
+
+    0 for a plain weight, -1 for an unknown order.
+    """
+    match = _SHUFFLED.fullmatch(layout)
+    return int(match[1]) if match else 0 if layout == "row" else -1
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """True, or why no kernel here takes the shape on the architecture."""
+    """Check whether some kernel serves the shape on the architecture."""
+    reason = unsupported(shape, device)
+    return True if reason is None else Unsupported(reason)
+
+
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why no kernel serves the shape on the architecture; None where one does."""
     if device.kind == "cpu":
-        return Unsupported("the kernels are for NVIDIA and AMD GPUs, not for a CPU")
+        return f"device must be an NVIDIA or AMD GPU (got {device.gfx})"
     if device.gfx not in ARCHITECTURES:
-        return Unsupported(f"no limits are known for {device.gfx}; known: {', '.join(ARCHITECTURES)}")
-    if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
-    if shape.m > MAX_ROWS:
-        return Unsupported(f"the kernels are for M <= {MAX_ROWS} (M={shape.m})")
-    reason = _operands(shape, device) or _output(shape)
-    return Unsupported(reason) if reason else True
+        return f"architecture must be one of {', '.join(ARCHITECTURES)} (got {device.gfx})"
+    if not 1 <= shape.m <= MAX_ROWS:
+        return f"M must be in 1..{MAX_ROWS} (got {shape.m})"
+    return _operand_fault(shape, device) or _output_fault(shape)
 
 
-def _operands(shape: Shape, device: Device) -> str:
+def _operand_fault(shape: Shape, device: Device) -> str | None:
     if shape.op not in OPS:
-        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+        return f"op must be one of {', '.join(OPS)} (got {shape.op})"
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
         operands = "x" if shape.op == "a16w4_blockscale" else "operands"
-        return f"{operands} of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
-    if shape.dtype.startswith("fp8") and shape.dtype != (wanted := ARCHITECTURES[device.gfx].fp8):
-        return f"{device.gfx} multiplies {wanted}, not {shape.dtype}" if wanted else f"{device.gfx} multiplies no fp8"
+        return f"{shape.op}: {operands} must be {' or '.join(dtypes)} (got {shape.dtype})"
+    if shape.dtype.startswith("fp8") and shape.dtype != (native := ARCHITECTURES[device.gfx].fp8):
+        return f"fp8 on {device.gfx} must be {native} (got {shape.dtype})" if native else f"{device.gfx} has no fp8 (got {shape.dtype})"
     if shape.scale not in scales:
-        return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
+        return f"{shape.op}: scales must be {' or '.join(scales)} (got {shape.scale})"
     if shuffled_rows(shape.layout) < 0:
-        return f"weights must be plain [N, K] or in an order of AITER's, not layout {shape.layout!r}"
+        return f"weight layout must be row or an AITER order (got {shape.layout!r})"
     if batches_of(shape) > MAX_BATCHES:
-        return f"a batch has {MAX_BATCHES} products at most (B={batches_of(shape)})"
+        return f"B must be at most {MAX_BATCHES} (got {batches_of(shape)})"
     if max(shape.n, shape.m) * shape.k * batches_of(shape) > MAX_ELEMENTS:
-        return f"a weight of {shape.n} x {shape.k} elements is too large; {MAX_ELEMENTS} are the most"
-    return ""
+        return f"an operand must have at most {MAX_ELEMENTS} elements (got {shape.n} x {shape.k})"
+    return None
 
 
-def _output(shape: Shape) -> str:
+def _output_fault(shape: Shape) -> str | None:
     if shape.outdtype not in OUTPUTS:
-        return f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}"
+        return f"output must be {', '.join(OUTPUTS)} (got {shape.outdtype})"
     if shape.bias and shape.bias_dtype not in OUTPUTS:
-        return f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}"
-    return ""
+        return f"bias must be {', '.join(OUTPUTS)} (got {shape.bias_dtype})"
+    return None

@@ -1,12 +1,17 @@
-"""Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
+"""Solution names and kernel parameters, both ways: a name alone says what to compile.
 
-``rows_r1_n4w2x2u4_s``: family, revision of the sources, rows of the weight a warp (n), warps of a block along N and along K (w, x),
-steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2a4_s_c``: n is 16-row tiles a warp,
-the weight comes through a ring of four slots of u steps each (a), filled by asynchronous copies, so does x (s), and the splits of K
-meet in a cluster of blocks (c). ``wgmma_r1_n1w2x1u2a4``: n is 64-row tiles a group of four warps, w and x are such groups, and both
-operands come through the ring.
+In ``rows_r1_n4w2x2u4_s``, ``rows`` is the family and ``r1`` the revision of the sources. ``n`` is
+the weight rows of a warp; ``w`` and ``x`` are the warps of a block along N and along K. ``u`` is
+the steps whose loads are in flight together; ``_s`` keeps x in shared memory.
 
-How many rows x has is no part of a name: that follows from the shape. So does the width of a load, from K.
+In ``tiles_r1_n1w2x4u2a4_s_c``, ``n`` is the 16-row tiles of a warp. The weight comes through a ring
+of four stages of u steps each (``a``), filled by asynchronous copies; with ``_s`` x does, too. The
+splits of K meet in a cluster of blocks (``_c``).
+
+In ``wgmma_r1_n1w2x1u2a4``, ``n`` is the 64-row tiles of a group of four warps; ``w`` and ``x``
+count such groups. Both operands come through the ring.
+
+M is not part of a name: it follows from the shape. The width of a load follows from K.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ from typing import Any, ClassVar
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: From the first release on raise it whenever the sources in ``kernels/`` change what a name means or how quick it is.
+#: Raise it, from the first release on, when ``kernels/`` changes what a name means or its speed.
 REVISION = 1
 
-#: Warps of a block at most: 1024 threads of 32, which no architecture exceeds.
+#: Most warps of a block: 1024 threads in warps of 32, the limit of every architecture.
 MAX_WARPS = 32
 
 _STAGES = (0, 2, 3, 4, 6, 8)
@@ -36,47 +41,47 @@ def _among(*values: int, default: Any = attrs.NOTHING) -> Any:
 
 
 class _Block:
-    """What the families have in common: how a block's warps lie."""
+    """Warps and weight rows of a block, the same for all families."""
 
     __slots__ = ()
 
     def __attrs_post_init__(self: Any) -> None:
         if self.warps > MAX_WARPS:
-            raise PluginError(f"skinny {self.family}: a block has {MAX_WARPS} warps at most (got {self.warps})")
+            raise PluginError(f"skinny {self.family}: warps of a block must be at most {MAX_WARPS} (got {self.warps})")
 
     @property
     def warps(self: Any) -> int:
-        """Warps of a block."""
+        """Return the warps of a block."""
         return int(self.warps_n * self.warps_k)
 
     @property
-    def each(self: Any) -> int:
-        """Rows of the weight that a warp has."""
+    def rows_per_warp(self: Any) -> int:
+        """Return the weight rows of a warp, or of a group of four in `Wgmma`."""
         return int(self.unit * self.n_each)
 
     @property
     def per_block(self: Any) -> int:
-        """Rows of the weight that a block has."""
-        return int(self.each * self.warps_n)
+        """Return the weight rows of a block."""
+        return int(self.rows_per_warp * self.warps_n)
 
     @property
     def name(self: Any) -> str:
-        """The text of ``kernelName``."""
+        """Return the solution name, ``kernelName`` in a table."""
         parts = f"{self.family}_r{REVISION}_n{self.n_each}w{self.warps_n}x{self.warps_k}u{self.unroll}"
         return parts + (f"a{self.stages}" if self.stages else "") + "_s" * self.x_shared + "_c" * self.cluster
 
 
 @attrs.frozen(cache_hash=True)
 class Rows(_Block):
-    """Multiply and sum on the vector units: every lane has a piece of K of *n_each* rows of the weight, for all rows of x.
+    """Products on the vector units; a lane has a piece of *n_each* weight rows.
 
     Attributes:
-        n_each: rows of the weight that a warp has.
+        n_each: weight rows of a warp.
         warps_n, warps_k: warps of a block along N, and along K.
         unroll: steps along K whose loads are in flight together.
         x_shared: whether x is copied to shared memory first.
-        stages: slots of the ring in shared memory through which the weight comes; 0 loads it into registers.
-        cluster: whether the splits of K meet in a cluster of blocks, through its shared memory, or in global memory.
+        stages: stages of the weight's ring in shared memory; 0 loads it into registers.
+        cluster: whether splits of K meet in the shared memory of a cluster, else in global memory.
     """
 
     family: ClassVar[str] = "rows"
@@ -92,12 +97,13 @@ class Rows(_Block):
 
 @attrs.frozen(cache_hash=True)
 class Tiles(_Block):
-    """Products of the matrix units: the rows of the weight take the long side of the instruction.
+    """Products of the matrix units, with the weight rows on the long side of the instruction.
 
     Attributes:
-        n_each: tiles of 16 rows of the weight that a warp has.
+        n_each: tiles of 16 weight rows of a warp.
         warps_n, warps_k, unroll, stages, cluster: as `Rows`.
-        x_shared: whether x is in shared memory for all warps of a block: through the ring too, or, where there is none, all of the split's.
+        x_shared: whether all warps of a block share x in shared memory. With a ring x comes through
+            it; without one all x of the split is copied first.
     """
 
     family: ClassVar[str] = "tiles"
@@ -113,12 +119,12 @@ class Tiles(_Block):
 
 @attrs.frozen(cache_hash=True)
 class Wgmma(_Block):
-    """Products of Hopper's asynchronous matrix instructions: both operands in shared memory, through a ring.
+    """Products of Hopper's asynchronous matrix instructions, with both operands in a ring.
 
     Attributes:
-        n_each: tiles of 64 rows of the weight that a group of four warps has.
+        n_each: tiles of 64 weight rows of a group of four warps.
         warps_n, warps_k: groups of four warps of a block along N, and along K.
-        unroll: steps of 128 bytes along K that a group has in each slot.
+        unroll: steps of 128 bytes along K of a group in each stage.
         stages, cluster: as `Rows`.
     """
 
@@ -134,33 +140,34 @@ class Wgmma(_Block):
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
+        """Return the warps of a block."""
         return 4 * self.warps_n * self.warps_k
 
 
-Kernel = Rows | Tiles | Wgmma
+#: Parameters that a solution name stands for.
+KernelConfig = Rows | Tiles | Wgmma
 
 _PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?(?P<x_shared>_s)?(?P<cluster>_c)?"
-FAMILIES: tuple[type[Kernel], ...] = (Rows, Tiles, Wgmma)
+FAMILIES: tuple[type[KernelConfig], ...] = (Rows, Tiles, Wgmma)
 
 
 @functools.lru_cache(maxsize=4096)
-def kernel_of(name: str) -> Kernel:
-    """The parameters behind a kernel name; the `name` of each family is its inverse.
+def kernel_of(name: str) -> KernelConfig:
+    """Parse a solution name; the inverse of each family's `name`.
 
     Raises:
-        PluginError: no kernel of this plugin's present revision has that name; the message says why.
+        PluginError: this revision has no kernel of that name; the message says why.
     """
-    for kind in FAMILIES:
-        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){_PATTERN}", name)
-        if found:
-            fields = {key: text for key, text in found.groupdict().items() if text is not None}
+    for family in FAMILIES:
+        match = re.fullmatch(rf"{family.family}_r(?P<revision>\d+){_PATTERN}", name)
+        if match:
+            fields = {key: text for key, text in match.groupdict().items() if text is not None}
             revision = int(fields.pop("revision"))
             if revision != REVISION:
-                raise PluginError(f"skinny kernel {name!r} is of revision {revision}; this version has {REVISION}: tune again")
+                raise PluginError(f"skinny kernel {name!r}: revision must be {REVISION} (got {revision}); tune again")
             try:
-                return kind(**{key: int(text) if text.isdecimal() else True for key, text in fields.items()})
-            except TypeError:  # x of this family is in no memory of its own
+                return family(**{key: int(text) if text.isdecimal() else True for key, text in fields.items()})
+            except TypeError:  # wgmma has no _s
                 break
     raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
 

@@ -1,4 +1,4 @@
-"""Run-time compilers: NVRTC and hipRTC through ctypes, from a program's text to a code object. Neither needs a device."""
+"""Run-time compilers through ctypes: NVRTC and hipRTC. They need no device."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _TEXTS, _SIZE = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
 
 @attrs.frozen(eq=False)
 class Interface:
-    """What differs between the two compilers (nvrtc.h of CUDA 12 and 13, hiprtc.h of ROCm 6 and 7).
+    """Names of one compiler's library (nvrtc.h of CUDA 12 and 13, hiprtc.h of ROCm 6 and 7).
 
     Attributes:
-        kind: whose devices it compiles for, as `Device.kind`.
-        prefix: what its functions' names start with.
-        libraries: its file names, newest first; the last is what all start with.
-        code: what its functions for the code object end with: of the size, and of the bytes.
-        packages: folders of packages where pip puts it, as patterns below the folder that a package is in.
-        hint: how to get it.
+        kind: `Device.kind` that it compiles for.
+        prefix: prefix of its functions.
+        libraries: file names, newest first; the last is the common stem.
+        code: suffixes of the functions for the code object's size and bytes.
+        packages: (package, pattern) of the folders where pip installs it.
+        hint: how to install it.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class RefusedError(PluginError):
     """The compiler refused a program.
 
     Attributes:
-        log: all that it said.
+        log: the compiler's log.
     """
 
     def __init__(self, message: str, log: str) -> None:
@@ -77,10 +77,10 @@ class Compiler:
     """A loaded compiler.
 
     Attributes:
-        interface: which.
-        path: the file.
-        functions: by name without the prefix; all but ``GetErrorString`` return a status.
-        version: as ``nvrtc 13.0``.
+        interface: names of its library.
+        path: the library's file.
+        functions: functions by name without the prefix; all but ``GetErrorString`` return a status.
+        version: such as ``nvrtc 13.0``.
     """
 
     interface: Interface
@@ -89,15 +89,15 @@ class Compiler:
     version: str
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> bytes:
-        """The code object of a program.
+        """Compile a program to a code object.
 
         Args:
-            source: its text, which includes nothing.
-            name: what messages call it.
-            options: as on a command line.
+            source: text without includes.
+            name: file name in the compiler's messages.
+            options: command-line options.
 
         Raises:
-            RefusedError: it does not compile, or the options are wrong.
+            RefusedError: the program or an option is wrong.
         """
         program, functions = ctypes.c_void_p(), self.functions
         self._check("CreateProgram", functions["CreateProgram"](program, source.encode(), name.encode(), 0, None, None))
@@ -106,7 +106,7 @@ class Compiler:
             status = functions["CompileProgram"](program, len(options), texts)
             if status:
                 raise RefusedError(
-                    self._told("CompileProgram", status),
+                    self._message("CompileProgram", status),
                     self._bytes(program, "GetProgramLogSize", "GetProgramLog").decode(errors="replace").rstrip("\0"),
                 )
             return self._bytes(program, *self.interface.code)
@@ -122,29 +122,29 @@ class Compiler:
 
     def _check(self, function: str, status: int) -> None:
         if status:
-            raise RefusedError(self._told(function, status), "")
+            raise RefusedError(self._message(function, status), "")
 
-    def _told(self, function: str, status: int) -> str:
+    def _message(self, function: str, status: int) -> str:
         text = self.functions["GetErrorString"](status) or b""
         return f"{self.interface.prefix}{function}: {text.decode(errors='replace') or f'status {status}'}"
 
 
 def _load_builtins(path: str) -> None:
-    """Load the library that a compiler opens by its bare name when it compiles, from the folder of the compiler.
+    """Load the builtins library from the compiler's folder; the compiler opens it by its bare name.
 
-    Torch loads it, too; where torch is not loaded nothing may know that folder.
+    Torch loads it, too, but without torch the system's loader may not know that folder.
     """
     if "/" in path:
         for builtins in Path(path).parent.glob(f"{Path(path).name.partition('.so')[0]}-builtins.so*"):
-            with contextlib.suppress(OSError):  # the compiler says what it misses
+            with contextlib.suppress(OSError):  # the compiler reports a missing one
                 ctypes.CDLL(str(builtins))
 
 
 def bind_functions(interface: Interface, path: str) -> Compiler:
-    """Load a compiler's library and give its functions their arguments.
+    """Load a compiler's library and declare its functions.
 
     Raises:
-        PluginError: it cannot be loaded, or lacks a function.
+        PluginError: the library does not load, or lacks a function.
     """
     size, code = interface.code
     arguments: Mapping[str, tuple[Any, ...]] = {
@@ -160,36 +160,36 @@ def bind_functions(interface: Interface, path: str) -> Compiler:
     }
     try:
         _load_builtins(path)
-        loaded = ctypes.CDLL(path)
-        functions = {name: getattr(loaded, f"{interface.prefix}{name}") for name in arguments}
+        library = ctypes.CDLL(path)
+        functions = {name: getattr(library, f"{interface.prefix}{name}") for name in arguments}
     except (OSError, AttributeError) as error:
-        raise PluginError(f"skinny: {path} cannot be used: {error}") from error
+        raise PluginError(f"skinny: cannot load {path}: {error}") from error
     for name, function in functions.items():
         function.argtypes, function.restype = arguments[name], _TEXT if name == "GetErrorString" else _INT
     major, minor = ctypes.c_int(), ctypes.c_int()
     if status := functions["Version"](major, minor):
-        raise PluginError(f"skinny: {path} does not tell its version: status {status}")
+        raise PluginError(f"skinny: {path} has no version: status {status}")
     return Compiler(interface, path, functions, f"{interface.prefix} {major.value}.{minor.value}")
 
 
 @functools.cache
 def loaded(interface: Interface) -> Compiler:
-    """The compiler of this kind in this process: the file that is loaded already, else one beside torch, else the loader's.
+    """Load the compiler once: one already loaded, else one next to torch, else the system's.
 
     Raises:
-        PluginError: there is none; the message says how to get it.
+        PluginError: none loads; the message says how to install one.
     """
     paths = (*mapped_files(interface.libraries[-1]), *beside(interface), *interface.libraries)
     try:
         return first_usable(paths, lambda path: bind_functions(interface, path))
     except PluginError as error:
-        raise PluginError(f"{error}; the kernels are compiled by {interface.libraries[-1].split('.')[0]}: {interface.hint}") from error
+        raise PluginError(f"{error}; install {interface.libraries[-1].split('.')[0]}: {interface.hint}") from error
 
 
 def beside(interface: Interface) -> list[str]:
-    """Files of the compiler in packages that are installed; that of the major version that torch was built with first, then the newest."""
-    stem, built = interface.libraries[-1], _torch_version()
-    major = str(built.cuda or built.hip or "").partition(".")[0]
+    """List the compiler's files in packages: torch's major version, then the newest."""
+    stem, torch_version = interface.libraries[-1], _torch_version()
+    major = str(torch_version.cuda or torch_version.hip or "").partition(".")[0]
 
     def order(file: Path) -> tuple[bool, list[int]]:
         version = file.name[len(stem) :].split(".")
@@ -199,22 +199,22 @@ def beside(interface: Interface) -> list[str]:
 
 
 def _torch_version() -> ModuleType:
-    """`torch.version`; read alone where torch is not loaded, which takes seconds in each process that compiles."""
+    """Return `torch.version` without a load of torch, which takes seconds."""
     if "torch" in sys.modules:
         return sys.modules["torch.version"]
     torch = importlib.util.find_spec("torch")
-    places = torch.submodule_search_locations if torch else None
-    file = importlib.util.spec_from_file_location("torch_version", Path(places[0]) / "version.py") if places else None
-    if file is None or file.loader is None:
-        raise PluginError("skinny: torch is not installed")
-    module = importlib.util.module_from_spec(file)
-    file.loader.exec_module(module)
+    folders = torch.submodule_search_locations if torch else None
+    spec = importlib.util.spec_from_file_location("torch_version", Path(folders[0]) / "version.py") if folders else None
+    if spec is None or spec.loader is None:
+        raise PluginError("skinny: torch not found; install torch")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 def _files(interface: Interface) -> Iterator[Path]:
     for package, pattern in interface.packages:
         spec = importlib.util.find_spec(package)
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            for folder in sorted(Path(place).glob(pattern)):
+        for root in (spec.submodule_search_locations or ()) if spec else ():
+            for folder in sorted(Path(root).glob(pattern)):
                 yield from sorted(folder.glob(f"{interface.libraries[-1]}*"))

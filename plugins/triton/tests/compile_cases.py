@@ -1,40 +1,54 @@
-"""Run as a child: compiles a list of solutions and prints what their code says of itself as JSON.
+"""Child: compile programs of launch plans and print what their code shows, as JSON.
 
-Reads a JSON list of cases: gfx, kernel name, split_k, and the shape as a dict. A compiler that aborts takes only this process.
+It reads a JSON list of cases: gfx, kernel name, split_k, and the shape as a dict. A compiler that
+aborts ends only this process. Programs that cases share are compiled once.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
 from typing import Any
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_triton.compile import build_of, compiled
-from tunedgemm_triton.names import kernel_of
+from tunedgemm_triton.build import Program
+from tunedgemm_triton.families import family_of
 
 _MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async[\w.]*|tcgen05\.mma|mma\.sync\.aligned[\w.]*|setmaxnreg|cp\.async\.bulk\.tensor"
 
 
-def look(case: dict[str, Any]) -> dict[str, Any]:
-    """Instructions, shared memory and spills of one compiled solution."""
+@functools.cache
+def inspect_program(program: Program, gfx: str) -> dict[str, Any]:
+    """Return instructions, shared memory and spills of one program."""
     try:
-        build = build_of(kernel_of(case["kernel"]), case["split_k"], Shape.from_dict(case["shape"]), Device(case["gfx"], 128))
-        kernel = compiled(build)
+        kernel = program.compile(gfx)
     except Exception as error:
-        return {"failed": str(error)[-600:]}
+        return {"function": program.function, "failed": str(error)[-600:]}
     text = kernel.asm["amdgcn"] if "amdgcn" in kernel.asm else kernel.asm["ptx"]
-    consumers = kernel.asm["ttgir"].partition("partition0")[2]
-    moved = re.findall(r"= arith\.addi %\w+, %c64_i32", consumers)
-    spills = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
-    found = {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared}
-    # Products of Hopper's tiles, and whether one of them is still under way while the next one begins.
-    found["products"] = kernel.asm["ttgir"].count("warp_group_dot ")
-    found["overlapped"] = bool(re.search(r"warp_group_dot_wait.*pendings = 1", kernel.asm["ttgir"]))
-    found["additions"] = len(re.findall(r"\badd(?:\.rn)?\.f32", text))
-    return {**found, "spills": sum(map(int, spills)), "moved_by_consumers": len(moved)}
+    ttgir = kernel.asm["ttgir"]
+    return {
+        "function": program.function,
+        "matrix": sorted(set(re.findall(_MATRIX, text))),
+        "shared": kernel.metadata.shared,
+        "spills": sum(map(int, re.findall(r"\.vgpr_spill_count:\s+(\d+)", text))),
+        # Products of Hopper's tiles, and whether one of them is still in flight while the next one
+        # begins.
+        "products": ttgir.count("warp_group_dot "),
+        "overlapped": bool(re.search(r"warp_group_dot_wait.*pendings = 1", ttgir)),
+        "additions": len(re.findall(r"\badd(?:\.rn)?\.f32", text)),
+        "moved_by_consumers": len(re.findall(r"= arith\.addi %\w+, %c64_i32", ttgir.partition("partition0")[2])),
+    }
+
+
+def inspect_case(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the code of each program of a case shows."""
+    shape, device = Shape.from_dict(case["shape"]), Device(case["gfx"], 128)
+    family = family_of(shape.op)
+    plan = family.plan_of(family.parse_name(case["kernel"]), case["split_k"], shape, device)
+    return [inspect_program(step.program, device.gfx) for step in plan.steps]
 
 
 if __name__ == "__main__":
-    json.dump([look(case) for case in json.load(sys.stdin)], sys.stdout)
+    json.dump([inspect_case(case) for case in json.load(sys.stdin)], sys.stdout)

@@ -1,4 +1,6 @@
-"""The kernel of docs/tuning-triton.md, tuned through the command, on the CPU in Triton's interpreter."""
+"""The kernel of docs/tuning-triton.md, tuned through the command, on the CPU in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "tuning-triton.md"
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The guide's module, as an installed package."""
+    """Install the guide's module as a package; return its folder."""
     found = re.search(r"^```py\n(# rowgemm\.py\n.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     assert found
     (tmp_path / "rowgemm.py").write_text(found[1])
@@ -54,9 +56,10 @@ print(torch.allclose(tunedgemm.gemm_a16w16(x, weight).float(), x.float() @ weigh
 
 @pytest.mark.slow
 def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
-    """The guide's own command line tunes it in worker processes; its files answer a call that nobody tuned."""
+    """The guide's command line tunes it in worker processes; its files answer an untuned call."""
     line = next(line for line in GUIDE.read_text().splitlines() if line.startswith("tunedgemm triton tune --libtype rowgemm"))
-    # One shape, two of the four configurations: a call takes the interpreter 10 ms, and a sample has many.
+    # One shape, two of the four configurations: a call takes the interpreter 10 ms, and a sample
+    # has many.
     fewer = ["--n", "48", "--m", "16", "--candidates", "2", "--num-iters", "1", "--seconds", "0", "--cache", "hot"]
     words = [*line.split()[1:], *fewer, "--device", "cpu"]
 
@@ -75,10 +78,10 @@ def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
     called = _child(package, "-c", CALL, TUNEDGEMM_FALLBACK="rowgemm")
 
     assert called.returncode == 0, called.stderr
-    told = ";".join(f"{name}={value}" for name, value in entries["M_LEQ_16"].items())
-    assert f"runs rowgemm:rowgemm_r1;{told}" in called.stdout
+    text = ";".join(f"{name}={value}" for name, value in entries["M_LEQ_16"].items())
+    assert f"runs rowgemm:rowgemm_r1;{text}" in called.stdout
     assert called.stdout.splitlines()[-1] == "True"
 
     checked = _child(package, "-m", "tunedgemm", "triton", "check", "--libtype", "rowgemm")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "2 files, 0 things to mend, 0 notes" in checked.stdout
+    assert "2 files, 0 faults, 0 notes" in checked.stdout

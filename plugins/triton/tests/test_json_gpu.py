@@ -1,4 +1,4 @@
-"""JSON files on a GPU: tuned by the command, then run by calls that nobody tuned."""
+"""JSON files on a GPU: tuned by the command, then used by untuned calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops
-from tunedgemm_triton import buckets, heuristic, jsonfile, launch
-from tunedgemm_triton.dialect import OURS
+from tunedgemm_triton import heuristic, launch
+from tunedgemm_triton.jsonfiles import buckets, files
+from tunedgemm_triton.jsonfiles.dialect import OURS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU not found")]
 
 SPACE = {
     "BLOCK_SIZE_M": [16, 64],
@@ -31,7 +32,9 @@ SPACE = {
 
 @pytest.mark.slow
 def test_a_weight_is_tuned_and_its_files_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command with a space of its own, in worker processes; every M, tested or not, gets a kernel of the file that is right."""
+    """The command tunes a user's search space in worker processes; every M then gets a correct
+    kernel of the file.
+    """
     (tmp_path / "space.json").write_text(json.dumps(SPACE))
     device = device_of(0)
     fp8 = "fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn"
@@ -56,13 +59,13 @@ def test_a_weight_is_tuned_and_its_files_serve(tmp_path: Path, monkeypatch: pyte
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
-    files = sorted(path.name for path in jsonfile.user_folder().glob("*.json"))
-    assert files == [f"{device.gfx}-GEMM-A8W8_BLOCKSCALE{suffix}.json" for suffix in ("", "-N=1024-K=512", "-N=576-K=1024")]
+    names = sorted(path.name for path in files.user_folder().glob("*.json"))
+    assert names == [f"{device.gfx}-GEMM-A8W8_BLOCKSCALE{suffix}.json" for suffix in ("", "-N=1024-K=512", "-N=576-K=1024")]
     for m in (1, 16, 40, 300, 1000):
         for n, k in ((576, 1024), (1024, 512), (256, 256)):
             shape = Shape("a8w8_blockscale", m, n, k, fp8, "bf16", scale="block")
             auto = heuristic.resolve(Solution("triton", "auto"), shape, device)
-            entries = jsonfile.read(jsonfile.find(device.gfx, "GEMM-A8W8_BLOCKSCALE", (("N", n), ("K", k))))  # type: ignore[arg-type]
+            entries = files.read(files.find(device.gfx, "GEMM-A8W8_BLOCKSCALE", (("N", n), ("K", k))))  # type: ignore[arg-type]
             assert auto == OURS.solution_of(entries[str(buckets.find(entries, m))], shape, device)[0]
             launcher = launch.bind(Solution("triton", "auto"), shape, device)
             assert isinstance(launcher, Launcher), launcher

@@ -1,18 +1,111 @@
-"""Launching on a GPU: right answers, graphs, threads, streams, devices, and refusals."""
+"""Launching: arguments without a GPU; on one right answers, graphs, threads, streams, devices and
+refusals.
+"""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
 from tunedgemm.tools import ops, plain_weight
+from tunedgemm_triton import launch
+from tunedgemm_triton.families import family_of, supports
+from tunedgemm_triton.limits import batches_of
+from tunedgemm_triton.plan import LaunchPlan
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+MOE = ops()["fmoe"].examples
+
+
+ONE_LAUNCH = [
+    Shape("a16w16", 5, 48, 256, epilogue="bias"),
+    Shape("a16w16", 5, 48, 256),
+    Shape("a8w8", 5, 48, 256, "int8", "bf16", scale="row", epilogue="bias"),
+    Shape("batched_bf16", 5, 48, 256, extra={"B": 3}),
+    Shape("a4w4_blockscale", 5, 48, 256, dtype="fp4x2", outdtype="bf16", scale="block"),
+    Shape("a16w4_blockscale", 5, 48, 256, scale="block"),
+]
+
+
+class TestArguments:
+    """What a call passes to Triton's C function, with a fake function that records it."""
+
+    @pytest.fixture(autouse=True)
+    def fake_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace what needs a GPU: the stream and the counters."""
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+        counters = torch.zeros(1024, dtype=torch.int32)
+        monkeypatch.setattr(launch, "counters_of", lambda device: lambda address: counters)
+        self.counters = counters.data_ptr()
+
+    def _call(self, shape: Shape, name: str, split_k: int = 1, **changes: Any) -> tuple[LaunchPlan, list[Any], Any, list[list[Any]]]:
+        """Return plan, operands and output of a call, and the arguments of its launches."""
+        family, launches = family_of(shape.op), list[list[Any]]()
+        plan = family.plan_of(family.parse_name(name), split_k, shape, Device("sm_90", 132))
+        functions = [
+            launch.KernelFunction(lambda *given, index=index: launches.append([index, *given]), ("head",), (None,), ())
+            for index in range(len(plan.steps))
+        ]
+        operands = [*map(plain_weight, ops()[shape.op].make_inputs(shape, torch.device("cpu"), 1)), *changes.get("more", ())]
+        call = launch.call_of(plan, functions, shape, device_of(-1))
+        return plan, operands, call(*operands), launches
+
+    def test_one_launch_gets_its_operands_by_name(self) -> None:
+        """Addresses, sizes and absent operands are where the function has its parameters."""
+        for shape in ONE_LAUNCH:
+            for split_k in (1, 2):
+                self._check_one_launch(shape, split_k)
+
+    def _check_one_launch(self, shape: Shape, split_k: int) -> None:
+        op = shape.op
+        name = "mx_r1_m16n32k64_g1_w4s3_d" if "4_block" in op else "gemm_r1_m16n32k32_g1_w4s2"
+        plan, operands, out, [[_, *given]] = self._call(shape, name, split_k)
+        named = {
+            name.removesuffix("?"): value.data_ptr() for name, value in zip(ops()[op].operands, operands, strict=False) if value is not None
+        }
+        (step,) = plan.steps
+        assert given[:5] == [*step.grid, 77, "head"]
+        assert given[-1] is None
+        arguments = dict(zip((name for name, _ in step.values), given[5:-1], strict=True))
+        expected = {name: named.get(str(value), 0) for name, value in step.values if name in ("x", "weight", "x_scale", "w_scale", "bias")}
+        assert {name: arguments[name] for name in expected} == expected
+        assert arguments["out"] == out.data_ptr()
+        assert out.shape == (*operands[0].shape[:-1], shape.n)
+        assert (arguments["counters"] == self.counters, bool(arguments["partial"])) == (split_k > 1, split_k > 1)
+        assert [arguments[name] for name in "MNK"] == [shape.m, shape.n, shape.k]
+        assert arguments.get("B", 1) == batches_of(shape)
+
+    def test_a_sequence_runs_the_steps_whose_operands_are_given(self) -> None:
+        """per_Tensor finds its scales in the values where the call passes none; buffers are within
+        one workspace.
+        """
+        shape, name = MOE[6], "moe_r1_m16g1_n32k64w4s2_n64k64w4s2"
+        scale = torch.ones(1)
+        for more, given in (((), (False, False)), ((scale, scale), (True, True)), ((None, scale), (False, True))):
+            plan, operands, out, launches = self._call(shape, name, more=more)
+            passed = dict(zip(("a1_scale", "a2_scale"), given, strict=True))
+            expected = [index for index, step in enumerate(plan.steps) if not step.given or passed[step.given] is step.present]
+            assert [index for index, *_ in launches] == expected
+            starts = set()
+            for index, *arguments in launches:
+                step = plan.steps[index]
+                assert tuple(arguments[:3]) == step.grid
+                for (parameter, value), argument in zip(step.values, arguments[5:-1], strict=True):
+                    if value in plan.buffers:
+                        starts.add(argument - plan.buffers[value][0])
+                    elif value == "out":
+                        assert argument == out.data_ptr()
+                    elif value == "hidden":
+                        assert argument == operands[0].data_ptr()
+                    elif isinstance(value, int):
+                        assert argument == value, parameter
+            assert len(starts) == 1
+
 
 SHAPES = [
     Shape("a16w16", 1, 1280, 8192),
@@ -49,10 +142,9 @@ SCALED = [
 ]
 
 
-@pytest.fixture
-def device() -> Device:
-    """The first GPU."""
-    return device_of(0)
+EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale") for shape in ops()[op].examples]
+#: Without quantisation, with one scale a tensor, with block scales, with mxfp4: a few tokens each.
+ROUTED = [MOE[2], MOE[6], MOE[11], MOE[14]]
 
 
 def _operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
@@ -60,46 +152,69 @@ def _operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 
 def _bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
-    from tunedgemm_triton import launch
-
     launcher = launch.bind(solution, shape, device)
     assert isinstance(launcher, Launcher), launcher
     return launcher
 
 
-def _close(out: Any, shape: Shape, operands: tuple[Any, ...]) -> bool:
+def _is_close(out: Any, shape: Shape, operands: tuple[Any, ...]) -> bool:
     op = ops()[shape.op]
-    expected = op.reference(shape, operands)
-    error = (out.reshape(expected.shape).double() - expected.double()).norm(dim=-1) / expected.double().norm(dim=-1)
-    return error.max().item() < op.tolerance(shape).row_error
+    expected = op.reference(shape, operands).double()
+    error = (out.reshape(expected.shape).double() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)
+    return bool(error.max().item() < op.tolerance(shape).row_error)
 
 
 def _split_solution(shape: Shape, device: Device) -> Solution:
-    from tunedgemm_triton import solutions
-
-    return next(found for found in solutions.enumerate_solutions(shape, device) if found.split_k > 1)
+    return next(solution for solution in family_of(shape.op).enumerate_solutions(shape, device) if solution.split_k > 1)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *SCALED], ids=str)
-def test_every_enumerated_solution_is_right_and_repeats_its_bits(shape: Shape, device: Device) -> None:
-    """What is enumerated binds or refuses with a reason, matches the reference, and gives equal bits twice."""
-    from tunedgemm_triton import launch, limits, solutions
+def _wrong_threads(launcher: Launcher, inputs: list[tuple[Any, ...]]) -> list[int]:
+    """Call a launcher from a thread with a stream for each input; return those whose bits differ
+    from a lone call.
+    """
+    alone, wrong = [launcher.call(*operands) for operands in inputs], list[int]()
+    torch.cuda.synchronize()
 
-    if isinstance(answer := limits.supports(shape, device), Unsupported):
-        pytest.skip(answer.reason)
-    operands, ran = _operands(shape, device), 0
-    plain = tuple(map(plain_weight, operands))
-    for solution in solutions.enumerate_solutions(shape, device):
-        try:
-            launcher = launch.bind(solution, shape, device)
-        except OutOfResources:
+    def work(index: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            outs = [launcher.call(*inputs[index]) for _ in range(50)]
+        stream.synchronize()
+        wrong.extend(index for out in outs if not torch.equal(out, alone[index]))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
+    """Launch every solution of shapes twice; return a line for each that is wrong, differs, or is
+    missing.
+    """
+    faults = []
+    for shape in shapes:
+        if not supports(shape, device):
             continue
-        assert isinstance(launcher, Launcher), launcher
-        first, second = launcher.call(*plain), launcher.call(*plain)
-        assert _close(first, shape, operands), solution
-        assert torch.equal(first, second), solution
-        ran += 1
-    assert ran >= 10
+        operands, ran = _operands(shape, device), 0
+        plain = tuple(map(plain_weight, operands))
+        for solution in family_of(shape.op).enumerate_solutions(shape, device):
+            try:
+                launcher = launch.bind(solution, shape, device)
+            except OutOfResources:
+                continue
+            if isinstance(launcher, Unsupported):
+                faults.append(f"{shape}: {solution}: {launcher}")
+                continue
+            first, second = launcher.call(*plain), launcher.call(*plain)
+            if not _is_close(first, shape, operands) or not torch.equal(first, second):
+                faults.append(f"{shape}: {solution}")
+            ran += 1
+        if ran < least:
+            faults.append(f"{shape}: {ran} solutions ran")
+    return faults
 
 
 SPECIALIZED = [
@@ -120,130 +235,174 @@ SPECIALIZED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape"), SPECIALIZED, ids=str)
-def test_specialised_warps_are_right_over_several_tiles(device: Device, name: str, shape: Shape) -> None:
-    """One and two consumers, fewer and more tiles than multiprocessors."""
-    if device.gfx != "sm_90":
-        pytest.skip(f"warps are specialised on sm_90 only, not on {device.gfx}")
-    operands = _operands(shape, device)
-    launcher = _bound(Solution("triton", name), shape, device)
-    first, second = launcher.call(*operands), launcher.call(*operands)
-    assert _close(first, shape, operands)
-    assert torch.equal(first, second)
+#: Kernels, or a split one, or KERNEL/splitK.
+THREADED = ["split", "streamk_r1_m64n128k64_g8_w4s4", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"]
 
 
-@pytest.mark.parametrize(("m", "n"), [(100, 512), (1000, 1280), (1024, 7168)])
-def test_shared_tiles_are_right_whatever_their_number(device: Device, m: int, n: int) -> None:
-    """Fewer tiles than multiprocessors, a round and a part, several rounds: the same bits each time."""
-    shape = Shape("a16w16", m, n, 2048, epilogue="bias")
-    operands = _operands(shape, device)
-    launcher = _bound(Solution("triton", "streamk_r1_m128n128k64_g8_w8s3"), shape, device)
-    first, second = launcher.call(*operands), launcher.call(*operands)
-    assert _close(first, shape, operands)
-    assert torch.equal(first, second)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU not found")
+class TestOnGpu:
+    """Kernels on the first GPU."""
 
+    @pytest.fixture
+    def device(self) -> Device:
+        """Return the first GPU."""
+        return device_of(0)
 
-def test_leading_dimensions_are_kept(device: Device) -> None:
-    """x [2, 3, K] gives [2, 3, N]."""
-    shape = Shape("a16w16", 6, 256, 512)
-    x, weight = _operands(shape, device)
-    out = _bound(Solution("triton", "auto"), shape, device).call(x.view(2, 3, 512), weight)
-    assert out.shape == (2, 3, 256)
-    assert _close(out, shape, (x, weight))
+    @pytest.mark.parametrize(("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and mxfp4"])
+    def test_every_enumerated_solution_is_right_and_repeats_its_bits(self, shapes: list[Shape], least: int, device: Device) -> None:
+        """Each solution matches the reference and gives equal bits twice."""
+        assert not _faults([shape for shape in shapes if shape.m], device, least)
 
+    def test_specialised_warps_and_shared_tiles_are_right_over_several_tiles(self, device: Device) -> None:
+        """One and two consumers, and fewer, as many and more tiles than multiprocessors, give equal
+        bits each time.
+        """
+        if device.gfx != "sm_90":
+            pytest.skip(f"warps are specialised on sm_90 only, not on {device.gfx}")
+        shared = [Shape("a16w16", m, n, 2048, epilogue="bias") for m, n in ((100, 512), (1000, 1280), (1024, 7168))]
+        faults = []
+        for name, shape in (*SPECIALIZED, *(("streamk_r1_m128n128k64_g8_w8s3", shape) for shape in shared)):
+            operands = _operands(shape, device)
+            launcher = _bound(Solution("triton", name), shape, device)
+            first, second = launcher.call(*operands), launcher.call(*operands)
+            if not _is_close(first, shape, operands) or not torch.equal(first, second):
+                faults.append(f"{name}: {shape}")
+        assert not faults
 
-def test_a_captured_split_reads_new_inputs_at_each_replay(device: Device) -> None:
-    """Split-K leaves its counters zero inside a graph: many replays with new inputs stay right."""
-    shape = Shape("a16w16", 16, 1280, 8192)
-    launcher = _bound(_split_solution(shape, device), shape, device)
-    x, weight = _operands(shape, device)
-    graph = torch.cuda.CUDAGraph()
-    launcher.call(x, weight)
-    with torch.cuda.graph(graph):
-        first = launcher.call(x, weight)
-        second = launcher.call(x, weight)
-    for seed in range(1, 5):
-        x.copy_(_operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
-        assert _close(first, shape, (x, weight))
-        assert torch.equal(first, second)
+    def test_leading_dimensions_are_kept(self, device: Device) -> None:
+        """x [2, 3, K] gives [2, 3, N]."""
+        shape = Shape("a16w16", 6, 256, 512)
+        x, weight = _operands(shape, device)
+        out = _bound(Solution("triton", "auto"), shape, device).call(x.view(2, 3, 512), weight)
+        assert out.shape == (2, 3, 256)
+        assert _is_close(out, shape, (x, weight))
 
-
-def test_two_graphs_of_one_split_launcher_replay_at_the_same_time(device: Device) -> None:
-    """Graphs with pools of their own share no counters and no partial sums."""
-    shape = Shape("a16w16", 16, 7168, 8192)
-    launcher = _bound(_split_solution(shape, device), shape, device)
-    runs = []
-    for seed in range(2):
-        operands, graph = _operands(shape, device, seed), torch.cuda.CUDAGraph()
-        launcher.call(*operands)
+    def test_a_captured_split_reads_new_inputs_at_each_replay(self, device: Device) -> None:
+        """Split-K leaves its counters zero inside a graph: replays with new inputs stay right."""
+        shape = Shape("a16w16", 16, 1280, 8192)
+        launcher = _bound(_split_solution(shape, device), shape, device)
+        x, weight = _operands(shape, device)
+        graph = torch.cuda.CUDAGraph()
+        launcher.call(x, weight)
         with torch.cuda.graph(graph):
-            out = [launcher.call(*operands) for _ in range(20)][-1]
-        runs.append((graph, out, operands, torch.cuda.Stream()))
-    torch.cuda.synchronize()
-    for _ in range(10):
-        for graph, _, _, stream in runs:
-            with torch.cuda.stream(stream):
+            first = launcher.call(x, weight)
+            second = launcher.call(x, weight)
+        for seed in range(1, 5):
+            x.copy_(_operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            assert _is_close(first, shape, (x, weight))
+            assert torch.equal(first, second)
+
+    @pytest.mark.parametrize("alone", [False, True], ids=["sorted", "alone"])
+    def test_a_captured_call_serves_another_routing_at_each_replay(self, alone: bool, device: Device) -> None:
+        """A graph does not hold the routing: idle experts, ids of no expert and new hidden states
+        stay right.
+        """
+        for shape in (attrs.evolve(shape, m=min(shape.m, 8)) for shape in ROUTED if supports(shape, device)):
+            family = family_of("fmoe")
+            listed = family.enumerate_solutions(shape, device)
+            launcher = _bound(next(one for one in listed if family.parse_name(one.kernel_name).alone is alone), shape, device)
+            operands = _operands(shape, device)
+            launcher.call(*operands)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = launcher.call(*operands)
+            for seed in range(1, 5):
+                others = _operands(shape, device, seed)
+                for index in (0, 3, 4):
+                    operands[index].copy_(others[index])
+                if seed > 2:
+                    operands[4][:, 0] = 0
+                    operands[4][-1, -1] = int(shape["expert"])
                 graph.replay()
-    torch.cuda.synchronize()
-    assert all(_close(out, shape, operands) for _, out, operands, _ in runs)
+                torch.cuda.synchronize()
+                assert _is_close(out, shape, operands), (str(shape), seed)
+
+    def test_two_graphs_of_one_split_launcher_replay_at_the_same_time(self, device: Device) -> None:
+        """Graphs with separate pools share neither counters nor partial sums."""
+        shape = Shape("a16w16", 16, 7168, 8192)
+        launcher = _bound(_split_solution(shape, device), shape, device)
+        runs = []
+        for seed in range(2):
+            operands, graph = _operands(shape, device, seed), torch.cuda.CUDAGraph()
+            launcher.call(*operands)
+            with torch.cuda.graph(graph):
+                out = [launcher.call(*operands) for _ in range(20)][-1]
+            runs.append((graph, out, operands, torch.cuda.Stream()))
+        torch.cuda.synchronize()
+        for _ in range(10):
+            for graph, _, _, stream in runs:
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        assert all(_is_close(out, shape, operands) for _, out, operands, _ in runs)
+
+    @pytest.mark.parametrize("name", THREADED)
+    def test_threads_with_streams_share_a_dense_launcher(self, device: Device, name: str) -> None:
+        """Four threads call one launcher on four streams and get the bits of a lone call."""
+        shape = Shape("a16w16", 32, 1280, 8192)
+        kernel, _, split = name.partition("/")
+        solution = _split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0))
+        assert not _wrong_threads(_bound(solution, shape, device), [_operands(shape, device, seed) for seed in range(4)])
+
+    @pytest.mark.parametrize("kind", ["mx, split", "moe, split", "moe, joined"])
+    def test_threads_with_streams_share_a_launcher_of_a_plan(self, kind: str, device: Device) -> None:
+        """Four threads call one launcher with split or joined sums on four streams: every answer
+        has the bits of a lone call.
+        """
+        shape = Shape("a4w4_blockscale", 16, 1280, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+        shape = shape if kind == "mx, split" else attrs.evolve(MOE[2], m=2, n=2048)
+        listed, joined = family_of(shape.op).enumerate_solutions(shape, device), kind == "moe, joined"
+        solution = next(one for one in listed if ("_a" in one.kernel_name if joined else one.split_k > 1 and "_a" not in one.kernel_name))
+        inputs = [tuple(map(plain_weight, _operands(shape, device, seed))) for seed in range(4)]
+        assert not _wrong_threads(_bound(solution, shape, device), inputs)
+
+    def test_given_scales_of_the_activations_are_used(self, device: Device) -> None:
+        """per_Tensor takes the scales that the call passes, one or both, and else finds them in the
+        values.
+        """
+        shape = MOE[6]
+        if not supports(shape, device):
+            pytest.skip(str(supports(shape, device)))
+        launcher, operands = _bound(Solution("triton", "auto"), shape, device), _operands(shape, device)
+        one, other = (torch.tensor([value], device=device.torch_device) for value in (0.02, 0.05))
+        for scales in ((one, other), (one, None), (None, other), (None, None), (one,)):
+            assert _is_close(launcher.call(*operands, *scales), shape, (*operands, *scales)), scales
+
+    def test_many_pairs_are_sorted_by_several_programs(self, device: Device) -> None:
+        """The sort takes more pairs than one program reads, most of them of one expert."""
+        shape = attrs.evolve(MOE[2], m=5000)
+        launcher, operands = _bound(Solution("triton", "auto"), shape, device), _operands(shape, device)
+        operands[4][100:4000, 0] = 5
+        assert _is_close(launcher.call(*operands), shape, operands)
+
+    def test_the_other_device_gets_its_own_launch(self) -> None:
+        """A launcher of device 1 runs there while device 0 is current."""
+        if torch.cuda.device_count() < 2:
+            pytest.skip("second GPU not found")
+        device, shape = device_of(1), Shape("a16w16", 8, 512, 1024)
+        operands = _operands(shape, device)
+        with torch.cuda.device(0):
+            out = _bound(Solution("triton", "auto"), shape, device).call(*operands)
+        assert out.device.index == 1
+        assert _is_close(out, shape, operands)
+
+    def test_a_kernel_too_large_for_the_device_raises_out_of_resources(self, device: Device) -> None:
+        """`bind` raises the typed error before anything is launched."""
+        with pytest.raises(OutOfResources, match="shared memory"):
+            launch.bind(Solution("triton", "gemm_r1_m128n256k256_g8_w8s8"), Shape("a16w16", 4096, 4096, 4096), device)
+
+    def test_a_foreign_name_is_refused_with_a_reason(self, device: Device) -> None:
+        """`bind` answers Unsupported for a name of another revision."""
+        foreign = launch.bind(Solution("triton", "gemm_r0_m16n64k64_g1_w4s2"), Shape("a16w16", 8, 512, 1024), device)
+        assert isinstance(foreign, Unsupported)
+        assert "revision" in foreign.reason
 
 
-@pytest.mark.parametrize("name", ["split", "streamk_r1_m64n128k64_g8_w4s4", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"])
-def test_threads_with_streams_of_their_own_share_a_launcher(device: Device, name: str) -> None:
-    """Four threads call one launcher on four streams: every answer has the bits of a lone call."""
-    shape = Shape("a16w16", 32, 1280, 8192)
-    kernel, _, split = name.partition("/")
-    launcher = _bound(_split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0)), shape, device)
-    inputs = [_operands(shape, device, seed) for seed in range(4)]
-    alone = [launcher.call(*operands) for operands in inputs]
-    torch.cuda.synchronize()
-    wrong = []
-
-    def work(place: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            outs = [launcher.call(*inputs[place]) for _ in range(50)]
-        stream.synchronize()
-        wrong.extend(place for out in outs if not torch.equal(out, alone[place]))
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_the_other_device_gets_its_own_launch() -> None:
-    """A launcher of device 1 runs there while device 0 is current."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU only")
-    device, shape = device_of(1), Shape("a16w16", 8, 512, 1024)
-    operands = _operands(shape, device)
-    with torch.cuda.device(0):
-        out = _bound(Solution("triton", "auto"), shape, device).call(*operands)
-    assert out.device.index == 1
-    assert _close(out, shape, operands)
-
-
-def test_a_kernel_too_large_for_the_device_raises_out_of_resources(device: Device) -> None:
-    """The typed error comes from bind, before anything is launched."""
-    from tunedgemm_triton import launch
-
-    with pytest.raises(OutOfResources, match="shared memory"):
-        launch.bind(Solution("triton", "gemm_r1_m128n256k256_g8_w8s8"), Shape("a16w16", 4096, 4096, 4096), device)
-
-
-def test_an_absent_device_and_a_foreign_name_are_refused_with_a_reason(device: Device) -> None:
-    """bind answers Unsupported for a device that is only described and for a name of another day."""
-    from tunedgemm_triton import launch
-
-    shape = Shape("a16w16", 8, 512, 1024)
-    absent = launch.bind(Solution("triton", "auto"), shape, Device("gfx942", 304))
+def test_an_absent_device_is_refused_with_a_reason() -> None:
+    """`bind` answers Unsupported for a device that is only described."""
+    absent = launch.bind(Solution("triton", "auto"), Shape("a16w16", 8, 512, 1024), Device("gfx942", 304))
     assert isinstance(absent, Unsupported)
     assert "not present" in absent.reason
-    foreign = launch.bind(Solution("triton", "gemm_r0_m16n64k64_g1_w4s2"), shape, device)
-    assert isinstance(foreign, Unsupported)
-    assert "revision" in foreign.reason

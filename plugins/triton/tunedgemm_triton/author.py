@@ -1,7 +1,7 @@
 """For authors of kernels: a backend made of one Triton kernel, its parameters and their values.
 
-docs/tuning-triton.md has a whole one. ``tunedgemm triton tune --libtype NAME`` tunes it, and its JSON files answer untuned calls where
-TUNEDGEMM_FALLBACK names it.
+docs/tuning-triton.md shows a complete one. ``tunedgemm triton tune --libtype NAME`` tunes it, and
+its JSON files answer untuned calls where TUNEDGEMM_FALLBACK names it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
 from tunedgemm.tools import on_device
 
-from tunedgemm_triton import searchspace
-from tunedgemm_triton.dialect import Dialect
-from tunedgemm_triton.heuristic import chosen
-from tunedgemm_triton.parameters import Entry
+from tunedgemm_triton.heuristic import solution_from_file
+from tunedgemm_triton.jsonfiles import space as json_space
+from tunedgemm_triton.jsonfiles.dialect import Dialect
+from tunedgemm_triton.jsonfiles.entries import Entry
 
 Values = Mapping[str, Any]
 
 
-def _anything(values: Values, shape: Shape, device: Device) -> str:
+def _always_fits(values: Values, shape: Shape, device: Device) -> str:
     del values, shape, device
     return ""
 
 
 @attrs.frozen(eq=False)
 class TunedKernel:
-    """A backend of one kernel; register the object itself under the group ``tunedgemm.backends``.
+    """Backend of one kernel; register the object itself in the group ``tunedgemm.backends``.
 
     Attributes:
-        libtype: its name, that of the entry point.
+        libtype: the backend's name, that of the entry point.
         op: the op that it computes.
-        space: each parameter's values, the usual ones first; their product is what is timed.
+        space: parameter -> its values, the usual ones first; the tuner times their product.
         launch: (parameters, *operands) -> a new output.
         takes: (shape, device) -> True, or Unsupported with a reason.
         fits: (parameters, shape, device) -> why these cannot serve, or an empty text.
-        revision: raise it whenever the kernel's source changes: results of earlier ones are not used any more.
-        graph_safe: whether a call may be captured in a graph, once it has run outside one.
-        deterministic, batch_invariant: claims, which the tuner verifies where it is asked to.
+        revision: raise it whenever the kernel's source changes, so that earlier results are not
+            used.
+        graph_safe: a call may be captured in a graph after it has run outside one.
+        deterministic, batch_invariant: claims, which the tuner verifies on request.
     """
 
     libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9]+"))
@@ -50,7 +51,7 @@ class TunedKernel:
     space: Mapping[str, tuple[Any, ...]]
     launch: Callable[..., Any]
     takes: Callable[[Shape, Device], bool | Unsupported]
-    fits: Callable[[Values, Shape, Device], str] = _anything
+    fits: Callable[[Values, Shape, Device], str] = _always_fits
     revision: int = 1
     graph_safe: bool = True
     deterministic: bool = True
@@ -58,14 +59,14 @@ class TunedKernel:
 
     @property
     def OPS(self) -> tuple[str, ...]:
-        """The op, as backends state it."""
+        """Return the op, in the form of a backend's attribute."""
         return (self.op,)
 
-    OPTIONS = (searchspace.OPTION,)
+    OPTIONS = (json_space.OPTION,)
 
     @functools.cached_property
     def dialect(self) -> Dialect:
-        """How its solutions are said in JSON files."""
+        """Return the description of its solutions in JSON files."""
         tag = f"GEMM-{self.libtype.upper()}"
         return Dialect(
             libtype=self.libtype,
@@ -82,20 +83,20 @@ class TunedKernel:
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """What the author's function says."""
+        """Return the answer of the author's function."""
         return self.takes(shape, device)
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
-        """The space, or the user's own; a JSON file's choice first."""
-        own = searchspace.enumerated(self.dialect, shape, device, self.takes(shape, device))
-        if own is not None:
-            return list(own)
-        first = chosen(self.dialect, shape, device)
+        """Return the space, a JSON file's choice first; or the user's search space."""
+        user_space = json_space.enumerate_current(self.dialect, shape, device, self.takes(shape, device))
+        if user_space is not None:
+            return list(user_space)
+        first = solution_from_file(self.dialect, shape, device)
         return list(dict.fromkeys([*([first] if first else []), *self.listed(shape, device)]))
 
     def listed(self, shape: Shape, device: Device) -> Iterator[Solution]:
-        """The space of the author, what cannot serve left out."""
+        """Yield the author's space without what cannot serve."""
         if not self.takes(shape, device):
             return
         for choice in itertools.product(*self.space.values()):
@@ -105,21 +106,21 @@ class TunedKernel:
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """Nothing: the space is timed as a whole."""
+        """Return nothing: the tuner times the whole space."""
         del solution, shape, device
         return ()
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """The choice of a JSON file."""
-        return chosen(self.dialect, shape, device)
+        """Return the choice of a JSON file."""
+        return solution_from_file(self.dialect, shape, device)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """The kernel with the solution's parameters; Triton compiles at the first call."""
-        taken = self.takes(shape, device)
-        if isinstance(taken, Unsupported):
-            return taken
+        """Return the kernel with the solution's parameters; Triton compiles at the first call."""
+        answer = self.takes(shape, device)
+        if isinstance(answer, Unsupported):
+            return answer
         try:
             values = self.values_of(solution)
         except UserError as error:
@@ -130,35 +131,35 @@ class TunedKernel:
         return Launcher(on_device(lambda *operands: launch(values, *operands), device.index), graph_safe=self.graph_safe)
 
     def solution(self, values: Values) -> Solution:
-        """The solution of some parameters: its kernelName says them all."""
-        told = ";".join(f"{name}={value}" for name, value in values.items())
+        """Return the solution of parameters; its kernelName has them all."""
+        text = ";".join(f"{name}={value}" for name, value in values.items())
         claims = {"deterministic": self.deterministic, "batch_invariant": self.batch_invariant}
-        return Solution(self.libtype, f"{self.libtype}_r{self.revision};{told}", **claims)
+        return Solution(self.libtype, f"{self.libtype}_r{self.revision};{text}", **claims)
 
     def values_of(self, solution: Solution) -> Values:
-        """The parameters of a solution.
+        """Return the parameters of a solution.
 
         Raises:
-            UserError: it is none of this revision.
+            UserError: the solution is not of this revision.
         """
-        head, *told = solution.kernel_name.split(";")
-        found = re.fullmatch(rf"{self.libtype}_r(\d+)", head)
-        if not found or int(found[1]) != self.revision:
-            raise UserError(f"{self.libtype} has no kernel {solution.kernel_name!r} in revision {self.revision}: tune again")
-        texts = dict(text.split("=", 1) for text in told if "=" in text)
+        head, *assignments = solution.kernel_name.split(";")
+        match = re.fullmatch(rf"{self.libtype}_r(\d+)", head)
+        if not match or int(match[1]) != self.revision:
+            raise UserError(f"{self.libtype}: unknown kernel {solution.kernel_name!r} in revision {self.revision}; tune again")
+        texts = dict(text.split("=", 1) for text in assignments if "=" in text)
         known = {name: {str(value): value for value in values} for name, values in self.space.items()}
         return {name: known.get(name, {}).get(text, _value(text)) for name, text in texts.items()}
 
     def _checked(self, entry: Entry) -> dict[str, Any]:
-        """An entry's parameters.
+        """Return an entry's parameters.
 
         Raises:
-            UserError: one is missing, unknown, or of another type than the space has.
+            UserError: a parameter is missing, unknown, or of another type than in the space.
         """
         if unknown := [name for name in entry if name not in self.space]:
             raise UserError(f"{self.libtype} has no parameter {unknown[0]!r}; known: {', '.join(self.space)}")
         if missing := [name for name in self.space if name not in entry]:
-            raise UserError(f"lacks {missing[0]}")
+            raise UserError(f"{missing[0]} is missing")
         for name, values in self.space.items():
             if type(entry[name]) not in {type(value) for value in values}:
                 raise UserError(f"{name} must be like {values[0]!r} (got {entry[name]!r})")
@@ -171,7 +172,7 @@ class TunedKernel:
 
 
 def _value(text: str) -> Any:
-    """A value that is in no list of the author's: from an own search space."""
+    """Return a value that the author does not list, from a user's search space."""
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     return int(text) if text.lstrip("-").isdecimal() else text

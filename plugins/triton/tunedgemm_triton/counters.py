@@ -1,7 +1,9 @@
-"""Arrival counters of split-K: zeroed once, left zero by every launch, safe for graphs and streams without a memset.
+"""Arrival counters of split-K: zeroed once and left zero by every launch, so graphs and streams
+need no memset.
 
-A launch's partial sums come from ``torch.empty``. Whoever holds that address at a time holds it alone: torch's
-allocator hands it out per stream, and a graph's pool keeps it for the graph. So the counters belong to the address.
+A launch's partial sums come from ``torch.empty``. Only one launch holds that address at a time:
+torch's allocator reuses it in the order of its stream, and a graph's pool keeps it for the graph.
+So counters belong to the address.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from tunedgemm_triton.limits import MAX_TILES
 if TYPE_CHECKING:
     import torch
 
-#: Addresses that one block of counters serves (4 MiB a block).
+#: Addresses for which one block has counters (4 MiB a block).
 _SLICES = 1024
 
 
 @functools.cache
 def counters_of(device: torch.device) -> Callable[[int], Any]:
-    """A function from the address of a launch's partial sums to int32 counters [MAX_TILES], zero at entry.
+    """Return a function from the address of a launch's partial sums to int32 counters [MAX_TILES],
+    zero at entry.
 
-    Call it once before any capture: it allocates the first block.
+    Call this once before any capture, since it allocates the first block.
     """
     import torch
 
@@ -38,15 +41,16 @@ def counters_of(device: torch.device) -> Callable[[int], Any]:
     free = block()
 
     def count(address: int) -> Any:
-        found = known.get(address)
-        if found is not None:
-            return found
+        counters = known.get(address)
+        if counters is not None:
+            return counters
         with lock:
             if address in known:
                 return known[address]
             if not free:
                 if torch.cuda.is_current_stream_capturing():
-                    # A captured memset zeroes these before each replay: right, only slower.
+                    # A captured memset zeroes these before each replay, which is correct but
+                    # slower.
                     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
                 free.extend(block())
             known[address] = free.pop()

@@ -1,6 +1,6 @@
-"""The answer to an untuned call, and what ``auto`` means: the choice of a JSON file.
+"""Heuristic: the solution of an untuned call, and of ``auto``: the choice of a JSON file.
 
-Files are looked at anew whenever a shape is asked about for the first time; ``tunedgemm.reload()`` makes every shape new.
+Files are read again for each new shape; ``tunedgemm.reload()`` makes every shape new.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from pathlib import Path
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
 
-from tunedgemm_triton import buckets, jsonfile
-from tunedgemm_triton.dialect import OURS, Dialect, sizes_of
+from tunedgemm_triton.jsonfiles import buckets, files
+from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 
 _log = logging.getLogger("tunedgemm")
 
 
 @attrs.frozen
 class Choice:
-    """What a JSON file says of a shape: the solution, None where the entry cannot serve, and where that stands."""
+    """Choice of a JSON file for a shape: the solution, None where the entry cannot serve, and its
+    source.
+    """
 
     solution: Solution | None
     path: Path
@@ -29,49 +31,53 @@ class Choice:
 
 
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
-    """The choice of a JSON file; None without one: a shape goes to a Triton kernel only where somebody tuned it or said so."""
-    return chosen(OURS, shape, device)
+    """Return the choice of a JSON file; None without one, so that only tuned shapes go to Triton
+    kernels.
+    """
+    return solution_from_file(OURS, shape, device)
 
 
 def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
-    """The solution itself; for AITER's alias ``auto`` (or no name) the choice of a JSON file, or the first enumerated one.
+    """Return the solution itself; for AITER's alias ``auto``, or no name, the choice of a JSON file
+    or the first listed solution.
 
     Raises:
-        PluginError: nothing is listed for the shape.
+        PluginError: no kernel is listed for the shape.
     """
     if solution.kernel_name not in ("auto", ""):
         return solution
-    first = chosen(OURS, shape, device) or next(iter(OURS.listed(shape, device)), None)
+    first = solution_from_file(OURS, shape, device) or next(iter(OURS.listed(shape, device)), None)
     if first is None:
-        raise PluginError(f"triton lists no kernel for {shape} on {device}")
+        raise PluginError(f"triton: no kernel for {shape} on {device}")
     return first
 
 
-def chosen(dialect: Dialect, shape: Shape, device: Device) -> Solution | None:
-    """The solution of a file for a backend; a file that cannot be used is named once."""
+def solution_from_file(dialect: Dialect, shape: Shape, device: Device) -> Solution | None:
+    """Return the solution of a backend's file, or None; warn once of a file that cannot be used."""
     try:
-        found = choice_of(dialect, shape, device)
+        choice = choice_of(dialect, shape, device)
     except UserError as error:
-        _tell(f"{error}; the file is not used, `tunedgemm triton check` says more")
+        _warn_once(f"{error}; the file is not used; run `tunedgemm triton check`")
         return None
-    for note in found.notes if found else ():
-        _log.info("%s: %s: %s", found.path, found.key, note)
-    return found.solution if found else None
+    for note in choice.notes if choice else ():
+        _log.info("%s: %s: %s", choice.path, choice.key, note)
+    return choice.solution if choice else None
 
 
 def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
-    """What the file for a shape's weight says of it; None where there is no file for the architecture, or no bucket for its M.
+    """Return the choice of the file for a shape's weight; None without a file for the architecture
+    or a bucket for M.
 
     Raises:
-        UserError: the file, or its entry, cannot be used.
+        UserError: the file or its entry cannot be used.
     """
     if shape.op not in dialect.ops or not shape.m:
         return None
     tag = dialect.tag_of(shape)
-    path = jsonfile.find(device.gfx, tag, sizes_of(shape))
+    path = files.find(device.gfx, tag, sizes_of(shape))
     if path is None:
         return None
-    entries = jsonfile.read(path)
+    entries = files.read(path)
     key = buckets.find(entries, shape.m, buckets.bounds_of(tag))
     if key is None:
         return None
@@ -83,5 +89,5 @@ def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
 
 
 @functools.cache
-def _tell(text: str) -> None:
+def _warn_once(text: str) -> None:
     _log.warning("%s", text)

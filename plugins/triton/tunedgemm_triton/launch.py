@@ -1,7 +1,9 @@
-"""Launch: a solution bound to a shape becomes one call of Triton's C launcher with everything else fixed before.
+"""Launch: bind a solution to a shape, with everything but the addresses fixed before the first
+call.
 
-A call allocates the output, reads the stream and the operands' addresses, and launches: no compile, no look-up of
-types, no tensor wrapper. Triton's launch hooks (its profiler's) are not called.
+A call allocates the output and one workspace, reads the stream and the operands' addresses, and
+launches. It does not compile, look up types, wrap tensors or wait for the device, so it may be
+captured. Triton's launch hooks, which its profiler uses, are not called.
 """
 
 from __future__ import annotations
@@ -15,91 +17,94 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype
+from tunedgemm.tools import on_device, ops, torch_dtype
 
-from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
+from tunedgemm_triton.build import Program, triton_cache
 from tunedgemm_triton.counters import counters_of
-from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
+from tunedgemm_triton.families import OpFamily, family_of
 from tunedgemm_triton.heuristic import resolve
-from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports
-from tunedgemm_triton.names import kernel_of
+from tunedgemm_triton.limits import ARCHITECTURES, batches_of
+from tunedgemm_triton.plan import LaunchPlan, Step
 
-#: Descriptors that one launcher keeps for each operand: addresses repeat, since allocators and weights do.
-_MAX_MAPS = 256
+#: Descriptors that one launcher keeps for each operand; allocators and weights repeat their
+#: addresses.
+_MAX_DESCRIPTORS = 256
+#: Slots of a call's addresses: a zero, to which numbers are added, the output, the workspace, the
+#: counters, the operands.
+_NUMBER, _OUT, _WORKSPACE, _COUNTERS, _OPERANDS = range(5)
+#: Parameters of a function that `_direct` can launch, before its sizes.
+_DIRECT = ("x", "weight", "x_scale", "w_scale", "bias", "out", "partial", "counters")
 
 
 @attrs.frozen(eq=False)
-class Loaded:
-    """A build on one device: Triton's launcher and what each call passes to it after the grid and the stream.
+class KernelFunction:
+    """A program loaded on one device.
 
     Attributes:
-        launch: the C function, or Triton's wrapper of it where this version's is not known.
-        head: arguments between the stream and the kernel's own.
+        launch: Triton's C function, or Triton's wrapper of it where its arguments are not known.
+        head: arguments between the stream and the kernel's parameters.
         rest: placeholders of the constexpr parameters.
-        maps: what describes the tensor descriptors of the parameters; empty without any.
+        descriptors: metadata of the tensor descriptors among the parameters; empty without any.
     """
 
     launch: Callable[..., None]
     head: tuple[Any, ...]
     rest: tuple[None, ...]
-    maps: tuple[dict[str, Any], ...]
+    descriptors: tuple[dict[str, Any], ...]
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     """Compile into the artifact cache; needs no device.
 
     Raises:
-        LaunchError: it does not compile. PluginError: no such kernel.
+        LaunchError: the kernel does not compile.
+        PluginError: the kernel name is unknown.
     """
-    chosen = resolve(solution, shape, device)
-    kernel = kernel_of(chosen.kernel_name)
-    # What bind refuses with a reason needs no compile.
-    if supports(shape, device) and not refusal(kernel, max(chosen.split_k, 1), shape, device):
-        compiled(build_of(kernel, max(chosen.split_k, 1), shape, device))
+    family = family_of(shape.op)
+    kernel, split_k = parse_solution(family, solution, shape, device)
+    # `bind` refuses these with a reason, so they need no compile.
+    if family.unsupported(shape, device) or family.unfit(kernel, split_k, shape, device):
+        return
+    for program in dict.fromkeys(step.program for step in family.plan_of(kernel, split_k, shape, device).steps):
+        program.compile(device.gfx)
 
 
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Raises:
-        OutOfResources: it needs more shared memory or threads than the device has. LaunchError: it does not compile.
+        OutOfResources: the kernel needs more shared memory or threads than the device has.
+        LaunchError: the kernel does not compile.
     """
-    answer = supports(shape, device)
-    if isinstance(answer, Unsupported):
-        return answer
+    family = family_of(shape.op)
+    if reason := family.unsupported(shape, device):
+        return Unsupported(reason)
     if device.index < 0:
         return Unsupported(f"{device} is described, not present")
     try:
-        chosen = resolve(solution, shape, device)
-        kernel = kernel_of(chosen.kernel_name)
+        kernel, split_k = parse_solution(family, solution, shape, device)
     except PluginError as error:
         return Unsupported(str(error))
-    split_k = max(chosen.split_k, 1)
-    if refused := refusal(kernel, split_k, shape, device):
-        return Unsupported(refused)
-    loaded = load(build_of(kernel, split_k, shape, device), device.index)
-    grid, nbytes = grid_of(kernel, split_k, shape, device), partial_bytes(kernel, split_k, shape, device)
-    if loaded.maps:
-        call = _with_descriptors(loaded, grid, nbytes, shape, device)
-    elif shape.scale != "none":
-        call = _scaled(loaded, grid, nbytes, shape, device)
-    else:
-        call = _split(loaded, grid, nbytes, shape, device) if nbytes else _plain(loaded, grid, shape, device)
-    return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
+    if reason := family.unfit(kernel, split_k, shape, device):
+        return Unsupported(reason)
+    plan = family.plan_of(kernel, split_k, shape, device)
+    functions = [load(step.program, device.gfx, device.index) for step in plan.steps]
+    return Launcher(on_device(call_of(plan, functions, shape, device), device.index), workspace_bytes=plan.nbytes)
+
+
+def parse_solution(family: OpFamily, solution: Solution, shape: Shape, device: Device) -> tuple[Any, int]:
+    """Return the kernel of a solution and its parts of K, 1 for none.
+
+    Raises:
+        PluginError: the kernel name is unknown.
+    """
+    resolved = resolve(solution, shape, device)
+    return family.parse_name(resolved.kernel_name), max(resolved.split_k, 1)
 
 
 @functools.lru_cache(maxsize=4096)
-def load(build: Build, index: int) -> Loaded:
-    """Load a build on the device with this index, compiling it where `prepare` has not.
-
-    Raises:
-        OutOfResources, LaunchError: see `bind`.
-    """
-    return loaded_of(compiled(build), build.kernel.name, build.gfx, index)
-
-
-def loaded_of(kernel: Any, name: str, gfx: str, index: int) -> Loaded:
-    """Load Triton's CompiledKernel on the device with this index.
+def load(program: Program, gfx: str, index: int) -> KernelFunction:
+    """Load a program on the device with this index; compile it where `prepare` has not.
 
     Raises:
         OutOfResources, LaunchError: see `bind`.
@@ -108,165 +113,203 @@ def loaded_of(kernel: Any, name: str, gfx: str, index: int) -> Loaded:
     from triton import __version__
     from triton.runtime.errors import OutOfResources as Exceeded
 
-    limit = ARCHITECTURES[gfx].shared_bytes
+    kernel, name, limit = program.compile(gfx), program.name, ARCHITECTURES[gfx].shared_bytes
     if kernel.metadata.shared > limit:
-        raise OutOfResources(f"triton {name} needs {kernel.metadata.shared} bytes of shared memory; {gfx} has {limit}")
+        raise OutOfResources(f"triton {name}: {kernel.metadata.shared} bytes of shared memory needed ({gfx} has {limit})")
     try:
-        with torch.cuda.device(index), our_cache():
+        with torch.cuda.device(index), triton_cache():
             run = kernel.run
     except Exceeded as error:
         raise OutOfResources(f"triton {name} on {gfx}: {error}") from error
-    maps = _boxes(kernel)
+    descriptors = _descriptor_metadata(kernel)
     rest = (None,) * sum(text == "constexpr" for text in kernel.src.signature.values())
     tail = (kernel.packed_metadata, None, None, None)
-    known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
-    if not known:
-        if maps:
-            raise LaunchError(f"triton {name}: the launcher of Triton {__version__} is not known; 3.6 is")
-        return Loaded(run, (kernel.function, *tail), rest, maps)
-    launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if maps else run.launch
-    return Loaded(launch, (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail), rest, maps)
+    is_known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
+    if not is_known:
+        if descriptors:
+            raise LaunchError(f"triton {name}: unknown launcher (got Triton {__version__}); install Triton 3.6")
+        return KernelFunction(run, (kernel.function, *tail), rest, descriptors)
+    launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if descriptors else run.launch
+    head = (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail)
+    return KernelFunction(launch, head, rest, descriptors)
 
 
-def _boxes(kernel: Any) -> tuple[dict[str, Any], ...]:
-    """The tensor descriptors of a compiled kernel, with the boxes that its loads really fill.
+def _descriptor_metadata(kernel: Any) -> tuple[dict[str, Any], ...]:
+    """Return the metadata of a compiled kernel's tensor descriptors, with the boxes that its loads
+    fill.
 
-    Where warps are specialised Triton 3.6 gives half the rows to each consumer and loads them apart, but its metadata
-    keeps the whole tile: a box of that size would overrun the buffer and its barrier would wait for ever.
+    With specialised warps Triton 3.6 gives each consumer half the rows and loads them separately,
+    but the metadata keeps the whole tile. A box of that size would overrun the buffer, and its
+    barrier would never complete.
     """
     metas = getattr(kernel.metadata, "tensordesc_meta", None) or ()
     text = kernel.asm["ttgir"] if metas else ""
     boxes = []
     for name, meta in zip(("x", "weight"), metas, strict=False):
-        rows = {int(found) for found in re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(?:1x)?(\d+)x\d+x", text)}
+        loads = re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(?:1x)?(\d+)x\d+x", text)
+        rows = {int(number) for number in loads}
         if len(rows) != 1:
-            raise LaunchError(f"triton {kernel.name}: loads of {name!r} fill boxes of {sorted(rows)} rows; one size is needed")
+            raise LaunchError(f"triton {kernel.name}: loads of {name!r} must fill boxes of one size (got {sorted(rows)} rows)")
         *batch, _, step = meta["block_size"]
         boxes.append({**meta, "block_size": [*batch, rows.pop(), step]})
     return tuple(boxes)
 
 
-def _plain(loaded: Loaded, grid: tuple[int, int, int], shape: Shape, device: Device) -> Callable[..., Any]:
-    """One launch, nothing but the output allocated."""
+def call_of(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, device: Device) -> Callable[..., Any]:
+    """Return the function of one call, the quickest kind that the plan allows."""
+    operands = [name.removesuffix("?") for name in ops()[shape.op].operands]
+    names = tuple(name for name, _ in plan.steps[0].values)
+    scales = [name for name in operands if name in ("x_scale", "w_scale")]
+    if len(plan.steps) > 1 or names[: len(_DIRECT)] != _DIRECT or len(scales) == 1:
+        return _sequence(plan, functions, shape, device)
+    [step], [function] = plan.steps, functions
+    if plan.nbytes or scales or function.descriptors:
+        return _direct(step, function, plan.nbytes, shape, device)
+    return _plain(step, function, shape, device)
+
+
+def _plain(step: Step, function: KernelFunction, shape: Shape, device: Device) -> Callable[..., Any]:
+    """Return one launch that allocates only the output."""
     import torch
 
     empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
-    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
+    launch, head, (gx, gy, gz) = function.launch, function.head, step.grid
     out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
-    tail = (0, 0, *_sizes(shape), *loaded.rest)
+    tail = (0, 0, *_sizes(step), *function.rest)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        added = 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), *tail)
+        bias_address = 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, bias_address, out.data_ptr(), *tail)
         return out
 
     return call
 
 
-def _split(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
-    """One launch whose programs share tiles through partial sums and counters."""
-    import torch
-
-    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
-    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
-    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
-    tail, count, byte = (*_sizes(shape), *loaded.rest), counters_of(device.torch_device), torch.uint8
-
-    def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        partial = empty(nbytes, dtype=byte, device=where)
-        place = partial.data_ptr()
-        counters = count(place)
-        sums = place, counters.data_ptr()
-        added = 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), *sums, *tail)
-        return out
-
-    return call
-
-
-def _scaled(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
-    """One launch of scaled operands, whose programs share tiles where there are partial sums."""
+def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
+    """Return one launch with scales, with partial sums and counters, or with tensor descriptors of
+    x and the weight.
+    """
     import torch
 
     empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
-    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
+    launch, head, (gx, gy, gz) = function.launch, function.head, step.grid
     out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
-    tail, count = (*_sizes(shape), *loaded.rest), counters_of(device.torch_device) if nbytes else None
+    tail, count = (*_sizes(step), *function.rest), counters_of(where) if nbytes else None
+    described = _described_operands(function, shape) if function.descriptors else None
 
-    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+    def call(x: Any, weight: Any, bias: Any = None, scales: tuple[int, int] = (0, 0)) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
         sums = 0, 0
         if count is not None:
             partial = empty(nbytes, dtype=byte, device=where)
-            place = partial.data_ptr()
-            counters = count(place)
-            sums = place, counters.data_ptr()
-        operands = x.data_ptr(), weight.data_ptr(), x_scale.data_ptr(), w_scale.data_ptr(), 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, *operands, out.data_ptr(), *sums, *tail)
+            address = partial.data_ptr()
+            counters = count(address)
+            sums = address, counters.data_ptr()
+        operands = (x.data_ptr(), weight.data_ptr()) if described is None else described(x.data_ptr(), weight.data_ptr())
+        bias_address = 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, *operands, *scales, bias_address, out.data_ptr(), *sums, *tail)
         return out
-
-    return call
-
-
-def _with_descriptors(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
-    """One launch with the tensor descriptors of x and weight by value, kept by address."""
-    import torch
-
-    empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
-    launch, head, gx = loaded.launch, loaded.head, grid[0]
-    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
-    batches = (batches_of(shape),) if batches_of(shape) > 1 else ()
-    extents = [(*batches, rows, shape.k) for rows in (shape.m, shape.n)]
-    map_x, map_weight = (_descriptor(meta, extent) for meta, extent in zip(loaded.maps, extents, strict=True))
-    sizes_x, sizes_weight = ((*extent, *_strides(extent)) for extent in extents)
-    tail, count = (*_sizes(shape), *loaded.rest), counters_of(where) if nbytes else None
 
     def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
-        return launched(x, weight, bias, (x_scale.data_ptr(), w_scale.data_ptr()))
+        return call(x, weight, bias, (x_scale.data_ptr(), w_scale.data_ptr()))
 
-    def launched(x: Any, weight: Any, bias: Any = None, scales: tuple[int, int] = (0, 0)) -> Any:
-        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        sums = 0, 0
-        if count is not None:
-            partial = empty(nbytes, dtype=byte, device=where)
-            place = partial.data_ptr()
-            counters = count(place)
-            sums = place, counters.data_ptr()
-        described = (map_x(x.data_ptr()), *sizes_x, map_weight(weight.data_ptr()), *sizes_weight)
-        added = 0 if bias is None else bias.data_ptr()
-        launch(gx, 1, 1, stream(index), *head, *described, *scales, added, out.data_ptr(), *sums, *tail)
-        return out
-
-    return launched if shape.scale == "none" else scaled
+    return call if shape.scale == "none" else scaled
 
 
-def _sizes(shape: Shape) -> tuple[int, int, int, int]:
-    """The kernels' arguments M, N, K, B."""
-    return shape.m, shape.n, shape.k, batches_of(shape)
+def _sizes(step: Step) -> list[int]:
+    """Return the numbers that follow the addresses: M, N, K and, where the function has it, B."""
+    return [value for _, value in step.values[len(_DIRECT) :] if isinstance(value, int)]
+
+
+def _described_operands(function: KernelFunction, shape: Shape) -> Callable[[int, int], tuple[Any, ...]]:
+    """Return a function from the addresses of x and the weight to their launch arguments:
+    descriptors, sizes and strides.
+    """
+    batches = (batches_of(shape),) if batches_of(shape) > 1 else ()
+    extents = [(*batches, rows, shape.k) for rows in (shape.m, shape.n)]
+    of_x, of_weight = (_descriptor(meta, extent) for meta, extent in zip(function.descriptors, extents, strict=True))
+    sizes_x, sizes_weight = ((*extent, *_strides(extent)) for extent in extents)
+    return lambda x, weight: (of_x(x), *sizes_x, of_weight(weight), *sizes_weight)
 
 
 def _strides(extent: tuple[int, ...]) -> list[int]:
-    """Of a contiguous tensor, in elements."""
-    return [math.prod(extent[place + 1 :]) for place in range(len(extent))]
+    """Return the strides of a contiguous tensor, in elements."""
+    return [math.prod(extent[axis + 1 :]) for axis in range(len(extent))]
 
 
 def _descriptor(meta: dict[str, Any], extent: tuple[int, ...]) -> Callable[[int], Any]:
-    """Address of a contiguous tensor -> its descriptor: a pure function of the address, so a bounded memory of it is safe."""
+    """Return a function from the address of a contiguous tensor to its descriptor.
+
+    A descriptor depends on nothing but the address, so a bounded cache of it is safe.
+    """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
     from triton.runtime import driver
 
     fill = driver.active.utils.fill_tma_descriptor
     swizzle, size, block = meta["swizzle"], meta["elem_size"], meta["block_size"]
-    kind, known, sizes, strides = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], {}, list(extent), _strides(extent)
+    kind, sizes, strides = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], list(extent), _strides(extent)
+    cache: dict[int, Any] = {}
 
     def describe(address: int) -> Any:
-        found = known.get(address)
-        if found is None:
-            if len(known) >= _MAX_MAPS:
-                known.clear()
-            found = known[address] = fill(address, swizzle, size, kind, block, sizes, strides, 0)
-        return found
+        descriptor = cache.get(address)
+        if descriptor is None:
+            if len(cache) >= _MAX_DESCRIPTORS:
+                cache.clear()
+            descriptor = cache[address] = fill(address, swizzle, size, kind, block, sizes, strides, 0)
+        return descriptor
 
     return describe
+
+
+def _sequence(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, device: Device) -> Callable[..., Any]:
+    """Return a call of several launches on the current stream, or of one whose operands `_direct`
+    does not take.
+    """
+    import torch
+
+    empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
+    out_dtype, where, n, nbytes = torch_dtype(shape.outdtype), device.torch_device, shape.n, plan.nbytes
+    operand_names = [name.removesuffix("?") for name in ops()[shape.op].operands]
+    count, slots = counters_of(where) if plan.counters else None, len(operand_names)
+    launches = [
+        (function.launch, function.head, function.rest, step.grid, *_arguments(step, plan, operand_names))
+        for step, function in zip(plan.steps, functions, strict=True)
+    ]
+
+    def call(*operands: Any) -> Any:
+        out = empty((*operands[0].shape[:-1], n), dtype=out_dtype, device=where)
+        addresses = [0, out.data_ptr(), 0, 0, *[0 if operand is None else operand.data_ptr() for operand in operands]]
+        addresses += [0] * (slots - len(operands))
+        if nbytes:
+            workspace = empty(nbytes, dtype=byte, device=where)
+            addresses[_WORKSPACE] = workspace.data_ptr()
+        if count is not None:
+            counters = count(addresses[_WORKSPACE])
+            addresses[_COUNTERS] = counters.data_ptr()
+        current = stream(index)
+        for launch, head, rest, grid, arguments, given, present in launches:
+            if given < 0 or bool(addresses[given]) is present:
+                launch(*grid, current, *head, *[addresses[slot] + offset for slot, offset in arguments], *rest)
+        return out
+
+    return call
+
+
+def _arguments(step: Step, plan: LaunchPlan, operands: list[str]) -> tuple[tuple[tuple[int, int], ...], int, bool]:
+    """Return a step's arguments as (slot of the call's addresses, offset), the slot that decides
+    whether it runs, and how.
+    """
+
+    def slot(value: int | str) -> tuple[int, int]:
+        if isinstance(value, int):
+            return _NUMBER, value
+        name, _, offset = value.partition("+")
+        if name == "counters":
+            return _COUNTERS, 4 * int(offset)
+        if name in plan.buffers:
+            return _WORKSPACE, plan.buffers[name][0]
+        return (_OUT, 0) if name == "out" else (_OPERANDS + operands.index(name), 0)
+
+    given = _OPERANDS + operands.index(step.given) if step.given else -1
+    return tuple(slot(value) for _, value in step.values), given, step.present

@@ -1,4 +1,6 @@
-"""Static limits: what an architecture has, as data; answers for devices that are not present."""
+"""Limits: what an architecture has, as data, and which shapes the kernels take there; needs no
+device.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +8,24 @@ import functools
 from collections.abc import Callable
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits
 
 
 @attrs.frozen
 class Architecture:
-    """What the kernels must fit into.
+    """Resources of one architecture.
 
     Attributes:
         shared_bytes: shared memory (LDS) that one block may take.
         warp_size: threads of a warp or wavefront.
-        registers: 32-bit registers that one thread may hold; on CDNA vector and accumulation registers together.
-        matrix: the matrix instruction that a tile of ordinary size uses: mma, wgmma, tcgen05, mfma or wmma.
-        fp8: the kind of 8-bit floating-point numbers that it multiplies; "" for none.
-        tma: whether the tensor memory accelerator loads tiles through descriptors.
-        specialize: whether Triton 3.6 gives loads and products to different warps.
+        registers: 32-bit registers that one thread may hold; on CDNA vector and accumulation
+            registers together.
+        matrix: the matrix instruction that a tile of ordinary size uses: mma, wgmma, tcgen05, mfma
+            or wmma.
+        fp8: the kind of fp8 that it multiplies; "" for none.
+        tma: the tensor memory accelerator loads tiles through descriptors.
+        specialize: Triton 3.6 can give loads and products to different warps.
     """
 
     shared_bytes: int
@@ -35,8 +39,9 @@ class Architecture:
 
 _FN, _FNUZ = "fp8_e4m3fn", "fp8_e4m3fnuz"
 
-#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in); PTX ISA, mma and wgmma (e4m3);
-#: AMD's CDNA 3, CDNA 4, RDNA 3 and RDNA 4 ISA guides (LDS per work-group, FP8).
+#: Sources: CUDA programming guide, table of technical specifications (shared memory per block,
+#: opt-in); PTX ISA, mma and wgmma (e4m3); AMD's CDNA 3, CDNA 4, RDNA 3 and RDNA 4 ISA guides (LDS
+#: per work-group, FP8).
 ARCHITECTURES = {
     "sm_80": Architecture(163 << 10, 32, 255, "mma"),
     "sm_86": Architecture(99 << 10, 32, 255, "mma"),
@@ -54,13 +59,13 @@ ARCHITECTURES = {
 
 @attrs.frozen
 class Operands:
-    """What an op's kernels take.
+    """Operands that an op's kernels take.
 
     Attributes:
         dtypes: of x and the weight.
         scales: kinds of scales.
         layouts: of the weight.
-        families: of the kernels that multiply them.
+        families: of the kernels.
     """
 
     dtypes: tuple[str, ...]
@@ -84,69 +89,79 @@ OPS = {
     "batched_a8w8": Operands(BYTES, ("row",)),
 }
 
-#: A grid's second and third axes (split-K, groups of rows, products of a batch) end at 65535.
+#: Limit of a grid's second and third axes: split-K, groups of rows, products of a batch.
 MAX_GRID_YZ = 65535
 
 #: 2^31 over the largest product of two int8 numbers, 2^14, less one.
 MAX_INT8_K = (1 << 17) - 1
 
-#: Tiles that one split-K launch may count.
+#: Most tiles that one split-K launch counts.
 MAX_TILES = 1024
 
-#: Partial sums of one launch: their offsets are 32-bit, and more would cost more traffic than the split saves.
+#: Most bytes of partial sums: their offsets are 32-bit, and more would cost more traffic than the
+#: split saves.
 MAX_PARTIAL_BYTES = 1 << 30
 
 
 def batches_of(shape: Shape) -> int:
-    """Products of a batch; 1 for an op that has one."""
+    """Return the products of a batch; 1 for an op without batches."""
     return int(shape["B"]) if shape.op.startswith("batched_") else 1
 
 
 @functools.cache
 def width_of(dtype: str) -> int:
-    """Bytes of an element of the operands."""
+    """Return the bytes of an element of the operands."""
     return dtype_bits(dtype) // 8
 
 
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """True, or why no kernel of the families that `names` has takes the shape on the architecture."""
-    return answer(shape, device, _operands)
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why no dense kernel takes the shape on the architecture, or None."""
+    return unsupported_with(_unsupported_operands, shape, device)
 
 
-def answer(shape: Shape, device: Device, operands: Callable[[Shape, Device], str]) -> bool | Unsupported:
-    """True, or why no kernel takes the shape on the architecture; *operands* says so of the operands, or nothing."""
+def unsupported_with(operands: Callable[[Shape, Device], str | None], shape: Shape, device: Device) -> str | None:
+    """Return why no kernel of a family takes the shape, or None; *operands* checks what the
+    family's operands must be.
+    """
     if device.kind == "cpu":
-        return Unsupported("Triton compiles for NVIDIA and AMD GPUs, not for a CPU")
+        return "Triton compiles for NVIDIA and AMD GPUs, not for a CPU"
     if device.gfx not in ARCHITECTURES:
-        return Unsupported(f"no limits are known for {device.gfx}; known: {', '.join(ARCHITECTURES)}")
+        return f"unknown architecture {device.gfx}; known: {', '.join(ARCHITECTURES)}"
     if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
-    reason = operands(shape, device) or _output(shape)
-    return Unsupported(reason) if reason else True
+        return "an empty batch needs no kernel"
+    return operands(shape, device) or _unsupported_output(shape)
 
 
-def _operands(shape: Shape, device: Device) -> str:
+def _unsupported_operands(shape: Shape, device: Device) -> str | None:
     if shape.op not in OPS:
         return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
     taken = OPS[shape.op]
     if shape.dtype not in taken.dtypes:
-        return f"operands of {shape.op} must be {' or '.join(taken.dtypes)}, not {shape.dtype}"
-    if shape.dtype in FP8 and shape.dtype != (wanted := ARCHITECTURES[device.gfx].fp8):
-        return f"{device.gfx} multiplies {wanted}, not {shape.dtype}" if wanted else f"{device.gfx} multiplies no fp8"
+        return f"operands of {shape.op} must be {' or '.join(taken.dtypes)} (got {shape.dtype})"
+    if reason := unsupported_fp8(shape.dtype, device.gfx):
+        return reason
     if shape.dtype == "int8" and shape.k > MAX_INT8_K:
-        return f"sums of int8 products fit int32 up to K={MAX_INT8_K} (K={shape.k})"
+        return f"sums of int8 products fit int32 up to K={MAX_INT8_K} (got {shape.k})"
     if shape.scale not in taken.scales:
-        return f"scales of {shape.op} must be {' or '.join(taken.scales)}, not {shape.scale}"
+        return f"scales of {shape.op} must be {' or '.join(taken.scales)} (got {shape.scale})"
     if shape.layout not in taken.layouts:
-        return f"the weight of {shape.op} must be of layout {' or '.join(taken.layouts)}, not {shape.layout!r}"
+        return f"the weight of {shape.op} must have layout {' or '.join(taken.layouts)} (got {shape.layout!r})"
     if batches_of(shape) > MAX_GRID_YZ:
-        return f"a batch has {MAX_GRID_YZ} products at most (B={batches_of(shape)})"
-    return ""
+        return f"a batch has at most {MAX_GRID_YZ} products (got B={batches_of(shape)})"
+    return None
 
 
-def _output(shape: Shape) -> str:
+def unsupported_fp8(dtype: str, gfx: str) -> str | None:
+    """Return why the architecture does not multiply a dtype, where that is a kind of fp8; else
+    None.
+    """
+    own = ARCHITECTURES[gfx].fp8
+    return f"{gfx} multiplies {own or 'no fp8'}, not {dtype}" if dtype in FP8 and dtype != own else None
+
+
+def _unsupported_output(shape: Shape) -> str | None:
     if shape.outdtype not in OUTPUTS:
-        return f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}"
+        return f"the output must be {', '.join(OUTPUTS)} (got {shape.outdtype})"
     if shape.bias and shape.bias_dtype not in OUTPUTS:
-        return f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}"
-    return ""
+        return f"the bias must be {', '.join(OUTPUTS)} (got {shape.bias_dtype})"
+    return None

@@ -1,11 +1,14 @@
-"""Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
+"""Names: solution name <-> kernel parameters.
 
-``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps and stages.
-``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M side by side (g), and flags: ``t`` transposed product,
-AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD, ``c`` weight past the caches.
-``tma_r1_..._t_ws``: transposed, warps specialised.
+A name alone says what to compile, in any process.
 
-A name has neither op nor dtype nor scales: which program it becomes follows from the shape (`compile.Build`).
+``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps
+and stages. ``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M in a group (g), and flags: ``t``
+transposed product, AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD, ``c`` weight
+past the caches. ``tma_r1_..._t_ws``: transposed, warps specialised.
+
+A name has neither op nor dtype nor scales: the shape decides which program it becomes
+(`plan.plan_of`).
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from typing import Any, ClassVar
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: Raise a family's number whenever its source changes what a name means or how quick it is.
+#: Raise a family's number whenever its source changes what a name means or its speed.
 REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "streamk": 1}
 
 
 def power(low: int, high: int) -> Any:
-    """A field that is a power of two; PluginError for another."""
+    """Return a field that must be a power of two in a range; it raises PluginError for another
+    value.
+    """
 
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high or value & (value - 1):
@@ -32,7 +37,7 @@ def power(low: int, high: int) -> Any:
 
 
 def within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
-    """A field in a range; PluginError for another."""
+    """Return a field that must be in a range; it raises PluginError for another value."""
 
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high:
@@ -42,7 +47,7 @@ def within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
 
 
 def _among(*values: int) -> Any:
-    """One of some numbers, the first where nothing is said."""
+    """Return a field that must be one of some numbers; the first is the default."""
 
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if value not in values:
@@ -53,7 +58,9 @@ def _among(*values: int) -> Any:
 
 @attrs.frozen(cache_hash=True)
 class Gemv:
-    """Multiply and sum: *rows* rows of activations by *block_n* rows of the weight a program."""
+    """Multiply and sum on the vector units: *rows* rows of activations by *block_n* of the weight a
+    program.
+    """
 
     family: ClassVar[str] = "gemv"
     rows: int = within(1, 4)
@@ -65,20 +72,22 @@ class Gemv:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``."""
+        """Return the text of ``kernelName``."""
         tile = f"m{self.rows}n{self.block_n}k{self.block_k}u{self.unroll}"
         return f"gemv_r{REVISIONS['gemv']}_{tile}_w{self.warps}s{self.stages}"
 
 
 def _tile(kernel: Any) -> str:
-    """The name of a kernel of tiles before its flags; `_TILE` reads what follows the revision."""
+    """Return the name of a tile kernel before its flags, as `_TILE` parses it."""
     sizes = f"m{kernel.block_m}n{kernel.block_n}k{kernel.block_k}_g{kernel.group_m}_w{kernel.warps}s{kernel.stages}"
     return f"{kernel.family}_r{REVISIONS[kernel.family]}_{sizes}"
 
 
 @attrs.frozen(cache_hash=True)
 class Gemm:
-    """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the compiler)."""
+    """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the
+    compiler).
+    """
 
     family: ClassVar[str] = "gemm"
     block_m: int = power(16, 256)
@@ -95,7 +104,7 @@ class Gemm:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``."""
+        """Return the text of ``kernelName``."""
         flags = "_t" * self.swap
         flags += f"_i{self.nonkdim}" if self.nonkdim else ""
         flags += f"_p{self.kpack}" if self.kpack > 1 else ""
@@ -106,7 +115,7 @@ class Gemm:
 
 @attrs.frozen(cache_hash=True)
 class Tma:
-    """The persistent kernel fed by tensor descriptors."""
+    """Persistent kernel fed by tensor descriptors."""
 
     family: ClassVar[str] = "tma"
     block_m: int = power(16, 256)
@@ -120,14 +129,14 @@ class Tma:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``."""
+        """Return the text of ``kernelName``."""
         flags = "_t" * self.swap + "_ws" * self.specialize
         return _tile(self) + flags
 
 
 @attrs.frozen(cache_hash=True)
 class Streamk:
-    """A tile product whose last tiles are shared by all programs, in equal numbers of steps along K."""
+    """Tile product whose last tiles all programs share, in equal numbers of steps along K."""
 
     family: ClassVar[str] = "streamk"
     block_m: int = power(16, 256)
@@ -139,54 +148,60 @@ class Streamk:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``."""
+        """Return the text of ``kernelName``."""
         return _tile(self)
 
 
-Kernel = Gemv | Gemm | Tma | Streamk
+#: The parameters that a solution name stands for.
+KernelConfig = Gemv | Gemm | Tma | Streamk
 
 _TILE = r"_m(?P<block_m>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)_g(?P<group_m>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)"
 
 
 @attrs.frozen
-class Family:
-    """Kernels of one source, told apart by their parameters.
+class NamePattern:
+    """How names of one family are parsed.
 
     Attributes:
-        kind: the class of the parameters.
-        pattern: what a name has behind the revision; groups are named as the parameters, a flag's text begins with ``_``.
-        module: the file in ``kernels`` whose function has the family's name.
+        kind: class of the parameters.
+        pattern: the name after the revision; groups are named as the parameters, a flag's text
+            begins with ``_``.
+        module: file in ``kernels`` whose function has the family's name.
     """
 
-    kind: type[Kernel]
+    kind: type[KernelConfig]
     pattern: str
     module: str
 
 
-FAMILIES: dict[str, Family] = {
-    "gemv": Family(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
-    "gemm": Family(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?(?P<stream>_c)?", "gemm"),
-    "tma": Family(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
-    "streamk": Family(Streamk, _TILE, "streamk"),
+FAMILIES: dict[str, NamePattern] = {
+    "gemv": NamePattern(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
+    "gemm": NamePattern(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?(?P<stream>_c)?", "gemm"),
+    "tma": NamePattern(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
+    "streamk": NamePattern(Streamk, _TILE, "streamk"),
 }
 
 
 @functools.lru_cache(maxsize=65536)
-def kernel_of(name: str) -> Kernel:
-    """The parameters behind a kernel name.
+def parse_name(name: str) -> KernelConfig:
+    """Return the parameters behind a kernel name.
 
     Raises:
-        PluginError: no kernel of this plugin's present revision has that name; the message says why.
+        PluginError: no kernel of this revision has that name.
     """
     family = FAMILIES.get(name.partition("_")[0])
-    found = family and re.fullmatch(rf"[a-z]+_r(?P<revision>\d+){family.pattern}", name)
-    if family and found:
-        fields = {key: text for key, text in found.groupdict().items() if text is not None}
-        revision, known = int(fields.pop("revision")), REVISIONS[family.kind.family]
-        if revision != known:
-            raise PluginError(f"triton kernel {name!r} is of revision {revision}; this version has {known}: tune again")
-        return family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
-    raise PluginError(f"triton has no kernel {name!r}; names look like {EXAMPLES}")
+    match = family and re.fullmatch(rf"[a-z]+_r(?P<revision>\d+){family.pattern}", name)
+    if not family or not match:
+        raise PluginError(f"unknown triton kernel {name!r}; names look like {EXAMPLES}")
+    fields = {key: text for key, text in match.groupdict().items() if text is not None}
+    check_revision(name, int(fields.pop("revision")), REVISIONS[family.kind.family])
+    return family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+
+
+def check_revision(name: str, revision: int, current: int) -> None:
+    """Raise PluginError for a name of another revision of the source."""
+    if revision != current:
+        raise PluginError(f"triton kernel {name!r}: revision must be {current} (got {revision}); tune again")
 
 
 EXAMPLES = ", ".join(k.name for k in (Gemv(1, 2, 1024, 4, 4), Gemm(64, 128, 64, 8, 4, 3), Tma(128, 256, 64, 8, 8, 3)))

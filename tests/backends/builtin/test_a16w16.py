@@ -1,5 +1,6 @@
-"""Routes of a16w16: which there are, and what is their own; the conformance suite is in test_routes.py."""
+"""Routes of a16w16; the conformance suite is in test_routes.py."""
 
+import itertools
 import re
 
 import attrs
@@ -24,7 +25,7 @@ def names(shape, device):
 
 
 def outcome(name, shape, device, split=0):
-    """Output and operands of one route."""
+    """Return the output and the operands of one route."""
     launcher = torch_backend.bind(Solution(BUILTIN, name, split), shape, device)
     assert isinstance(launcher, Launcher), launcher
     operands = OP.make_inputs(shape, device.torch_device, 0)
@@ -32,7 +33,7 @@ def outcome(name, shape, device, split=0):
 
 
 def test_the_first_route_is_the_users_own_call(shape, cpu):
-    """`native` is F.linear itself, also under the empty name of AITER's rows."""
+    """`native` is `F.linear` itself, also under the empty name of AITER's rows."""
     for name in ("native", ""):
         launcher = torch_backend.bind(Solution(BUILTIN, name), shape, cpu)
         assert launcher.call is torch.nn.functional.linear
@@ -61,18 +62,17 @@ def test_wider_outputs_are_not_rounded_on_the_way(cpu):
     assert worst_row_error(out, exact) <= OP.tolerance(wide).row_error < worst_row_error(out.bfloat16(), exact)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3fn"])
-@pytest.mark.parametrize("epilogue", ["none", "bias"])
-def test_per_tensor_scales(cpu, dtype, epilogue):
-    """Scaled operands are dequantised: x * scale_a times weight * scale_b."""
-    scaled = Shape("a16w16", 8, 32, 64, dtype, "bf16", epilogue, "bf16", scale="tensor")
-    out, operands = outcome("native", scaled, cpu)
-    assert out.dtype == torch.bfloat16
-    assert worst_row_error(out, OP.reference(scaled, operands)) <= OP.tolerance(scaled).row_error
+def test_per_tensor_scales(cpu):
+    """Scaled operands are dequantised: x * scale_a times weight * scale_b, in bf16."""
+    for dtype, epilogue in itertools.product(("bf16", "fp8_e4m3fn"), ("none", "bias")):
+        scaled = Shape("a16w16", 8, 32, 64, dtype, "bf16", epilogue, "bf16", scale="tensor")
+        out, operands = outcome("native", scaled, cpu)
+        assert out.dtype == torch.bfloat16
+        assert worst_row_error(out, OP.reference(scaled, operands)) <= OP.tolerance(scaled).row_error, scaled
 
 
 def test_the_scale_of_the_output(cpu):
-    """scale_c multiplies what leaves."""
+    """`scale_c` multiplies the output."""
     scaled = Shape("a16w16", 4, 8, 16, scale="tensor")
     launcher = torch_backend.bind(Solution(BUILTIN, "native"), scaled, cpu)
     x, weight = torch.ones(4, 16, dtype=torch.bfloat16), torch.ones(8, 16, dtype=torch.bfloat16)
@@ -80,42 +80,40 @@ def test_the_scale_of_the_output(cpu):
     assert torch.equal(out, torch.full((4, 8), 8.0, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize(
-    ("solution", "fields", "reason"),
-    [
-        (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42' for a16w16; it has native, linear, mm"),
-        (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes no scales"),
-        (Solution(BUILTIN, "linear"), {"outdtype": "fp32"}, "linear needs bias and output in bf16"),
-        (Solution(BUILTIN, "mm_add"), {}, "mm_add needs a bias"),
-        (Solution(BUILTIN, "splitk_bmm", 2), {}, "multiplies bf16 or fp16 on a GPU, not bf16 on cpu"),
-        (Solution(BUILTIN, "native"), {"op": "of_others"}, "torch covers a16w16, .*, not op 'of_others'"),
-        (Solution(BUILTIN, "mv"), {}, "mv takes one row, not M=4"),
-    ],
+#: a solution, fields of the shape and the reason of its refusal on a CPU
+REFUSALS = (
+    (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42' for a16w16; it has native, linear, mm"),
+    (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes no scales"),
+    (Solution(BUILTIN, "linear"), {"outdtype": "fp32"}, "linear needs bias and output in bf16"),
+    (Solution(BUILTIN, "mm_add"), {}, "mm_add needs a bias"),
+    (Solution(BUILTIN, "splitk_bmm", 2), {}, "multiplies bf16 or fp16 on a GPU, not bf16 on cpu"),
+    (Solution(BUILTIN, "native"), {"op": "of_others"}, "torch covers a16w16, .*, not op 'of_others'"),
+    (Solution(BUILTIN, "mv"), {}, "mv takes one row, not M=4"),
 )
-def test_refusals(shape, cpu, solution, fields, reason):
-    """A route that does not fit is refused with what it needs."""
-    answer = torch_backend.bind(solution, attrs.evolve(shape, **fields), cpu)
-    assert isinstance(answer, Unsupported)
-    assert re.search(reason, answer.reason)
 
 
-@pytest.mark.parametrize("split", [1, 3])
-def test_splits_that_do_not_divide(shape, split):
-    """A split product of parts that are not equal is refused."""
-    answer = torch_backend.bind(Solution(BUILTIN, "splitk_bmm", split), shape, GPU)
-    assert answer == Unsupported(f"splitk_bmm needs K divisible by its split (K=64, splitK={split})")
+def test_refusals(shape, cpu):
+    """A route that does not fit is refused with what it needs; so is a split product of unequal parts."""
+    faults = []
+    for solution, fields, reason in REFUSALS:
+        answer = torch_backend.bind(solution, attrs.evolve(shape, **fields), cpu)
+        faults += [] if isinstance(answer, Unsupported) and re.search(reason, answer.reason) else [f"{solution} {fields}: {answer}"]
+    assert not faults
+    for split in (1, 3):
+        answer = torch_backend.bind(Solution(BUILTIN, "splitk_bmm", split), shape, GPU)
+        assert answer == Unsupported(f"splitk_bmm needs K divisible by its split (K=64, splitK={split})")
 
 
-@pytest.mark.parametrize("layout", ["aiter16x16", "aiter32x16"])
-def test_shuffled_weights_are_put_in_order(cpu, layout):
-    """Of a weight in AITER's layout every route gives what it gives of the plain one."""
-    shuffled, plain = (Shape("a16w16", 4, 64, 128, epilogue="bias", layout=name) for name in (layout, "row"))
-    x, weight, bias = OP.make_inputs(plain, cpu.torch_device, 0)
-    for name, split in names(shuffled, cpu):
-        calls = [torch_backend.bind(Solution(BUILTIN, name, split), shape, cpu) for shape in (shuffled, plain)]
-        if all(isinstance(answer, Launcher) for answer in calls):
-            found = calls[0].call(x, shuffle_weight(weight, layout).plain, bias)
-            assert torch.equal(found, calls[1].call(x, weight, bias)), name
+def test_shuffled_weights_are_put_in_order(cpu):
+    """A weight in AITER's layout gives every route the result of the plain weight."""
+    for layout in ("aiter16x16", "aiter32x16"):
+        shuffled, plain = (Shape("a16w16", 4, 64, 128, epilogue="bias", layout=name) for name in (layout, "row"))
+        x, weight, bias = OP.make_inputs(plain, cpu.torch_device, 0)
+        for name, split in names(shuffled, cpu):
+            calls = [torch_backend.bind(Solution(BUILTIN, name, split), shape, cpu) for shape in (shuffled, plain)]
+            if all(isinstance(answer, Launcher) for answer in calls):
+                found = calls[0].call(x, shuffle_weight(weight, layout).plain, bias)
+                assert torch.equal(found, calls[1].call(x, weight, bias)), (layout, name)
 
 
 def test_builds_without_onednn(monkeypatch, shape, cpu):
@@ -126,7 +124,7 @@ def test_builds_without_onednn(monkeypatch, shape, cpu):
 
 
 def test_processors_without_the_instructions(monkeypatch, shape, cpu):
-    """Where oneDNN cannot multiply the dtype its route is refused before it is launched."""
+    """Where oneDNN cannot multiply the dtype, its route is refused before a launch."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
@@ -134,17 +132,17 @@ def test_processors_without_the_instructions(monkeypatch, shape, cpu):
 
 
 def test_the_version_is_torchs(cpu):
-    """The routes are torch's, so its version tells whether they are still the same."""
+    """The library version is torch's own; an absent device has none."""
     assert torch_backend.library_version(cpu) == torch.__version__
     assert torch_backend.library_version(GPU) == ""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("split", [2, 8])
-def test_split_products(split):
-    """Partial products in float32 and their sum match the reference."""
+def test_split_products():
+    """The sum of float32 partials matches the reference, for a split of 2 and of 8."""
     from tunedgemm.device import device_of
 
     long = Shape("a16w16", 8, 256, 8192, epilogue="bias")
-    out, operands = outcome("splitk_bmm", long, device_of(0), split)
-    assert worst_row_error(out, OP.reference(long, operands)) <= OP.tolerance(long).row_error
+    for split in (2, 8):
+        out, operands = outcome("splitk_bmm", long, device_of(0), split)
+        assert worst_row_error(out, OP.reference(long, operands)) <= OP.tolerance(long).row_error

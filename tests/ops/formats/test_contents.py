@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tunedgemm.dtype import DTYPES
 from tunedgemm.ops.formats.contents import duplicate, overwrite, raw
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import same_bits
 
 KINDS = [getattr(torch, name) for name, _ in DTYPES.values()]
@@ -18,7 +18,7 @@ def drawn(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
     return torch.randint(0, 255, (*sizes[:-1], sizes[-1] * size), dtype=torch.uint8).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@listed("dtype", KINDS, ids=str)
 def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
     """A copy has memory of its own and the same bits; overwriting brings other contents to the old address."""
     old, new = drawn(dtype, 4, 32), drawn(dtype, 4, 32)
@@ -29,15 +29,15 @@ def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
     assert same_bits(old, new) and not same_bits(old, copy) and old.data_ptr() == address
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@listed("dtype", KINDS, ids=str)
 def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     """Rows with gaps between them, and a transposed matrix, become contiguous."""
     rows = drawn(dtype, 8, 32)[::2]
-    assert duplicate(rows, dense=True).is_contiguous() and same_bits(duplicate(rows, dense=True), rows)
+    assert duplicate(rows, contiguous=True).is_contiguous() and same_bits(duplicate(rows, contiguous=True), rows)
 
     turned = drawn(dtype, 8, 32).t()
-    copy = duplicate(turned, dense=True)
-    assert copy.is_contiguous() and same_bits(duplicate(copy.t(), dense=True), turned.t())
+    copy = duplicate(turned, contiguous=True)
+    assert copy.is_contiguous() and same_bits(duplicate(copy.t(), contiguous=True), turned.t())
     assert raw(turned).shape == (32, 8 * turned.element_size())
 
 

@@ -26,13 +26,14 @@ from tunedgemm.ops.formats.quant import (
 )  # fmt: skip
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
+from tunedgemm.testing.listed import listed
 
 DTYPES = {"int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
 #: half a step at the largest value, relative to the largest: int8 has steps of 1, e4m3 3 bits of fraction
 STEP = {torch.int8: 0.5 / 127, torch.float8_e4m3fn: 2**-4, torch.float8_e4m3fnuz: 2**-4}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+every_dtype = listed("dtype", DTYPES.values())
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
@@ -101,7 +102,7 @@ def test_int8_is_rounded_to_nearest_with_ties_to_even():
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
+@listed("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
     """per_1x128_quant equals pertoken_quant of each piece of 128 or of what is left of a row."""
@@ -116,7 +117,7 @@ def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtyp
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
+@listed("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_square_blocks_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
     """per_block_quant equals per_tensor_quant of each block of 128x128 or of what is left."""
@@ -260,7 +261,7 @@ def by_tiles(scale: torch.Tensor) -> torch.Tensor:
     return out.view(high, wide)
 
 
-@pytest.mark.parametrize("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
+@listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
 def test_shuffled_scales_lie_where_aiters_kernels_read_them(size: tuple[int, int]):
     """shuffle_scale is the documented permutation with padding, for both dtypes, and unshuffle_scale its inverse."""
     scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -375,7 +376,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("use", "match"), WRONG.values(), ids=WRONG.keys())
+@listed(("use", "match"), WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_is_refused_with_what_was_given(use: Callable[[], object], match: str):
     """Wrong dtypes, sizes, scales and shuffled weights are OperandErrors that say what was given and what fits."""
     with pytest.raises(OperandError, match=match):

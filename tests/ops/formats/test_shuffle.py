@@ -25,6 +25,7 @@ from tunedgemm.ops.formats.shuffle import (
     unshuffle_weight,
     unshuffled,
 )  # fmt: skip
+from tunedgemm.testing.listed import listed
 
 LAYOUTS = [(16, 16), (32, 16), (16, 32)]
 DTYPES = [
@@ -76,8 +77,8 @@ def experts() -> ShuffledWeight:
     return shuffle_weight(torch.randn(4, 32, 64, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@listed("layout", LAYOUTS, ids=str)
 def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[int, int], dtype: torch.dtype):
     """Over random sizes, shuffle_weight is the documented permutation and unshuffle_weight its inverse."""
     sizes = random.Random(f"{layout} {dtype}")
@@ -94,7 +95,7 @@ def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[
         assert type(unshuffle_weight(w)) is torch.Tensor
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
     """``columns128`` is [K / P, N, P] of each matrix, P elements to 128 bytes, whatever N is; unshuffle_weight is its inverse."""
     pack = 128 // torch.empty((), dtype=dtype).element_size()
@@ -129,7 +130,7 @@ def test_a_layout_is_a_type_and_does_not_leak():
     assert type(one.plain) is torch.Tensor and one.plain.data_ptr() == one.data_ptr()
 
 
-@pytest.mark.parametrize(
+@listed(
     ("x", "layout", "match"),
     [
         (torch.zeros(40, 64), (16, 16), r"aiter16x16 needs N divisible by 16 and K by 32 \(got N=40, K=64"),
@@ -151,7 +152,7 @@ def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: An
         as_shuffled(x, layout)
 
 
-@pytest.mark.parametrize(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
+@listed(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
 def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
     """An argument that asks for an order or a padding that is not made raises and names itself; AITER's defaults do not."""
     weight = torch.zeros(64, 64)
@@ -205,8 +206,8 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
-@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@listed("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+@listed("use", USES.values(), ids=USES.keys())
 def test_plain_use_is_refused(use: Callable[..., object], mode: Callable[[], Any], weight: ShuffledWeight):
     """Whatever would read a shuffled weight as plain raises an error that names the layout and the way out; in every mode."""
     before = weight.plain.clone()

@@ -55,8 +55,8 @@ class Known:
         return min(times.items(), key=lambda item: (item[1].us, str(item[0]))) if times else None
 
     def _at(self, op: Op, shape: Shape) -> Mapping[Solution, Time]:
-        """The times at a shape, or at the first of its kin of which any is known."""
-        return next((found for kin in op.kin(shape) if (found := self.times.get(key_shape(kin)))), {})
+        """The times at a shape, or at the first of its equivalent shapes of which any is known."""
+        return next((found for other in op.equivalent_shapes(shape) if (found := self.times.get(key_shape(other)))), {})
 
     def note(self, shape: Shape, solution: Solution, time: Time) -> None:
         """Keep a time that is the lowest of its solution."""
@@ -76,7 +76,7 @@ def known_times(op: Op, device: Device, shapes: Iterable[Shape], tables: Iterabl
     Raises:
         TableError: a table of *against* cannot be read.
     """
-    found, wanted = Known(), {key_shape(kin) for shape in shapes for kin in op.kin(shape)}
+    found, wanted = Known(), {key_shape(other) for shape in shapes for other in op.equivalent_shapes(shape)}
     against = tuple(against)
     for path in against:
         for row in rows_for(device, read_rows(path, op)[0]):

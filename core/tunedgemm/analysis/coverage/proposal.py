@@ -81,7 +81,7 @@ def rung_of(op: Op, m: int, n: int) -> int:
     """The M whose row an op asks for first where there is none of exactly *m*; *m* itself where others ask for its row, or none can."""
 
     def first(asked: int) -> int:
-        rungs = op.ladder(asked, n)
+        rungs = op.padded_m(asked, n)
         return next((rung for rung, word in rungs.items() if rung and word != "exact"), asked)
 
     if any(first(neighbour) == m for neighbour in (m - 1, m + 1) if neighbour > 0) or m == 1:

@@ -13,7 +13,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.row import key_shape
 
-#: word -> what it says of how calls are answered, best first; the words of padded rows are the ladder's
+#: word -> what it says of how calls are answered, best first; the words of padded rows are those of `Op.padded_m`
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "exact": "a row of exactly this M",

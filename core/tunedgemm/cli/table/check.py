@@ -62,9 +62,9 @@ def _unreachable(rows: Sequence[Row], op: Op) -> Iterator[str]:
 
 
 def _unasked(shape: Shape, op: Op) -> str:
-    if shape.m and shape.m not in op.ladder(shape.m, shape.n):
+    if shape.m and shape.m not in op.padded_m(shape.m, shape.n):
         return f"M={shape.m} is on no rung of the look-up"
-    if shape not in [key_shape(other) for other in op.kin(shape)]:
+    if shape not in [key_shape(other) for other in op.equivalent_shapes(shape)]:
         return "a call of its shape is looked up by others"
     if order := order_of(shape.layout):
         dtype = op.weight_dtype(shape)

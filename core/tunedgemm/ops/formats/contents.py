@@ -1,4 +1,4 @@
-"""What tensors hold, copied and overwritten whatever their dtype: torch can do little with its narrowest types but view them as bytes."""
+"""Copy and overwrite the contents of tensors of any dtype: torch can do little with its narrowest types but view them as bytes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
+    """Return the contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
     import torch
 
     plain = plain_weight(tensor).detach()
     return plain.view(torch.uint8).contiguous() if plain.element_size() == 1 else plain.contiguous().view(torch.uint8)
 
 
-def duplicate(tensor: torch.Tensor, *, dense: bool = False) -> torch.Tensor:
-    """A copy in memory of its own; a shuffled weight stays one.
+def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor:
+    """Copy a tensor into new memory; a shuffled weight stays one.
 
     Args:
-        dense: contiguous, whatever the strides of *tensor*, else with its strides where it has no gaps.
+        contiguous: contiguous, whatever the strides of *tensor*, else with its strides where it has no gaps.
     """
     import torch
 
     if isinstance(tensor, ShuffledWeight):
         return as_shuffled(duplicate(tensor.plain), tensor.layout_name)
-    form = torch.contiguous_format if dense else torch.preserve_format
+    form = torch.contiguous_format if contiguous else torch.preserve_format
     if tensor.element_size() > 1:
         return tensor.clone(memory_format=form)
     return tensor.detach().view(torch.uint8).clone(memory_format=form).view(tensor.dtype)

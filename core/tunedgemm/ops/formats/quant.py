@@ -1,4 +1,4 @@
-"""Quantisation in the formats of the ops, and its inverse: pure torch on CPU and GPU, without a synchronisation.
+"""Quantise in the formats of the ops, and back: pure torch on CPU and GPU, without a synchronisation.
 
 Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py, with two differences:
 int8 is rounded to nearest (ties to even) where AITER's torch route truncates, and everything saturates instead of wrapping.
@@ -209,7 +209,7 @@ def as_fp4(q: torch.Tensor) -> torch.Tensor:
 
 
 def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
-    """The e8m0 scales of mxfp4 in the order of AITER's kernels (its e8m0_shuffle; facts of aiter/ops/shuffle.py).
+    """Return the e8m0 scales of mxfp4 in the order of AITER's kernels (its e8m0_shuffle; facts of aiter/ops/shuffle.py).
 
     Rows are padded to a multiple of 256 and columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
     (a * 16 + r, b * 4 + c) goes to place ((c * 16 + r) * 2 + b) * 2 + a.
@@ -233,7 +233,7 @@ def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
 
 
 def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """The inverse of `shuffle_scale`: the first rows and columns, in order, contiguous.
+    """Invert `shuffle_scale`: the first rows and columns, in order, contiguous.
 
     Args:
         scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more.
@@ -307,7 +307,7 @@ def dequant_blocks(
 
 
 def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The values of mxfp4: e2m1 * 2^(byte - 127), byte 255 being NaN; rounded once to dtype.
+    """Return the values of mxfp4: e2m1 * 2^(byte - 127), byte 255 being NaN; rounded once to dtype.
 
     Args:
         q: [..., K/2], torch.float4_e2m1fn_x2 or torch.uint8, the even element in the low nibble.
@@ -356,7 +356,7 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _limit(dtype: torch.dtype) -> float:
-    """The largest value of a dtype that is quantised to."""
+    """Return the largest value of a dtype to quantise to."""
     if dtype is torch.int8:
         return 127.0
     if dtype not in _FP8:
@@ -416,7 +416,7 @@ def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bo
 
 
 def _power(top: torch.Tensor) -> torch.Tensor:
-    """The e8m0 byte of amax / 6 rounded up to a power of two, as int32; 255 for what is not finite, 0 for zero.
+    """Return the e8m0 byte of amax / 6 rounded up to a power of two, as int32; 255 for what is not finite, 0 for zero.
 
     Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
     division on the device may multiply by 1/6 instead, which is another number.

@@ -36,7 +36,7 @@ _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
 def layout_name(layout: tuple[int, int] | str) -> str:
-    """The name in `Shape.layout` of AITER's (IN, IK), of its alias ``tn``, or of a layout that has a name alone.
+    """Return the name in `Shape.layout` of AITER's (IN, IK), of its alias ``tn``, or of a layout that has a name alone.
 
     Raises:
         OperandError: no such layout.
@@ -112,7 +112,7 @@ def shuffle_weight(
 
 
 def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = None) -> torch.Tensor:
-    """The inverse of `shuffle_weight`: a new plain tensor [..., N, K].
+    """Invert `shuffle_weight`: a new plain tensor [..., N, K].
 
     Args:
         x: a shuffled weight, or a plain tensor that holds the bytes of one.
@@ -148,17 +148,17 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
 
 
 def plain_weight(x: torch.Tensor) -> torch.Tensor:
-    """The tensor without the type: of a shuffled weight its bytes as they lie, of any other tensor itself."""
+    """Return the tensor without the type: of a shuffled weight its bytes as they lie, of any other tensor itself."""
     return x.plain if isinstance(x, ShuffledWeight) else x
 
 
 def unshuffled(x: torch.Tensor) -> torch.Tensor:
-    """The plain [..., N, K] weight: a copy in order for a shuffled one, any other as it is."""
+    """Return the plain [..., N, K] weight: a copy in order for a shuffled one, any other as it is."""
     return unshuffle_weight(x) if isinstance(x, ShuffledWeight) else x
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """The last dimension as bytes: types such as fp4x2 have few operations of their own."""
+    """View the last dimension as bytes: types such as fp4x2 have few operations of their own."""
     return x.detach().view(torch.uint8)
 
 
@@ -182,7 +182,7 @@ class ShuffledWeight(torch.Tensor):
 
     @property
     def plain(self) -> torch.Tensor:
-        """The same memory as an ordinary tensor without a gradient, wherever the weight lies by now."""
+        """Return the same memory as an ordinary tensor without a gradient, wherever the weight lies by now."""
         kept = self._plain
         # A module that moves gives its parameter other memory, by ways that Python does not see either.
         if kept is None or kept.data_ptr() != self.data_ptr():
@@ -263,7 +263,7 @@ _TYPES: dict[str, type[ShuffledWeight]] = {}
 
 
 def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: bool) -> ShuffledWeight:
-    """What `__reduce_ex__` and `__deepcopy__` took apart."""
+    """Rebuild a weight from the parts of `__reduce_ex__` and `__deepcopy__`."""
     weight: Any = as_shuffled(plain, layout)
     if parameter:
         weight = torch.nn.Parameter(weight, requires_grad=requires_grad)
@@ -274,7 +274,7 @@ def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: b
 
 
 def _weights(values: Iterable[Any]) -> Iterator[ShuffledWeight]:
-    """The shuffled weights among arguments, in lists, too."""
+    """Yield the shuffled weights among arguments, in lists, too."""
     for value in values:
         if isinstance(value, ShuffledWeight):
             yield value
@@ -287,7 +287,7 @@ def _same_layout(one: Any, other: Any) -> bool:
 
 
 def _unlike(one: Any, other: Any) -> str:
-    """Why two tensors cannot be compared or copied, and what to do."""
+    """Say why two tensors cannot be compared or copied, and what to do."""
     names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
     if names[0] == "row":
         return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"

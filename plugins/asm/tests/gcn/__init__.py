@@ -1,7 +1,6 @@
-"""An emulator of AMDGCN text (gfx942, gfx950) on numpy: the judge of kernels where no such GPU is.
-
-It is a tool of the tests alone.  It runs what LLVM's assembler reads and what its disassembler prints, 64 lanes at a time, and it is
-stricter than hardware: what a program may not rely on is an error (`fault.Fault`) that names the line.
+"""Emulate AMDGCN text (gfx942, gfx950) on numpy, 64 lanes at a time. It runs what LLVM's assembler
+reads and its disassembler prints. It is stricter than hardware: behaviour that a program may not
+rely on is an error (`fault.Fault`) that names the line.
 """
 
 from __future__ import annotations

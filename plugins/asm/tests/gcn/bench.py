@@ -1,4 +1,4 @@
-"""A few instructions on waves whose registers a test sets."""
+"""Run a few instructions on waves with given registers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ probe:
 
 
 class Bench:
-    """One workgroup that runs a text of instructions; ``waves`` have undefined registers but for those that `give` sets."""
+    """One workgroup that runs instructions; registers of ``waves`` are undefined unless set by
+    `give`.
+    """
 
     def __init__(
         self, body: str, *, gfx: str = "gfx942", waves: int = 1, lds: int = 0, memory: Memory | None = None, rules: Rules | None = None
@@ -40,7 +42,7 @@ class Bench:
         self.machine = Machine(self.kernel, rules)
 
     def give(self, registers: Mapping[str, Any], wave: int | None = None) -> Bench:
-        """Sets registers by name, v3, a0, s2, vcc or exec, in one wave or in all: integers, or arrays of 32 bits of 64 lanes."""
+        """Set registers by name (v3, a0, s2, vcc, exec) in one wave or all."""
         for each in self.group.waves if wave is None else [self.group.waves[wave]]:
             for name, value in registers.items():
                 if name in ("vcc", "exec"):
@@ -53,17 +55,17 @@ class Bench:
         return self
 
     def run(self) -> Bench:
-        """Runs all waves to their end."""
+        """Run all waves to their end."""
         while not self.group.ended:
             self.machine.advance(self.group)
         return self
 
     def vector(self, register: str, dtype: Any = np.uint32, wave: int = 0) -> np.ndarray:
-        """The lanes of a vector or accumulation register, all of them defined."""
+        """Return the lanes of a defined vector or accumulation register."""
         found, key = self.group.waves[wave], int(register[1:]) + {"v": VECTOR, "a": ACCUMULATION}[register[0]]
         found.check(key, np.ones(64, bool))
         return found.v[key - VECTOR].view(dtype).copy()
 
     def scalar(self, number: int, wave: int = 0) -> int:
-        """A scalar register."""
+        """Return a scalar register."""
         return self.group.waves[wave].get(number)

@@ -1,10 +1,10 @@
-"""What the emulator finds wrong with a program."""
+"""Define the faults of a program."""
 
 from __future__ import annotations
 
 
 class Fault(Exception):
-    """A program did what it may not: ``rule`` is the kind, one of RULES, and the message names the line."""
+    """Error of a broken rule: ``rule`` is one of RULES, and the message names the line."""
 
     def __init__(self, rule: str, message: str) -> None:
         assert rule in RULES, rule

@@ -1,4 +1,4 @@
-"""Global memory: `global_` and `buffer_` instructions, their atomics, scalar memory, and what makes writes visible."""
+"""Execute `global_` and `buffer_` instructions, their atomics, scalar memory, and visibility."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SWIZZLE, _THREAD = 1 << 31, 1 << 23
 
 
 def _pair_bf16(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Two sums of bf16, each rounded to nearest."""
+    """Add two bf16 pairs, rounded to nearest."""
     halves = [((side << np.uint32(16)).view(np.float32), (side & np.uint32(0xFFFF0000)).view(np.float32)) for side in (old, new)]
     low, high = halves[0][0] + halves[1][0], halves[0][1] + halves[1][1]
     return (to_bf16(low) | (to_bf16(high) << np.uint32(16))).astype(np.uint32)
@@ -57,7 +57,7 @@ ATOMICS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @attrs.frozen
 class Place:
-    """Where lanes access memory: addresses [n] of the lanes ``lanes`` that are in range, of the active ones ``active``."""
+    """Addresses of an access: [n] of the lanes in range, among the active lanes."""
 
     addresses: np.ndarray
     lanes: np.ndarray
@@ -65,7 +65,7 @@ class Place:
 
 
 def bind(instruction: Instruction) -> Bound | None:
-    """An instruction on global memory ready to run; None for one of another kind."""
+    """Return an executable global memory instruction, or None."""
     name = instruction.mnemonic
     if name in ("buffer_wbl2", "buffer_inv"):
         return _visibility(instruction)
@@ -85,7 +85,7 @@ def bind(instruction: Instruction) -> Bound | None:
 
 
 def access_of(wave: Wave, *, device: bool = False, scalar: bool = False) -> Access:
-    """Who asks, as `memory` wants to know it."""
+    """Return the accessing wave as `memory` needs it."""
     group = wave.group
     return Access(
         group.first_wave + wave.number, group.number, wave.scalar_invalidated if scalar else wave.invalidated, device,
@@ -94,7 +94,7 @@ def access_of(wave: Wave, *, device: bool = False, scalar: bool = False) -> Acce
 
 
 def _global(instruction: Instruction, at: int) -> tuple[tuple[int, ...], Callable[[Wave, int], list[tuple[int, Place]]]]:
-    """Keys and addresses of a `global_` instruction: 64 bits of a vector register, or a scalar base and 32 bits."""
+    """Return keys and addresses of a `global_` instruction."""
     register, base = register_of(instruction, at), instruction.operands[-1]
     offset = np.int64(instruction.modifiers.get("offset", 0))
     if isinstance(base, Register):
@@ -117,12 +117,7 @@ def _global(instruction: Instruction, at: int) -> tuple[tuple[int, ...], Callabl
 
 
 def _buffer(instruction: Instruction, at: int) -> tuple[tuple[int, ...], Callable[[Wave, int], list[tuple[int, Place]]]]:
-    """Keys and addresses of a `buffer_` instruction: base, offsets and the range of its 4 scalar registers.
-
-    A raw buffer checks every 4 bytes by itself: one that begins at or behind num_records is out of range; a stride has no meaning
-    without an index and a swizzle.  The scalar offset may not reach behind num_records: the hardware takes it off num_records, which must
-    not wrap.
-    """
+    """Return keys and addresses of a `buffer_` instruction, with its range."""
     index, descriptor = instruction.operands[at], register_of(instruction, at + 1, "s")
     steady = instruction.operands[at + 2]
     offset = instruction.modifiers.get("offset", 0)
@@ -166,7 +161,7 @@ def _places(instruction: Instruction, at: int) -> tuple[tuple[int, ...], Callabl
 
 
 def _whole(places: list[tuple[int, Place]], size: int) -> list[tuple[int, int, Place]]:
-    """Pieces (first byte, bytes, place): one where no lane is partly out of range, which is quicker."""
+    """Return pieces (first byte, bytes, place); one piece where no lane is partly out of range."""
     first = places[0][1]
     if all((place.lanes == first.lanes).all() for _, place in places):
         return [(0, size, first)]
@@ -206,7 +201,7 @@ def _load(instruction: Instruction, what: str) -> Bound:
 
 
 def _copy(instruction: Instruction, what: str) -> Bound:
-    """A load to LDS: lane by lane behind M0 plus the constant offset; it counts as vector memory, and is there when it is waited for."""
+    """Execute a load to LDS, lane by lane after M0; it counts as vector memory."""
     if not instruction.mnemonic.startswith("buffer_load_dword"):
         raise unsupported(instruction)
     keys, find = _places(instruction, 0)
@@ -263,7 +258,8 @@ def _store(instruction: Instruction, what: str) -> Bound:
 
         begin(wave, Outstanding(instruction, "vector", (), finish))
 
-    # A store of more than 64 bits reads its registers late (`hazards`): sooner with a scalar register as offset.
+    # A store of more than 64 bits reads its registers late (`hazards`): sooner with a scalar
+    # register as offset.
     flags = frozenset(["wide"] if size > 8 else []) | frozenset(
         ["steady"] if buffered and isinstance(instruction.operands[3], Register) else []
     )
@@ -271,7 +267,7 @@ def _store(instruction: Instruction, what: str) -> Bound:
 
 
 def _atomic(instruction: Instruction, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Bound:
-    """An atomic on 32 bits: lanes in turn; with sc0 the old value is the result."""
+    """Execute a 32-bit atomic lane by lane; sc0 returns the old value."""
     returning = "sc0" in instruction.modifiers
     buffered = instruction.mnemonic.startswith("buffer_")
     out = register_of(instruction, 0) if returning and not buffered else None
@@ -310,7 +306,7 @@ def _atomic(instruction: Instruction, function: Callable[[np.ndarray, np.ndarray
 
 
 def _visibility(instruction: Instruction) -> Bound:
-    """buffer_wbl2 writes back what the workgroup wrote, buffer_inv drops what was cached; both when they are waited for, with sc1."""
+    """Execute buffer_wbl2 (write back) or buffer_inv (invalidate) with sc1."""
     device = "sc1" in instruction.modifiers
 
     def run(wave: Wave) -> None:

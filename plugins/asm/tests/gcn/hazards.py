@@ -1,7 +1,6 @@
-"""The wait states that CDNA3 and CDNA4 want between instructions (gfx942, gfx950).
-
-The rules are those of the ISA guides ("manually inserted wait states") as LLVM's hazard recogniser has them.  Between two instructions lie
-as many wait states as instructions between them, an `s_nop n` counts n + 1.  ``passes`` of a matrix instruction are 4 cycles each.
+"""Check the wait states of CDNA3 and CDNA4, by the ISA guides ("manually inserted wait states") and
+LLVM's hazard recognizer. Each instruction is one wait state, `s_nop n` is n + 1. ``passes`` of an
+MFMA are 4 cycles each.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TRANSCENDENTAL_TO_VECTOR, PART_TO_VECTOR, BASE_TO_COPY = 1, 1, 1
 
 @attrs.frozen(eq=False)
 class Product:
-    """What a matrix instruction wrote: when, with how many passes, to which registers."""
+    """Result of an MFMA: time, passes and registers."""
 
     instruction: Instruction
     time: int
@@ -35,24 +34,24 @@ class Product:
 
 
 def addend_states(product: Product, gfx950: bool) -> int:
-    """Until an addend (SrcC) overlaps the result of a matrix instruction without being it."""
+    """Return the wait states before an addend (SrcC) that overlaps the result."""
     return product.passes + (0 if product.single else 1 + gfx950)
 
 
 def use_states(product: Product, gfx950: bool) -> int:
-    """Until anything else reads or overwrites the result of a matrix instruction."""
+    """Return the wait states before any other access to the result."""
     return product.passes + (2 if product.single else 3 + (gfx950 and product.passes != 2))
 
 
 class Hazards:
-    """The rules of one architecture, applied to the instructions that a wave issues."""
+    """Rules of one architecture for the instructions of a wave."""
 
     def __init__(self, gfx: str, *, unobserved: bool = True) -> None:
         self.gfx950 = gfx == "gfx950"
         self.unobserved = unobserved
 
     def check(self, wave: Wave, bound: Bound) -> None:
-        """Fault where too few wait states lie between an earlier instruction and this one, which is about to be issued."""
+        """Raise where too few wait states precede the next instruction."""
         kind = bound.kind
         if kind in ("salu", "control", "smem"):
             return
@@ -71,7 +70,7 @@ class Hazards:
             self._after_store(wave, bound)
 
     def note(self, wave: Wave, bound: Bound) -> None:
-        """Keeps what later instructions are judged by."""
+        """Record what later instructions are checked against."""
         kind = bound.kind
         if kind in ("valu", "trans"):
             what = "trans" if kind == "trans" else "part" if "part" in bound.flags else "valu"
@@ -148,7 +147,7 @@ class Hazards:
 
 
 def _factors(bound: Bound) -> frozenset[int]:
-    """The registers of the first two sources of a matrix instruction."""
+    """Return the registers of an MFMA's first two sources."""
     return frozenset(key for operand in bound.instruction.operands[1:3] for key in operand.keys)  # type: ignore[union-attr]
 
 
@@ -159,7 +158,7 @@ def _name(key: int) -> str:
 
 
 def _since(wave: Wave, bound: Bound, keys: Iterable[int], states: int, why: str, kind: str | None = None) -> None:
-    """Needs wait states since a vector instruction (of a kind) wrote one of the registers."""
+    """Require wait states since a vector instruction wrote one of the registers."""
     for key in keys:
         found = wave.written.get(key)
         if found is not None and (kind is None or found[1] == kind):

@@ -1,4 +1,4 @@
-"""A kernel of a text: where it begins, and what its descriptor says of registers and of what is in them at the start."""
+"""Extract a kernel from a text: entry, and registers by its descriptor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _TARGET = re.compile(r"amdgcn-amd-amdhsa--(gfx\w+)|^\s*\.target:\s*'?amdgcn.*?(g
 
 @attrs.frozen(eq=False)
 class Kernel:
-    """A kernel ready to run.
-
-    ``fields`` are the directives `.amdhsa_...` of its descriptor without the prefix; one that is missing has LLVM's default.
-    """
+    """A kernel ready to run."""
 
     name: str
     gfx: str
@@ -39,7 +36,7 @@ class Kernel:
     def start(
         self, wave: Wave, group: tuple[int, int, int], thread: int, block: tuple[int, int, int], address: int, arguments: bytes
     ) -> None:
-        """Fills the registers of a wave whose first lane is a thread of a workgroup (LLVM: "Initial Kernel Execution State")."""
+        """Fill a wave's initial registers (LLVM: "Initial Kernel Execution State")."""
         at = 0
         for name, words in (
             ("dispatch_ptr", 2),
@@ -69,7 +66,7 @@ class Kernel:
 
 
 def _check_limits(instruction: Instruction, fields: dict[str, int]) -> None:
-    """Fault where an instruction names a register that the descriptor does not ask for."""
+    """Raise where an instruction uses registers beyond the descriptor."""
     total = fields.get("next_free_vgpr")
     offset = fields.get("accum_offset")
     scalars = fields.get("next_free_sgpr")
@@ -99,11 +96,7 @@ def _bind(instruction: Instruction, gfx: str) -> Bound:
 
 
 def kernels_of(text: str, gfx: str | None = None, descriptors: str = "") -> dict[str, Kernel]:
-    """The kernels of a text, by name.
-
-    ``gfx`` is needed where the text does not name its target; ``descriptors`` is further text with `.amdhsa_kernel` blocks, as a
-    disassembler prints those of a code object.  Only the code between a kernel's label and the next kernel's is read for instructions.
-    """
+    """Return the kernels of a text by name."""
     program = parse(text)
     found = _TARGET.search(text)
     gfx = gfx or (found and (found[1] or found[2]))
@@ -121,7 +114,7 @@ def kernels_of(text: str, gfx: str | None = None, descriptors: str = "") -> dict
 
 
 def _bound(program: Program, gfx: str, entry: int, end: int, fields: dict[str, int]) -> tuple[Bound, ...]:
-    """The instructions of a kernel at their places; what lies outside is left empty."""
+    """Return the instructions of a kernel at their places."""
     out: list[Bound] = [None] * entry  # type: ignore[list-item]
     for instruction in program.instructions[entry:end]:
         _check_limits(instruction, fields)
@@ -137,7 +130,7 @@ def _bound(program: Program, gfx: str, entry: int, end: int, fields: dict[str, i
 
 
 def arguments(*values: tuple[str, int | float]) -> bytes:
-    """Kernel arguments one behind the other: letters of `struct`, each aligned to its own size."""
+    """Pack kernel arguments by `struct` letters, each naturally aligned."""
     out = b""
     for letter, value in values:
         size = struct.calcsize("<" + letter)

@@ -1,4 +1,4 @@
-"""Runs a grid: workgroups in any order, their waves in turn from barrier to barrier."""
+"""Run a grid: workgroups in any order, waves in turn from barrier to barrier."""
 
 from __future__ import annotations
 
@@ -22,17 +22,7 @@ LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 
 @attrs.frozen
 class Rules:
-    """What is judged, all of it unless a test says otherwise.
-
-    ``unobserved`` are wait states that LLVM inserts and AITER's kernels, which run in production, do without: from a scalar that a vector
-    instruction wrote to a vector instruction, and from M0 to a copy from memory to LDS.
-
-    ``late_reads`` judges a read of LDS that was issued before a barrier but not waited for, when another wave overwrites what it reads
-    behind the barrier: Triton's ping-pong schedule relies on the order of issue there.
-
-    ``order`` is how workgroups follow each other: "up", "down", or a number that seeds a shuffle.  ``slice`` instructions later the next
-    workgroup has its turn, so that one that waits for another ends; ``limit`` instructions of all waves are a hang.
-    """
+    """Rules that are checked; all by default."""
 
     wait_states: bool = True
     unobserved: bool = True
@@ -49,7 +39,7 @@ class Rules:
 
 @attrs.define(eq=False)
 class Group:
-    """A workgroup: its waves, its LDS, how many barriers they have passed."""
+    """A workgroup: waves, LDS, number of barriers."""
 
     number: int
     index: tuple[int, int, int]
@@ -67,7 +57,7 @@ class Group:
 
 @attrs.frozen
 class Run:
-    """What a launch did: instructions issued in all, by kind, and in the first wave."""
+    """Statistics of a launch: instructions in all, by kind, and in the first wave."""
 
     issued: int
     kinds: dict[str, int]
@@ -83,9 +73,8 @@ def launch(
     rules: Rules | None = None,
     lds_bytes: int = 0,
 ) -> Run:
-    """Runs workgroups ``grid`` [x, y, z] of ``block`` threads; ``lds_bytes`` are added to those that the kernel asks for.
-
-    Fault says what a wave did that it may not, with the kernel, the workgroup and the line.
+    """Run a grid [x, y, z] of workgroups of ``block`` threads, with ``lds_bytes`` of additional
+    LDS.
     """
     rules = rules or Rules()
     shape, threads = _three(grid), _three(block)
@@ -132,7 +121,7 @@ def _ordered(groups: list[Group], order: str | int) -> list[Group]:
 
 
 class Machine:
-    """Issues the instructions of waves of a kernel."""
+    """Issue the instructions of a kernel's waves."""
 
     def __init__(self, kernel: Kernel, rules: Rules) -> None:
         self.kernel = kernel
@@ -143,7 +132,7 @@ class Machine:
         self.kinds: dict[str, int] = {}
 
     def advance(self, group: Group) -> None:
-        """Runs a workgroup until it ends or its time is over."""
+        """Run a workgroup until its end or time limit."""
         left = self.rules.slice
         while left > 0 and not group.ended:
             before = self.issued
@@ -170,7 +159,7 @@ class Machine:
         return f"{self.kernel.name}, workgroup {wave.group.index}, wave {wave.number}, {bound.instruction}"
 
     def _run(self, wave: Wave, budget: int) -> None:
-        """Issues a wave's instructions until a barrier, its end, or the end of its time."""
+        """Issue a wave's instructions until a barrier, its end or its time limit."""
         bound, hazards, rules = self.kernel.bound, self.hazards, self.rules
         count = 0
         try:

@@ -1,4 +1,4 @@
-"""The LDS of a workgroup, which knows who wrote and who read every 2 bytes since the last barrier."""
+"""Model the LDS of a workgroup, with the last reader and writer of every 2 bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ COPY = 1000
 
 
 class Lds:
-    """``size`` bytes, undefined at first.
-
-    An access is finished in an epoch, the number of barriers that its wave had passed when it was waited for.  Another wave may use the
-    bytes in a later epoch alone; what was not waited for is under way, whatever the epoch.
-    """
+    """``size`` bytes, initially undefined."""
 
     def __init__(self, size: int, *, races: bool = True, late_reads: bool = True, undefined: bool = True) -> None:
         self.size = size
@@ -26,16 +22,18 @@ class Lds:
         self.data = np.zeros(-(-size // 16) * 16, np.uint8)
         halves = self.data.size // 2
         self.defined = np.zeros(halves, bool)
-        #: The last writer of an entry of 2 bytes, the epoch in which its write was waited for, and how many writes are under way.
+        #: The last writer of an entry of 2 bytes, the epoch in which its write was waited for, and
+        #: how many writes are under way.
         self.writer = np.full(halves, -1, np.int32)
         self.written = np.full(halves, -1, np.int32)
         self.writing = np.zeros(halves, np.int16)
-        #: Of each wave, the epoch in which its last read was waited for, and how many reads are under way.
+        #: Of each wave, the epoch in which its last read was waited for, and how many reads are
+        #: under way.
         self.read = np.full((WAVES, halves), -1, np.int32)
         self.reading = np.zeros((WAVES, halves), np.int16)
 
     def places(self, addresses: np.ndarray, size: int, align: int) -> np.ndarray:
-        """Checks addresses [n] of accesses of ``size`` bytes; returns the entries that they touch."""
+        """Check addresses [n] of ``size`` bytes and return the touched entries."""
         if addresses.size and (int(addresses.min()) < 0 or int(addresses.max()) + size > self.size):
             wrong = addresses[(addresses < 0) | (addresses + size > self.size)][0]
             raise Fault("bounds", f"LDS: {size} bytes at {int(wrong)}, of {self.size}")
@@ -46,7 +44,7 @@ class Lds:
         return ((addresses // 2)[:, None] + np.arange((size + 1) // 2)).reshape(-1)
 
     def load(self, addresses: np.ndarray, size: int, wave: int, epoch: int, align: int) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes [n, size], and the entries, which `finish_read` takes when the read is waited for."""
+        """Return bytes [n, size] and the entries for `finish_read`."""
         halves = self.places(addresses, size, align)
         if self.undefined and not self.defined[halves].all():
             raise Fault("undefined", f"LDS: byte {2 * int(halves[~self.defined[halves]][0])} was never written")
@@ -57,13 +55,13 @@ class Lds:
         return self.data[addresses[:, None] + np.arange(size)], halves
 
     def finish_read(self, halves: np.ndarray, wave: int, epoch: int) -> None:
-        """A read was waited for: what it read may be overwritten by others after the next barrier."""
+        """Complete a read: others may overwrite it after the next barrier."""
         if self.races and self.late_reads:
             self.read[wave, halves] = epoch
             self.reading[wave, halves] -= 1
 
     def store(self, addresses: np.ndarray, values: np.ndarray, wave: int, epoch: int, align: int) -> np.ndarray:
-        """Writes bytes [n, size]; the entries are for `finish_write` when the write is waited for."""
+        """Write bytes [n, size] and return the entries for `finish_write`."""
         halves = self.places(addresses, values.shape[1], align)
         if self.races:
             self._order(halves, wave, epoch)
@@ -80,7 +78,7 @@ class Lds:
         return halves
 
     def announce(self, addresses: np.ndarray, size: int, wave: int, epoch: int) -> np.ndarray:
-        """A copy from memory to LDS is under way: until it is waited for, not even its own wave may use what it writes."""
+        """Start a copy to LDS, which no wave may use until it is waited for."""
         halves = self.store(addresses, np.zeros((addresses.size, size), np.uint8), wave, epoch, 4)
         if self.races:
             self.writer[halves] = COPY
@@ -88,20 +86,20 @@ class Lds:
         return halves
 
     def arrive(self, addresses: np.ndarray, values: np.ndarray, halves: np.ndarray, wave: int, epoch: int) -> None:
-        """The bytes [n, size] of a copy are there."""
+        """Complete a copy with bytes [n, size]."""
         self.data[addresses[:, None] + np.arange(values.shape[1])] = values
         self.defined[halves] = True
         self.writer[halves] = wave
         self.finish_write(halves, epoch)
 
     def finish_write(self, halves: np.ndarray, epoch: int) -> None:
-        """A write was waited for: others may use what it wrote after the next barrier."""
+        """Complete a write: others may use it after the next barrier."""
         if self.races:
             self.written[halves] = epoch
             self.writing[halves] -= 1
 
     def _order(self, halves: np.ndarray, wave: int, epoch: int) -> None:
-        """Fault where another wave's write is not behind a barrier."""
+        """Raise where another wave's write is not ordered by a barrier."""
         foreign = (self.writer[halves] != wave) & (self.writer[halves] >= 0)
         racing = halves[foreign & ((self.written[halves] >= epoch) | (self.writing[halves] > 0))]
         if racing.size:

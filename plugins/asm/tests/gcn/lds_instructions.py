@@ -1,4 +1,4 @@
-"""LDS instructions: reads, writes, atomics and exchanges of lanes."""
+"""Execute LDS instructions: reads, writes, atomics and lane exchanges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KNOWN = {"offset", "offset0", "offset1"}
 
 
 def bind(instruction: Instruction) -> Bound | None:
-    """An LDS instruction ready to run; None for one of another kind."""
+    """Return an executable LDS instruction, or None."""
     name = instruction.mnemonic
     if not name.startswith("ds_"):
         return None
@@ -63,14 +63,14 @@ def bind(instruction: Instruction) -> Bound | None:
 
 
 def _addresses(instruction: Instruction, at: int) -> tuple[Register, Callable[[Wave], np.ndarray]]:
-    """Byte addresses of the active lanes, from a register and the constant offset."""
+    """Return byte addresses of the active lanes."""
     register = register_of(instruction, at)
     base, offset = word(register), instruction.modifiers.get("offset", 0)
     return register, lambda wave: base(wave)[wave.lanes].astype(np.int64) + offset
 
 
 def _data(wave: Wave, register: Register, lanes: np.ndarray) -> np.ndarray:
-    """Bytes [active lanes, 4 x registers] of a register."""
+    """Return bytes [active lanes, 4 x registers] of a register."""
     for key in register.keys:
         wave.check(key)
     rows = wave.v[register.key() - VECTOR : register.key() - VECTOR + register.count, lanes]
@@ -78,7 +78,7 @@ def _data(wave: Wave, register: Register, lanes: np.ndarray) -> np.ndarray:
 
 
 def deliver(wave: Wave, register: Register, values: np.ndarray, lanes: np.ndarray) -> None:
-    """Writes bytes [active lanes, 4 x registers] to the lanes of a register."""
+    """Write bytes [active lanes, 4 x registers] to a register."""
     words = np.ascontiguousarray(values).view(np.uint32)
     for at in range(register.count):
         whole = np.zeros(LANES, np.uint32)
@@ -87,7 +87,7 @@ def deliver(wave: Wave, register: Register, values: np.ndarray, lanes: np.ndarra
 
 
 def deliver_narrow(wave: Wave, register: Register, values: np.ndarray, lanes: np.ndarray, how: tuple[int, bool, int | None]) -> None:
-    """Writes bytes [active lanes, 1 or 2], extended to a register or put into a half of it."""
+    """Write bytes [active lanes, 1 or 2], extended or into half a register."""
     size, signed, half = how
     raw = np.ascontiguousarray(values).view({1: np.uint8, 2: np.uint16}[size]).reshape(-1)
     extended = (raw.view({1: np.int8, 2: np.int16}[size]).astype(np.int32) if signed else raw).astype(np.uint32)
@@ -127,7 +127,7 @@ def _read(instruction: Instruction) -> Bound:
 
 
 def _written(wave: Wave, instruction: Instruction, pieces: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Stores pieces (addresses, bytes), and finishes them when they are waited for."""
+    """Store pieces (addresses, bytes) and complete them when waited for."""
     group = wave.group
     halves = [group.lds.store(to, values, wave.number, group.epoch, _ALIGN[values.shape[1]]) for to, values in pieces]
 
@@ -185,7 +185,7 @@ def _pair(instruction: Instruction) -> Bound:
 
 
 def _atomic(instruction: Instruction) -> Bound:
-    """An atomic without a result: lanes in turn."""
+    """Execute an atomic without result, lane by lane."""
     register, addresses = _addresses(instruction, 0)
     data = register_of(instruction, 1, "va")
     function = ATOMICS[instruction.mnemonic]
@@ -203,7 +203,7 @@ def _atomic(instruction: Instruction) -> Bound:
 
 
 def _exchange(instruction: Instruction) -> Bound:
-    """ds_bpermute_b32 reads, ds_permute_b32 writes, the lane that is an address divided by 4."""
+    """Execute ds_bpermute_b32 or ds_permute_b32."""
     out, where, data = register_of(instruction, 0), register_of(instruction, 1), register_of(instruction, 2)
     offset = instruction.modifiers.get("offset", 0)
     backward = "bpermute" in instruction.mnemonic

@@ -1,8 +1,7 @@
-"""Matrix instructions (MFMA) of gfx942 and gfx950, with the layouts of the CDNA3 and CDNA4 ISA guides.
-
-Of A [m, k] and B [k, n] each lane holds one row (column): lane % 16 or % 32; the lanes behind those hold the next values of k, which
-follow each other in the registers.  Of D [m, n], register r of a lane is row 4 * (lane / 16) + r of 16, or row
-8 * (r / 4) + 4 * (lane / 32) + r % 4 of 32, of column lane % 16 or % 32.
+"""Execute MFMA of gfx942 and gfx950 with the layouts of the ISA guides. Of A [m, k] and B [k, n]
+each lane holds a row or column, lane % 16 or % 32; further lanes hold the next values of k, which
+are consecutive in the registers. Of D [m, n], register r of a lane is row 4 * (lane / 16) + r of
+16, or row 8 * (r / 4) + 4 * (lane / 32) + r % 4 of 32.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NAME = re.compile(r"^v_mfma_([fi]32)_(\d+)x(\d+)x(\d+)_?(bf16|f16|f32|i8|fp8_fp
 
 @attrs.frozen
 class Shape:
-    """One instruction: m = n, k, the kind of the inputs, its passes (4 cycles each), and the architectures that have it."""
+    """One MFMA: m = n, k, input kind, passes (4 cycles each) and architectures."""
 
     side: int
     depth: int
@@ -50,7 +49,7 @@ _ELEMENTS = {"bf16": 2, "f16": 2, "f32": 1, "i8": 4, "fp8_fp8": 4}
 
 
 def values_of(words: np.ndarray, kind: str, gfx: str) -> np.ndarray:
-    """The elements [64, n] in registers uint32 [registers, 64] as float32, or int32 of int8."""
+    """Return elements [64, n] of registers as float32, or int32 for int8."""
     flat = np.ascontiguousarray(words.T)
     if kind == "fp8_fp8":
         return FP8[gfx][flat.view(np.uint8)]
@@ -62,13 +61,13 @@ def values_of(words: np.ndarray, kind: str, gfx: str) -> np.ndarray:
 
 
 def matrix_of(elements: np.ndarray, side: int) -> np.ndarray:
-    """A or B transposed [side, k] of what the lanes hold [64, n]."""
+    """Return A or transposed B [side, k] from the lanes' elements."""
     each = elements.shape[1]
     return elements.reshape(LANES // side, side, each).transpose(1, 0, 2).reshape(side, -1)
 
 
 def rows_of(side: int) -> np.ndarray:
-    """The row of D that register r of a lane holds: [registers, 64]."""
+    """Return the row of D of each register and lane: [registers, 64]."""
     lane = np.arange(LANES)
     register = np.arange(side * side // LANES)[:, None]
     if side == 16:
@@ -77,7 +76,7 @@ def rows_of(side: int) -> np.ndarray:
 
 
 def bind(instruction: Instruction, gfx: str) -> Bound | None:
-    """A matrix instruction ready to run; None for one of another kind."""
+    """Return an executable MFMA, or None."""
     if not instruction.mnemonic.startswith(("v_mfma", "v_smfma")):
         return None
     found = _NAME.match(instruction.mnemonic)

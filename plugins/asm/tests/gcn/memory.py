@@ -1,4 +1,6 @@
-"""Global memory of a launch: named allocations at made-up addresses, and who wrote what of them, for the rules between workgroups."""
+"""Model global memory: allocations at synthetic addresses, with their writers, for rules between
+workgroups.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,7 @@ HIDDEN = np.iinfo(np.int64).max
 
 @attrs.define(eq=False)
 class Allocation:
-    """Bytes at an address.
-
-    Arrays of one entry for each 2 bytes say which wave wrote it and when, who made that visible to other workgroups and when, and whether
-    it was an atomic; they are made at the first write.
-    """
+    """Bytes at an address."""
 
     name: str
     base: int
@@ -33,7 +31,7 @@ class Allocation:
 
 
 class Writes:
-    """Of every 2 bytes of an allocation the last write."""
+    """Last write of every 2 bytes of an allocation."""
 
     def __init__(self, halves: int) -> None:
         self.writer = np.full(halves, -1, np.int32)
@@ -45,7 +43,7 @@ class Writes:
 
 @attrs.define(eq=False)
 class Access:
-    """Who asks: wave and workgroup by number, since when the wave's view is fresh, and whether the access goes to where all see it."""
+    """The accessing wave and workgroup, the age of its view, and its scope."""
 
     wave: int
     group: int
@@ -55,14 +53,7 @@ class Access:
 
 
 class Memory:
-    """Global memory.
-
-    ``place`` copies an array, or leaves so many bytes undefined, and returns the address; ``read`` gives back what is there.
-
-    Each wave has a clock: of every wave, up to when it knows what that wave did.  Barriers join the clocks of a workgroup, and so do,
-    through the address, a wave's atomic (or store for all) and a later atomic (or load for all) of another.  A wave may use what another
-    wrote if its clock covers the write; of another workgroup, the moment from which the write was visible.
-    """
+    """Global memory."""
 
     def __init__(self) -> None:
         self._allocations: list[Allocation] = []
@@ -77,7 +68,7 @@ class Memory:
         self._hidden: dict[int, list[tuple[Allocation, np.ndarray]]] = {}
 
     def place(self, name: str, content: np.ndarray | int, offset: int = 0) -> int:
-        """Makes an allocation of an array's bytes, or of a number of undefined bytes, ``offset`` bytes behind a multiple of 16 MiB."""
+        """Allocate an array, or undefined bytes, ``offset`` bytes after a multiple of 16 MiB."""
         size = content if isinstance(content, int) else content.nbytes
         base = _FIRST + _STEP * len(self._allocations) + offset
         if self._allocations:
@@ -94,7 +85,7 @@ class Memory:
         return base
 
     def read(self, name: str, dtype: Any = np.uint8) -> np.ndarray:
-        """A copy of an allocation's bytes as an array of a dtype."""
+        """Copy an allocation as an array of a dtype."""
         found = self.named(name)
         return found.data[: found.size].view(dtype).copy()
 
@@ -102,7 +93,7 @@ class Memory:
         return next(each for each in self._allocations if each.name == name)
 
     def begin(self) -> None:
-        """A launch begins: all that was written before is seen by all."""
+        """Begin a launch: all earlier writes are visible."""
         for each in self._allocations:
             each.written = None
         self._hidden.clear()
@@ -111,13 +102,13 @@ class Memory:
         self.groups.clear()
 
     def end(self) -> None:
-        """A launch has ended: all that it wrote is seen by all, and its arguments are gone."""
+        """End a launch: all its writes are visible, and its arguments are freed."""
         self.begin()
         self._allocations.pop()
         self._bases.pop()
 
     def find(self, address: int, size: int) -> Allocation:
-        """The allocation that a range of bytes is in; Fault where it is in none."""
+        """Return the allocation of a range of bytes, or raise."""
         at = bisect.bisect_right(self._bases, address) - 1
         if at >= 0:
             found = self._allocations[at]
@@ -130,7 +121,7 @@ class Memory:
         raise Fault("bounds", f"{size} bytes at {address:#x}: below every allocation")
 
     def _parts(self, addresses: np.ndarray, size: int) -> list[tuple[Allocation, np.ndarray]]:
-        """Allocations that addresses are in, each with the places of its addresses."""
+        """Yield the allocations of addresses with the indices of their addresses."""
         low, high = int(addresses.min()), int(addresses.max())
         first = self.find(low, size)
         if high + size <= first.base + first.size:
@@ -147,12 +138,12 @@ class Memory:
         return parts
 
     def check(self, addresses: np.ndarray, size: int) -> None:
-        """Fault where an access of ``size`` bytes at one of the addresses is outside every allocation."""
+        """Raise where an access is outside every allocation."""
         if addresses.size:
             self._parts(addresses, size)
 
     def barrier(self, waves: Iterable[int]) -> None:
-        """Waves have met: each knows what all have finished."""
+        """Share the knowledge of waves at a barrier."""
         self.time += 1
         known: dict[int, int] = {}
         for wave in waves:
@@ -163,7 +154,7 @@ class Memory:
             self._clocks[wave] = dict(known)
 
     def synchronise(self, address: int, access: Access, since: int | None = None) -> None:
-        """A wave learns what those knew who wrote to an address; given ``since``, it lets others learn what it knew at that time."""
+        """Acquire what writers of an address knew; with ``since``, release what the wave knew then."""
         clock = self._clocks.setdefault(access.wave, {})
         _join(clock, self._synchronised.get(address, {}))
         if since is not None:
@@ -171,7 +162,7 @@ class Memory:
             _join(self._synchronised.setdefault(address, {}), clock)
 
     def load(self, addresses: np.ndarray, size: int, access: Access, *, atomic: bool = False) -> np.ndarray:
-        """Bytes [n, size] at addresses [n], uint64."""
+        """Return bytes [n, size] at addresses [n]."""
         out = np.empty((addresses.size, size), np.uint8)
         if not addresses.size:
             return out
@@ -183,14 +174,14 @@ class Memory:
         return out
 
     def _meets(self, addresses: np.ndarray, access: Access) -> np.ndarray:
-        """Which of the addresses synchronise: the wave that loads there learns what is known."""
+        """Return the addresses whose loads synchronize."""
         found = np.isin(addresses, np.fromiter(self._synchronised, np.uint64))
         for address in addresses[found]:
             self.synchronise(int(address), access)
         return found
 
     def store(self, addresses: np.ndarray, values: np.ndarray, access: Access, *, atomic: bool = False) -> None:
-        """Writes bytes [n, size] to addresses [n]; the highest of equal addresses wins."""
+        """Write bytes [n, size]; the highest lane wins among equal addresses."""
         if not addresses.size:
             return
         size = values.shape[1]
@@ -211,7 +202,7 @@ class Memory:
                 self._hidden.setdefault(access.group, []).append((found, halves))
 
     def publish(self, access: Access) -> None:
-        """What a workgroup has written becomes visible to all (`buffer_wbl2 sc1`)."""
+        """Make a workgroup's writes visible to all (`buffer_wbl2 sc1`)."""
         self.time += 1
         for found, halves in self._hidden.pop(access.group, []):
             assert found.written is not None
@@ -223,7 +214,7 @@ class Memory:
         return np.asarray(self.groups)[waves]
 
     def _unordered(self, written: Writes, halves: np.ndarray, access: Access) -> np.ndarray:
-        """Those that another wave wrote and that this wave's clock does not cover."""
+        """Return writes of other waves that this wave's clock does not cover."""
         foreign = halves[(written.writer[halves] >= 0) & (written.writer[halves] != access.wave)]
         if not foreign.size:
             return foreign
@@ -264,12 +255,12 @@ class Memory:
 
 
 def _join(clock: dict[int, int], other: dict[int, int]) -> None:
-    """The later moment of each wave."""
+    """Return the later time of each wave."""
     for wave, time in other.items():
         clock[wave] = max(clock.get(wave, 0), time)
 
 
 def _halves(start: np.ndarray, size: int) -> np.ndarray:
-    """The entries of 2 bytes that accesses touch."""
+    """Return the 2-byte entries of accesses."""
     first = start // 2
     return np.unique((first[:, None] + np.arange((size + 1) // 2 + (1 if (start % 2).any() else 0))).reshape(-1))

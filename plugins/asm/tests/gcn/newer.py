@@ -1,6 +1,5 @@
-"""Instructions of gfx950 that LLVM 19's disassembler does not know, decoded from their words (CDNA4 ISA, "Microcode formats").
-
-These few are all that AITER's bf16 kernels of 256 by 256 need beside what gfx942 has.
+"""Decode gfx950 instructions that LLVM 19 does not know (CDNA4 ISA, "Microcode formats"), which
+AITER's bf16 kernels of 256x256 use.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LINE = re.compile(r"^\s*(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8})")
 
 
 def decoded(first: int, second: int) -> str | None:
-    """An instruction of two words; None for one that is not of these."""
+    """Decode an instruction of two words, or return None."""
     sources = [second >> shift & 511 for shift in (0, 9, 18)]
 
     def registers(source: int, count: int, accumulation: int = 0) -> str:
@@ -39,7 +38,9 @@ def decoded(first: int, second: int) -> str | None:
 
 
 def without(code: bytes) -> tuple[bytes, dict[int, str]]:
-    """A code object with two `s_nop` for each of these instructions, and what stood there, by address."""
+    """Replace these instructions by two `s_nop`; return the code object and the originals by
+    address.
+    """
     data, found = bytearray(code), {}
     section = ELFFile(BytesIO(code)).get_section_by_name(".text")
     start, at = section["sh_offset"], section["sh_offset"]
@@ -53,7 +54,7 @@ def without(code: bytes) -> tuple[bytes, dict[int, str]]:
 
 
 def put_back(text: str, found: dict[int, str]) -> str:
-    """What a disassembler printed of `without`, with the instructions; those of one word are decoded here."""
+    """Restore the instructions in the disassembly of `without`."""
     lines, skipped = [], {address + 4 for address in found}
     for line in text.splitlines():
         printed = _LINE.match(line)

@@ -1,4 +1,4 @@
-"""From operands to values: what an instruction reads as arrays of 64 lanes, and how it writes one."""
+"""Convert operands to arrays of 64 lanes and write results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .text import VECTOR, Instruction, Name, Number, Operand, Register
 from .wave import LANES, Wave
 
 Getter = Callable[[Wave], Any]
-#: A kind of value by its letter: unsigned, signed and float of 32 bits, the same of 64 bits, and of the lower 16 bits of a register.
+#: A kind of value by its letter: unsigned, signed and float of 32 bits, the same of 64 bits, and of
+#: the lower 16 bits of a register.
 DTYPES = {
     "u": np.uint32,
     "i": np.int32,
@@ -30,10 +31,7 @@ _SELECT = {"DWORD": (0, 32), "WORD_0": (0, 16), "WORD_1": (16, 16)} | {f"BYTE_{a
 
 @attrs.define(eq=False)
 class Bound:
-    """An instruction ready to run: what it does, the keys of the registers it reads and writes, and what the rules on waits want to know.
-
-    ``kind`` is salu, smem, valu, trans, mfma, vmem, lds or control.
-    """
+    """An executable instruction with the registers that it reads and writes."""
 
     instruction: Instruction
     run: Callable[[Wave], None]
@@ -61,12 +59,12 @@ def unsupported(instruction: Instruction, why: str = "") -> Fault:
 
 
 def keys_of(*operands: Operand | None) -> tuple[int, ...]:
-    """Keys of the registers among operands."""
+    """Return the keys of the registers among operands."""
     return tuple(key for operand in operands if isinstance(operand, Register) for key in operand.keys)
 
 
 def register_of(instruction: Instruction, at: int, files: str = "v") -> Register:
-    """An operand that must be a register of one of the files."""
+    """Return an operand that must be a register of one of the files."""
     found = instruction.operands[at] if at < len(instruction.operands) else None
     if isinstance(found, Register) and found.file in files:
         return found
@@ -74,7 +72,7 @@ def register_of(instruction: Instruction, at: int, files: str = "v") -> Register
 
 
 def word(operand: Operand, at: int = 0, width: int = 32) -> Getter:
-    """The ``at``-th 32 bits of an operand: uint32 of 64 lanes or one for all."""
+    """Return the ``at``-th 32 bits of an operand."""
     if isinstance(operand, Number):
         constant = np.uint32((operand.bits(width) >> (32 * at)) & 0xFFFFFFFF)
         return lambda wave: constant
@@ -98,7 +96,7 @@ def word(operand: Operand, at: int = 0, width: int = 32) -> Getter:
 
 
 def _signed(get: Getter, operand: Operand, kind: str) -> Getter:
-    """The value with its modifiers: absolute value, then negation; of bits, they change the sign bit."""
+    """Apply absolute value and negation."""
     negative, absolute = getattr(operand, "negative", False), getattr(operand, "absolute", False)
     if not negative and not absolute:
         return get
@@ -113,7 +111,7 @@ def _signed(get: Getter, operand: Operand, kind: str) -> Getter:
 
 
 def _selected(get: Getter, how: str, *, extend: bool = False) -> Getter:
-    """Part of 32 bits, by the name that SDWA has for it."""
+    """Return the part of 32 bits that SDWA selects."""
     shift, width = _SELECT[how]
     if width == 32:
         return get
@@ -124,7 +122,7 @@ def _selected(get: Getter, how: str, *, extend: bool = False) -> Getter:
 
 
 def source(operand: Operand, kind: str, select: str = "DWORD", moved: Callable[[Wave, Any], Any] | None = None) -> Getter:
-    """A source as an array of a kind; ``select`` as SDWA names it; ``moved`` exchanges lanes as DPP does."""
+    """Return a source as an array, with SDWA selection and DPP moves."""
     dtype = DTYPES[kind]
     if kind in "UIF":
         if moved or select != "DWORD":
@@ -150,7 +148,7 @@ def _moving(get: Getter, moved: Callable[[Wave, Any], Any]) -> Getter:
 
 
 def target(register: Register, kind: str) -> Callable[[Wave, Any], None]:
-    """Writes a value of a kind to the active lanes of a vector register."""
+    """Write a value to the active lanes of a vector register."""
     key = register.key()
     if kind in "UIF":
         if register.count != 2:
@@ -170,7 +168,7 @@ def target(register: Register, kind: str) -> Callable[[Wave, Any], None]:
 
 
 def part(register: Register, how: str, unused: str) -> Callable[[Wave, Any], None]:
-    """Writes the lower bits of uint32 to a part of a register, as SDWA does: the rest is zero, the sign, or as it was."""
+    """Write a part of a register as SDWA does."""
     shift, width = _SELECT[how]
     mask = np.uint32(((1 << width) - 1) << shift)
     key = register.key()
@@ -188,7 +186,7 @@ def part(register: Register, how: str, unused: str) -> Callable[[Wave, Any], Non
 
 
 def mask_source(operand: Operand) -> Callable[[Wave], int]:
-    """A mask of 64 lanes from two scalar registers."""
+    """Return a 64-lane mask from two scalar registers."""
     if isinstance(operand, Register) and operand.file == "s" and operand.count == 2:
         return lambda wave: wave.get64(operand.first)
     if isinstance(operand, Number):
@@ -197,7 +195,7 @@ def mask_source(operand: Operand) -> Callable[[Wave], int]:
 
 
 def lane_move(instruction: Instruction) -> tuple[np.ndarray, np.ndarray]:
-    """The lane that each lane reads by the modifiers of DPP, and whether there is one (CDNA3 ISA, "DPP_CTRL enumeration")."""
+    """Return each lane's DPP source and its validity (CDNA3 ISA, "DPP_CTRL enumeration")."""
     lane = np.arange(LANES)
     row, place = lane & ~15, lane & 15
     given = instruction.modifiers

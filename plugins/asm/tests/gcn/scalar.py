@@ -1,4 +1,4 @@
-"""Scalar instructions: arithmetic on registers, comparisons, branches, masks of lanes, and what steers a wave."""
+"""Execute scalar instructions: arithmetic, comparisons, branches, masks and wave control."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _signed(value: int, width: int = 32) -> int:
 
 
 def value_of(operand: Operand, width: int = 32) -> Value:
-    """A scalar source as an unsigned integer of 32 or 64 bits."""
+    """Return a scalar source as an unsigned integer of 32 or 64 bits."""
     if isinstance(operand, Number):
         constant = operand.bits(width)
         return lambda wave: constant
@@ -55,7 +55,7 @@ def _any(value: int) -> tuple[int, int]:
 
 
 def _field(value: int, packed: int, width: int, *, signed: bool = False) -> tuple[int, int]:
-    """s_bfe: bits 4:0 of the second source are the place, 22:16 the width."""
+    """Execute s_bfe: bits 4:0 of the second source are the offset, 22:16 the width."""
     start, bits = packed & (width - 1), (packed >> 16) & 0x7F
     found = (value >> start) & ((1 << bits) - 1)
     if signed and bits:
@@ -63,7 +63,8 @@ def _field(value: int, packed: int, width: int, *, signed: bool = False) -> tupl
     return _any(found)
 
 
-#: Two sources -> result and SCC (None keeps it); the third argument is SCC.  The number is the width of sources and result.
+#: Two sources -> result and SCC (None keeps it); the third argument is SCC.  The number is the
+#: width of sources and result.
 BINARY: dict[str, tuple[int, Callable[[int, int, int], tuple[int, int | None]]]] = {
     "s_add_u32": (32, _added),
     "s_addc_u32": (32, lambda a, b, c: (a + b + c, (a + b + c) >> 32)),
@@ -140,7 +141,7 @@ IDLE = {
 
 
 def bind(instruction: Instruction) -> Bound | None:
-    """A scalar instruction ready to run; None for one of another kind."""
+    """Return an executable scalar instruction, or None."""
     name = instruction.mnemonic
     if not name.startswith("s_") or name.startswith(("s_load", "s_store", "s_buffer", "s_atomic", "s_waitcnt", "s_barrier")):
         return None
@@ -216,7 +217,7 @@ def _unary(instruction: Instruction, width: int, out: int, function: Callable[[i
 
 
 def _comparison(instruction: Instruction) -> Bound | None:
-    """s_cmp, s_cmpk and s_bitcmp, which write SCC."""
+    """Execute s_cmp, s_cmpk and s_bitcmp, which write SCC."""
     words = instruction.mnemonic.split("_")
     if words[1] in ("bitcmp0", "bitcmp1"):
         first, second = (value_of(operand, 64 if at == 0 and words[2] == "b64" else 32) for at, operand in enumerate(instruction.operands))
@@ -240,7 +241,7 @@ def _comparison(instruction: Instruction) -> Bound | None:
 
 
 def _immediate(instruction: Instruction) -> Bound | None:
-    """s_movk_i32, s_addk_i32, s_mulk_i32 and s_cmovk: a constant of 16 bits, sign-extended."""
+    """Execute s_movk_i32, s_addk_i32, s_mulk_i32 and s_cmovk with a sign-extended constant."""
     name = instruction.mnemonic
     if name not in ("s_movk_i32", "s_addk_i32", "s_mulk_i32", "s_cmov_b32", "s_cmov_b64", "s_cmovk_i32"):
         return None
@@ -269,7 +270,7 @@ def _immediate(instruction: Instruction) -> Bound | None:
 
 
 def _masking(instruction: Instruction) -> Bound | None:
-    """s_and_saveexec_b64 and its like: EXEC is kept in a register and changed."""
+    """Execute s_and_saveexec_b64 and related instructions."""
     function = {
         "s_and_saveexec_b64": lambda a, e: a & e, "s_or_saveexec_b64": lambda a, e: a | e, "s_xor_saveexec_b64": lambda a, e: a ^ e,
         "s_andn2_saveexec_b64": lambda a, e: a & ~e, "s_andn1_saveexec_b64": lambda a, e: ~a & e,

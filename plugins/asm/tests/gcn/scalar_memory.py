@@ -1,4 +1,4 @@
-"""Scalar memory: loads of 1 to 16 words through a scalar base or a buffer, stores and atomics."""
+"""Execute scalar memory instructions: loads of 1 to 16 words, stores and atomics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"^s_(buffer_)?(load|store)_dword(?:x(\d+))?$")
 
 
 def bind(instruction: Instruction) -> Bound | None:
-    """A scalar memory instruction ready to run; None for one of another kind."""
+    """Return an executable scalar memory instruction, or None."""
     found = _NAME.match(instruction.mnemonic)
     if set(instruction.modifiers) - {"glc", "offset", "imm"}:
         return None if not found else _refuse(instruction)
@@ -35,7 +35,7 @@ def _refuse(instruction: Instruction) -> Bound:
 
 
 def _address(instruction: Instruction, wave: Wave) -> int:
-    """Base and offset (a constant, a register, or both), of which the last two bits are not used."""
+    """Return base and offset, with the last two bits ignored."""
     base = instruction.operands[1]
     assert isinstance(base, Register)
     offset = sum(value_of(operand)(wave) if isinstance(operand, Register) else _signed(operand) for operand in instruction.operands[2:])

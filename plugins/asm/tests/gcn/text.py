@@ -1,4 +1,4 @@
-"""Reads AMDGCN text: LLVM's assembly language, as written by hand, by Triton and clang, and as `llvm-objdump` prints it."""
+"""Parse AMDGCN text of LLVM's assembly language, handwritten, compiled or disassembled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import attrs
 
 from .fault import Fault
 
-#: Numbers of the scalar registers that have names (CDNA3 ISA, "SGPR allocation"): first register and how many.
+#: Numbers of the scalar registers that have names (CDNA3 ISA, "SGPR allocation"): first register
+#: and how many.
 NAMED = {
     "flat_scratch": (102, 2), "xnack_mask": (104, 2), "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1), "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
 }  # fmt: skip
-#: Registers of one key each: scalar ones by their number, then the vector and the accumulation registers.
+#: Registers of one key each: scalar ones by their number, then the vector and the accumulation
+#: registers.
 VECTOR, ACCUMULATION = 1000, 1256
 _REGISTER = re.compile(r"^(v|s|a|ttmp)(?:(\d+)|\[([^\]:]+)(?::([^\]]+))?\])$")
 _MODIFIER = re.compile(r"^([a-z_][a-z0-9_]*)(?::(.+))?$")
@@ -31,7 +33,7 @@ _OBJDUMP_LABEL = re.compile(r"^[0-9a-fA-F]{16} <([^>]+)>:$")
 
 @attrs.frozen
 class Register:
-    """Registers that follow each other: ``file`` v, s or a, the number of the first and how many; modifiers of a float source."""
+    """Adjacent registers: ``file`` v, s or a, first index, count, and float modifiers."""
 
     file: str
     first: int
@@ -40,7 +42,7 @@ class Register:
     absolute: bool = False
 
     def key(self, at: int = 0) -> int:
-        """The key of one of the registers, by which what is known of it is kept."""
+        """Return the key of one of the registers."""
         return self.first + at + {"s": 0, "v": VECTOR, "a": ACCUMULATION}[self.file]
 
     @property
@@ -54,14 +56,14 @@ class Register:
 
 @attrs.frozen
 class Number:
-    """A constant in the text: an integer as it stands, or a float, whose bits depend on what reads it."""
+    """A constant: an integer, or a float whose bits depend on the reader."""
 
     value: int | float
     negative: bool = False
     absolute: bool = False
 
     def bits(self, width: int = 32) -> int:
-        """The bits that an operand of 16, 32 or 64 bits holds; an integer is sign-extended."""
+        """Return the bits of an operand of 16, 32 or 64 bits, sign-extended."""
         if isinstance(self.value, float):
             return int(
                 struct.unpack({16: "<H", 32: "<I", 64: "<Q"}[width], struct.pack({16: "<e", 32: "<f", 64: "<d"}[width], self.value))[0]
@@ -81,7 +83,7 @@ Operand = Register | Number | Name
 
 @attrs.frozen(eq=False)
 class Instruction:
-    """One line: the mnemonic without its encoding, operands, modifiers (a flag is True), and where it stands."""
+    """One line: mnemonic without encoding, operands, modifiers and place."""
 
     mnemonic: str
     operands: tuple[Operand, ...]
@@ -98,7 +100,7 @@ class Instruction:
 
 @attrs.frozen
 class Program:
-    """The instructions in order, places of labels, and the directives of each kernel's descriptor."""
+    """Instructions in order, labels, and the directives of kernel descriptors."""
 
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
@@ -106,7 +108,7 @@ class Program:
 
 
 def _number(text: str) -> int | float | None:
-    """The constant that a text is, if it is one."""
+    """Return the constant of a text, if it is one."""
     try:
         return int(text, 0)
     except ValueError:
@@ -120,7 +122,7 @@ def _number(text: str) -> int | float | None:
 
 
 def evaluate(text: str, symbols: dict[str, int]) -> int:
-    """An integer expression of the assembler's: constants, symbols, `+ - * / % << >> & |`, max() and min(); ValueError for others."""
+    """Evaluate an integer expression of the assembler; raise ValueError for others."""
 
     def value(node: ast.AST) -> int:
         match node:
@@ -168,7 +170,7 @@ def _register(text: str, symbols: dict[str, int]) -> Register | None:
 
 
 def _operand(text: str, symbols: dict[str, int]) -> Operand:
-    """One operand; ValueError where it is none."""
+    """Parse one operand; raise ValueError for others."""
     negative = absolute = False
     bare = text
     if bare.startswith("neg(") and bare.endswith(")"):
@@ -197,7 +199,7 @@ def _operand(text: str, symbols: dict[str, int]) -> Operand:
 
 
 def _modifier(text: str) -> tuple[str, Any] | None:
-    """A modifier's name and value: True, an integer, a list of integers or a word."""
+    """Return a modifier's name and value."""
     if text in _FLAGS:
         return text, True
     found = _MODIFIER.match(text)
@@ -211,7 +213,7 @@ def _modifier(text: str) -> tuple[str, Any] | None:
 
 
 def _pieces(text: str) -> list[str]:
-    """Operands and modifiers of a line: parted by commas and blanks outside brackets."""
+    """Split a line at commas and blanks outside brackets."""
     parts, depth, piece = [], 0, ""
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -250,7 +252,7 @@ def _uncommented(line: str) -> str:
 
 
 def parse(text: str) -> Program:
-    """Reads a whole text; Fault names the line that is no instruction."""
+    """Parse a text; a Fault names the invalid line."""
     reader = _Reader()
     metadata = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -261,7 +263,7 @@ def parse(text: str) -> Program:
 
 
 class _Reader:
-    """What the lines so far have said."""
+    """State of the parser."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -273,7 +275,7 @@ class _Reader:
         self.descriptor: dict[str, int] | None = None
 
     def read(self, number: int, line: str) -> None:
-        """One line."""
+        """Parse one line."""
         printed = _OBJDUMP_LABEL.match(line.strip())
         if printed:
             self.labels[printed[1]] = len(self.instructions)
@@ -292,7 +294,7 @@ class _Reader:
             _try_set(self.symbols, found[1], found[2])
 
     def _directive(self, bare: str) -> None:
-        """`.set` and the descriptors of kernels; others say nothing here."""
+        """Parse `.set` and kernel descriptors; ignore other directives."""
         words = bare.replace("\t", " ").split(None, 1)
         argument = words[1] if len(words) > 1 else ""
         if words[0] == ".amdhsa_kernel":
@@ -306,7 +308,7 @@ class _Reader:
             _try_set(self.descriptor, words[0][len(".amdhsa_") :], argument, self.symbols)
 
     def _address(self, line: str, bare: str) -> int:
-        """Notes the address that a disassembler prints behind an instruction; returns the one that a branch goes to, else -1."""
+        """Record a disassembler's address; return the target of a branch, else -1."""
         printed = _OBJDUMP.search(line)
         if not printed:
             return -1
@@ -318,7 +320,7 @@ class _Reader:
         return at + 4 + 4 * (offset - ((offset & 0x8000) << 1))
 
     def program(self) -> Program:
-        """The whole, with branches resolved."""
+        """Return the program with resolved branches."""
         resolved = tuple(
             attrs.evolve(each, target=self.addresses.get(each.target, -2) if each.target >= 0 else _labelled(each, self.labels))
             for each in self.instructions
@@ -327,7 +329,7 @@ class _Reader:
 
 
 def _labelled(instruction: Instruction, labels: dict[str, int]) -> int:
-    """The place that a branch goes to by its label."""
+    """Return the place of a branch's label."""
     if not instruction.mnemonic.startswith(("s_branch", "s_cbranch")):
         return -1
     match instruction.operands:
@@ -337,7 +339,7 @@ def _labelled(instruction: Instruction, labels: dict[str, int]) -> int:
 
 
 def _try_set(table: dict[str, int], name: str, expression: str, symbols: dict[str, int] | None = None) -> None:
-    """Keeps the value of a symbol; one that is no integer expression is left out."""
+    """Record a symbol's value if it is an integer expression."""
     try:
         table[name] = evaluate(expression, table if symbols is None else symbols)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Vector instructions: the table's, and those that read or write masks, other lanes or scalar registers."""
+"""Execute vector instructions: those of the table, and those on masks, lanes or scalars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KNOWN = {
 
 
 def bind(instruction: Instruction, gfx: str) -> Bound | None:
-    """A vector instruction ready to run; None for one of another kind."""
+    """Return an executable vector instruction, or None."""
     name = instruction.mnemonic
     if not name.startswith("v_") or name.startswith(("v_mfma", "v_smfma")):
         return None
@@ -41,7 +41,7 @@ def bind(instruction: Instruction, gfx: str) -> Bound | None:
 
 
 def _moved(instruction: Instruction) -> tuple[Callable[[Wave, Any], Any] | None, Callable[[Wave], np.ndarray] | None]:
-    """How DPP moves the first source's lanes, and which lanes it lets write; None and None without DPP."""
+    """Return DPP's source lanes and write mask, or None."""
     if "dpp" not in instruction.encoding:
         return None, None
     lane, there = lane_move(instruction)
@@ -61,7 +61,7 @@ def _moved(instruction: Instruction) -> tuple[Callable[[Wave, Any], Any] | None,
 
 
 def _sources(instruction: Instruction, operands: tuple[Operand, ...], kinds: str) -> list[Any]:
-    """The getters of sources, with SDWA's selection and DPP's moves."""
+    """Return getters of sources with SDWA and DPP applied."""
     move, _ = _moved(instruction)
     selects = [instruction.modifiers.get(f"src{at}_sel", "DWORD") for at in range(2)] + ["DWORD"] * 2
     picks = instruction.modifiers.get("op_sel", [0] * 4)
@@ -75,7 +75,7 @@ def _sources(instruction: Instruction, operands: tuple[Operand, ...], kinds: str
 
 
 def _put(instruction: Instruction, register: Register, kind: str) -> tuple[Callable[[Wave, Any], None], bool]:
-    """How the result is written, and whether only a part of the register is."""
+    """Return the writer of a result, and whether it writes a part."""
     how, unused = instruction.modifiers.get("dst_sel", "DWORD"), instruction.modifiers.get("dst_unused", "UNUSED_PAD")
     if "clamp" in instruction.modifiers or "mul" in instruction.modifiers or "div" in instruction.modifiers:
         return _scaled(instruction, register, kind), False
@@ -94,7 +94,7 @@ def _put(instruction: Instruction, register: Register, kind: str) -> tuple[Calla
 
 
 def _scaled(instruction: Instruction, register: Register, kind: str) -> Callable[[Wave, Any], None]:
-    """A float result times a power of two and kept within 0 and 1."""
+    """Scale a float result by a power of two and clamp it."""
     if kind != "f":
         raise unsupported(instruction, "clamp of an integer")
     scale = np.float32(instruction.modifiers.get("mul", 1) / instruction.modifiers.get("div", 1))
@@ -160,7 +160,7 @@ def _compare(instruction: Instruction) -> Bound:
 
 
 def _select(instruction: Instruction, _gfx: str) -> Bound:
-    """v_cndmask_b32: the second source where the mask is set."""
+    """Execute v_cndmask_b32."""
     register = register_of(instruction, 0)
     first, second = _sources(instruction, instruction.operands[1:3], "uu")
     chooser = instruction.operands[3] if len(instruction.operands) > 3 else Register("s", VCC, 2)
@@ -171,7 +171,7 @@ def _select(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _carry(instruction: Instruction, _gfx: str) -> Bound:
-    """Additions and subtractions with a carry out, and in."""
+    """Execute additions and subtractions with carry."""
     name = instruction.mnemonic
     register, carry_out = register_of(instruction, 0), _scalar_pair(instruction, 1)
     operands = instruction.operands[2:4]
@@ -194,7 +194,7 @@ def _carry(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _multiply_wide(instruction: Instruction, _gfx: str) -> Bound:
-    """v_mad_u64_u32 and v_mad_i64_i32: 32 x 32 + 64 bits, with a carry out."""
+    """Execute v_mad_u64_u32 and v_mad_i64_i32."""
     register, carry_out = register_of(instruction, 0), _scalar_pair(instruction, 1)
     signed = instruction.mnemonic == "v_mad_i64_i32"
     operands = instruction.operands[2:5]
@@ -212,7 +212,7 @@ def _multiply_wide(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _accumulate(instruction: Instruction, _gfx: str) -> Bound:
-    """v_fmac_f32, v_fmamk_f32 and v_fmaak_f32: a product added to a register or with a constant."""
+    """Execute v_fmac_f32, v_fmamk_f32 and v_fmaak_f32."""
     register = register_of(instruction, 0)
     name = instruction.mnemonic
     operands = instruction.operands[1:]
@@ -228,7 +228,7 @@ def _accumulate(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _count_below(instruction: Instruction, _gfx: str) -> Bound:
-    """v_mbcnt: how many bits of a mask are set below each lane, added to the second source."""
+    """Execute v_mbcnt: count mask bits below each lane."""
     register = register_of(instruction, 0)
     high = "hi" in instruction.mnemonic
     first, second = _sources(instruction, instruction.operands[1:3], "uu")
@@ -270,7 +270,7 @@ def _write_lane(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _accumulator(instruction: Instruction, _gfx: str) -> Bound:
-    """v_accvgpr_read, _write and _mov: between the two files."""
+    """Execute v_accvgpr_read, _write and _mov."""
     name = instruction.mnemonic
     register = register_of(instruction, 0, "v" if "read" in name else "a")
     operand = instruction.operands[1]
@@ -297,7 +297,7 @@ def _swap(instruction: Instruction, _gfx: str) -> Bound:
 
 
 def _swap_rows(instruction: Instruction, gfx: str) -> Bound:
-    """v_permlane32_swap and v_permlane16_swap of gfx950: odd halves (rows) of the first register with even ones of the second."""
+    """Execute v_permlane32_swap and v_permlane16_swap of gfx950."""
     if gfx != "gfx950":
         raise unsupported(instruction, f"not on {gfx}")
     first, second = register_of(instruction, 0), register_of(instruction, 1)
@@ -318,7 +318,7 @@ def _swap_rows(instruction: Instruction, gfx: str) -> Bound:
 
 
 def _any_function(instruction: Instruction, gfx: str) -> Bound:
-    """v_bitop3_b32 of gfx950: any function of three bits; bit 4a+2b+c of the constant is its value."""
+    """Execute v_bitop3_b32 of gfx950: bit 4a+2b+c of the constant is the result."""
     if gfx != "gfx950":
         raise unsupported(instruction, f"not on {gfx}")
     register = register_of(instruction, 0)
@@ -339,7 +339,7 @@ def _any_function(instruction: Instruction, gfx: str) -> Bound:
 
 
 def _packed(instruction: Instruction, _gfx: str) -> Bound:
-    """v_pk_add_f32, v_pk_mul_f32, v_pk_fma_f32 and v_pk_mov_b32: two results, each of chosen halves of the sources."""
+    """Execute v_pk_add_f32, v_pk_mul_f32, v_pk_fma_f32 and v_pk_mov_b32."""
     register = register_of(instruction, 0)
     if register.count != 2:
         raise Fault("operand", f"{instruction}: two registers")

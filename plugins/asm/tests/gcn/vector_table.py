@@ -1,6 +1,5 @@
-"""The vector instructions that compute each lane from its sources alone: name, kinds of the sources, kind of the result, and the function.
-
-Kinds are letters of `operands.DTYPES`.
+"""List the lane-wise vector instructions: name, source kinds, result kind and function. Kinds are
+letters of `operands.DTYPES`.
 """
 
 from __future__ import annotations
@@ -38,12 +37,14 @@ def _shift(value: Any) -> Any:
 
 
 def _fused(first: Any, second: Any, third: Any) -> Any:
-    """first * second + third in float64, where the product of floats of 32 bits is exact, rounded once more."""
+    """Compute first * second + third with one rounding."""
     return (np.asarray(first, np.float64) * np.asarray(second, np.float64) + np.asarray(third, np.float64)).astype(np.float32)
 
 
 def _permuted(first: Any, second: Any, selector: Any) -> Any:
-    """v_perm_b32: bytes of the selector pick bytes: 0-3 the second's, 4-7 the first's; 8-11 signs, 12 zero, 13 up 0xff."""
+    """Compute v_perm_b32: bytes 0-3 of the second, 4-7 of the first, 8-11 signs, 12 zero, 13 up
+    0xff.
+    """
     pool = (np.asarray(first).astype(np.uint64) << np.uint64(32)) | np.asarray(second).astype(np.uint64)
     out = np.zeros(np.broadcast(first, second, selector).shape, np.uint32)
     for at in range(4):
@@ -56,7 +57,7 @@ def _permuted(first: Any, second: Any, selector: Any) -> Any:
 
 
 def _aligned(first: Any, second: Any, bits: Any) -> Any:
-    """The lower 32 bits of {first, second} shifted right."""
+    """Return the lower 32 bits of {first, second} shifted right."""
     return (((np.asarray(first).astype(np.uint64) << np.uint64(32)) | second) >> np.asarray(bits).astype(np.uint64)).astype(np.uint32)
 
 
@@ -72,7 +73,7 @@ def _signed_field(value: Any, start: Any, width: Any) -> Any:
 
 
 def to_integer(value: Any, low: int, high: int, dtype: type) -> Any:
-    """A float towards zero, kept within the range; 0 where it is no number."""
+    """Round a float towards zero and clamp it; NaN becomes 0."""
     return (
         np.nan_to_num(np.trunc(np.asarray(value, np.float64)), nan=0.0, posinf=high, neginf=low)
         .clip(low, high)
@@ -82,7 +83,7 @@ def to_integer(value: Any, low: int, high: int, dtype: type) -> Any:
 
 
 def to_bf16(value: Any) -> Any:
-    """The upper 16 bits of a float rounded to the nearest bf16, ties to even; a quiet NaN stays one."""
+    """Round a float to bf16, ties to even, as upper 16 bits; NaN stays quiet."""
     bits = np.asarray(value, np.float32).view(np.uint32)
     rounded = (bits + _u(0x7FFF) + ((bits >> _u(16)) & _u(1))) >> _u(16)
     return np.where(np.isnan(np.asarray(value)), (bits >> _u(16)) | _u(0x40), rounded)
@@ -93,14 +94,14 @@ def _half(value: Any) -> Any:
 
 
 def _towards_zero(value: Any) -> Any:
-    """The bits of a float16, rounded towards zero."""
+    """Return the bits of a float16 rounded towards zero."""
     nearest = np.asarray(value, np.float32).astype(np.float16)
     over = np.abs(nearest.astype(np.float32)) > np.abs(value)
     return (nearest.view(np.uint16) - over.astype(np.uint16)).astype(np.uint32)
 
 
 def _first_one(value: Any) -> Any:
-    """Places from the top to the highest one; all ones where there is none."""
+    """Count leading zeros; all ones for zero."""
     wide = np.asarray(value).astype(np.float64)
     return np.where(value == 0, _u(0xFFFFFFFF), (31 - np.floor(np.log2(np.maximum(wide, 1)))).astype(np.uint32))
 

@@ -1,8 +1,6 @@
-"""s_waitcnt and what it waits for.
-
-The results of a load arrive with the s_waitcnt that covers it, no sooner: until then its registers are pending.  vmcnt counts loads and
-stores of vector memory alike, which finish in order.  lgkmcnt counts LDS, in order among themselves, and scalar memory, in no order: what
-is scalar is there only at lgkmcnt(0).
+"""Execute s_waitcnt. A load's registers are pending until an s_waitcnt covers it. vmcnt counts
+loads and stores of vector memory in order. lgkmcnt counts LDS, in order, and scalar memory in any
+order, which needs lgkmcnt(0).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ LIMITS = {"vmcnt": 63, "lgkmcnt": 15, "expcnt": 7}
 
 
 def counts_of(instruction: Instruction) -> dict[str, int]:
-    """The counters of an s_waitcnt: names, or the 16 bits of the encoding (vmcnt 3:0 and 15:14, expcnt 6:4, lgkmcnt 11:8)."""
+    """Return the counters of an s_waitcnt, by name or from its encoding."""
     text = instruction.raw
     if re.fullmatch(r"0x[0-9a-fA-F]+|\d+", text):
         bits = int(text, 0)
@@ -56,7 +54,7 @@ def bind(instruction: Instruction) -> Bound | None:
 
 
 def begin(wave: Wave, outstanding: Outstanding) -> None:
-    """A memory instruction is under way: its registers are pending."""
+    """Start a memory instruction: its registers are pending."""
     (wave.vector_memory if outstanding.order == "vector" else wave.lds_and_scalar).append(outstanding)
     for key in outstanding.keys:
         wave.pending[key] = outstanding
@@ -71,13 +69,13 @@ def _finish(wave: Wave, outstanding: Outstanding) -> None:
 
 
 def wait_vector(wave: Wave, count: int) -> None:
-    """All but the last ``count`` of vector memory have finished."""
+    """Complete all but the last ``count`` of vector memory."""
     while len(wave.vector_memory) > count:
         _finish(wave, wave.vector_memory.pop(0))
 
 
 def wait_other(wave: Wave, count: int) -> None:
-    """At most ``count`` of LDS and scalar memory are left: of LDS the first have finished for certain, of the scalar ones all or none."""
+    """Complete LDS and scalar memory to at most ``count`` pending."""
     queue = wave.lds_and_scalar
     if count == 0:
         done, wave.lds_and_scalar = queue, []
@@ -90,13 +88,13 @@ def wait_other(wave: Wave, count: int) -> None:
 
 
 def end(wave: Wave) -> None:
-    """A wave has ended: its stores finish."""
+    """End a wave: its stores complete."""
     wait_vector(wave, 0)
     wait_other(wave, 0)
 
 
 def check(wave: Wave, bound: Bound) -> None:
-    """Fault where an instruction uses a register that is pending."""
+    """Raise where an instruction uses a pending register."""
     for key in bound.touched:
         if key in wave.pending:
             loading = wave.pending[key].instruction

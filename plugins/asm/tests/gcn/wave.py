@@ -1,4 +1,4 @@
-"""The state of one wave: its registers, what of them is defined, which loads are pending, and how many wait states have gone by."""
+"""Model one wave: registers, defined lanes, pending loads and wait states."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _BITS = np.arange(LANES, dtype=np.uint64)
 
 
 def lanes_of(mask: int) -> np.ndarray:
-    """The lanes of a mask of 64 bits, as booleans."""
+    """Return the lanes of a 64-bit mask as booleans."""
     return ((np.uint64(mask) >> _BITS) & np.uint64(1)).astype(bool)
 
 
 def mask_of(lanes: np.ndarray) -> int:
-    """The mask of 64 bits of a boolean for each lane."""
+    """Return the 64-bit mask of booleans."""
     return int(np.packbits(lanes, bitorder="little").view(np.uint64)[0])
 
 
 @attrs.define(eq=False)
 class Outstanding:
-    """A memory instruction under way: ``order`` says which others it stays in order with, ``finish`` is run when it is waited for."""
+    """A pending memory instruction: ``order`` groups those that complete in order, ``finish``
+    completes it.
+    """
 
     instruction: Instruction
     order: str
@@ -39,7 +41,7 @@ class Outstanding:
 
 @attrs.define(eq=False)
 class Stored:
-    """A store of more than 64 bits, whose data the vector unit reads late: registers, when it was issued, and wait states it needs."""
+    """A store of more than 64 bits: registers, issue time and required wait states."""
 
     keys: frozenset[int]
     time: int
@@ -47,11 +49,7 @@ class Stored:
 
 
 class Wave:
-    """A wave of 64 lanes.
-
-    ``s`` holds scalar registers as integers, None where undefined; ``v`` is uint32 [512, 64], the accumulation registers behind the 256
-    vector registers; ``known`` says of each key whether all its lanes are defined, ``defined`` of each lane.
-    """
+    """A wave of 64 lanes."""
 
     def __init__(self, group: Any, number: int, budget: int) -> None:
         self.group = group
@@ -87,7 +85,7 @@ class Wave:
     # --- scalar registers
 
     def get(self, key: int) -> int:
-        """A scalar register; Fault where it is undefined."""
+        """Return a scalar register; raise where it is undefined."""
         found = self.s[key]
         if found is None:
             raise Fault("undefined", f"scalar register s{key} was never written")
@@ -117,7 +115,7 @@ class Wave:
     # --- vector registers, by key
 
     def check(self, key: int, lanes: np.ndarray | None = None) -> None:
-        """Fault where a lane that takes part is undefined in a vector register."""
+        """Raise where an active lane of a vector register is undefined."""
         if self.known[key]:
             return
         missing = (self.lanes if lanes is None else lanes) & ~self.defined[key - VECTOR]
@@ -127,7 +125,7 @@ class Wave:
             raise Fault("undefined", f"{name} was never written in {len(which)} lanes, the first is {which[0]}")
 
     def write(self, key: int, value: Any, lanes: np.ndarray | None = None) -> None:
-        """Writes uint32 of the active lanes, or of those given, to a vector register."""
+        """Write the active or given lanes of a vector register."""
         row = key - VECTOR
         if lanes is None and self.all_lanes:
             self.v[row] = value

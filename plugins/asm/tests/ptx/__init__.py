@@ -1,9 +1,7 @@
-"""An emulator of the PTX that the generator writes, stricter than hardware.
-
-Deadlocks, stages overwritten while they are read, sums touched before their instructions are done, addresses outside of buffers and
-phases that do not fit are errors. It knows no time.
-
-Everything asynchronous ends in a random order: copies, matrix instructions, and which warp group goes on next.
+"""Emulate the PTX that the generator writes, more strictly than hardware. Errors are: deadlocks,
+stages overwritten while read, accumulators touched too early, addresses outside buffers, wrong
+phases. Copies, wgmma and the choice of the next warpgroup complete in random order. Time is not
+modelled.
 """
 
 from .bench import Bench, mistake_shows

@@ -1,4 +1,4 @@
-"""What ends later than it starts: barriers, copies, matrix instructions."""
+"""Emulate asynchronous operations: barriers, copies, wgmma."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _fence(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told:
 
 
 def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Places of the bytes [rows, 32] that a descriptor names, and what they cover."""
+    """Return the bytes [rows, 32] of a matrix descriptor, and the range that they cover."""
     if told >> 62 != 1 or told >> 16 & 0x3FFF != 1 or told >> 49 & 7:
         raise Fault(f"descriptor {told:#x}")
     start, stride = (told & 0x3FFF) * 16, (told >> 32 & 0x3FFF) * 16
@@ -102,7 +102,8 @@ def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]
     return swizzled(logical), (int(logical.min()), int(logical.max()) + 1)
 
 
-#: Kind of operands -> elements along K, kind of the sums, and what stands behind the flag (PTX ISA, "wgmma.mma_async").
+#: Kind of operands -> elements along K, kind of the sums, and what stands behind the flag (PTX ISA,
+#: "wgmma.mma_async").
 _FORMS = {
     "bf16": ("16", "f32", ["1", "1", "0", "0"]),
     "f16": ("16", "f32", ["1", "1", "0", "0"]),
@@ -112,7 +113,7 @@ _FORMS = {
 
 
 def _form(name: str, rest: list[str]) -> tuple[int, str]:
-    """Rows of b and kind of the operands of a form of the instruction that exists."""
+    """Return the rows of b and the operand kind of a supported instruction shape."""
     match = re.fullmatch(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)", name)
     if not match or match[4] != match[5] or (match[2], match[3], rest) != _FORMS.get(match[4]):
         raise Fault("another form of the instruction")
@@ -172,7 +173,7 @@ def _wait_group(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, 
 
 
 def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """``bar.sync``: a warp group that came to a barrier waits until its generation has passed."""
+    """Execute ``bar.sync``: a warpgroup waits until its generation has passed."""
     whole(unit, mask)
     operands, value = i.operands, told[1]
     name = int(value(machine, unit, operands[0])[0])

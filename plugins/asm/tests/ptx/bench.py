@@ -1,4 +1,4 @@
-"""Products on the emulator: small whole numbers, so that every order of a sum is exact, against numpy's."""
+"""Compare products on the emulator with numpy: small integers make every order of a sum exact."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import torch
 from tunedgemm.tools import shuffle_weight, torch_dtype
-from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
+from tunedgemm_asm.ptx.abi import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import Plan
-from tunedgemm_asm.ptx.problem import Problem, problem_of
+from tunedgemm_asm.ptx.launch import LaunchArguments, arguments_of
+from tunedgemm_asm.ptx.names import KernelConfig
 
 from .formats import BYTES, to_bits
 from .launch import Launch, run
@@ -24,13 +24,10 @@ _BLOCK = 128
 
 @attrs.define
 class Bench:
-    """The operands of one shape, random ones but where they are given, and their memory; the output and the workspace start as NaN.
-
-    Of the clusters *resident* are at work at a time, 0 for all. A kernel is launched several times over one workspace if *launches* are.
-    """
+    """Operands of one shape, random unless given; output and workspace start as NaN."""
 
     shape: Any
-    plan: Plan
+    config: KernelConfig
     splits: int = 1
     multiprocessors: int = 3
     seed: int = 0
@@ -41,17 +38,17 @@ class Bench:
     counters: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.uint32))
 
     @property
-    def problem(self) -> Problem:
-        """What the kernel is told."""
-        return problem_of(self.plan, self.splits, self.shape, self.multiprocessors)
+    def arguments(self) -> LaunchArguments:
+        """Return the kernel's arguments."""
+        return arguments_of(self.config, self.splits, self.shape, self.multiprocessors)
 
     @property
     def text(self) -> str:
-        """The kernel."""
-        return text_of(self.problem.variant)
+        """Return the kernel's text."""
+        return text_of(self.arguments.variant)
 
     def output(self, text: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """The output of a text, else of the kernel's own, and what it has to be, both in the output's dtype."""
+        """Return the output of a text, or of the kernel's own, and the expected output."""
         shape, chance = self.shape, np.random.default_rng(self.seed)
         x, weight = self.given or [chance.integers(-3, 4, (rows, shape.k)) for rows in (shape.m, shape.n)]
         bias = chance.integers(-9, 10, shape.n) if shape.bias else np.zeros(shape.n)
@@ -67,7 +64,7 @@ class Bench:
             lying = torch.from_numpy(operands[1].view(np.int8)).view(torch_dtype(shape.dtype))
             operands[1] = shuffle_weight(lying, shape.layout).plain.view(torch.uint8).numpy().view(operands[1].dtype)
         arguments = self._arguments(operands, to_bits(bias, shape.bias_dtype or "fp32"), out, scales)
-        launch, poison = Launch(self.problem.grid, self.plan.shared_bytes, arguments, self.resident), out.copy()
+        launch, poison = Launch(self.arguments.grid, self.config.shared_bytes, arguments, self.resident), out.copy()
         for number in range(self.launches):
             out[...] = poison
             run(text or self.text, launch, self.memory, self.seed + number)
@@ -76,7 +73,7 @@ class Bench:
         return out, wanted
 
     def _scales(self, chance: np.random.Generator) -> list[np.ndarray]:
-        """Of x and of the weight: powers of two, which keep products exact; none where the shape has none."""
+        """Return power-of-two scales of x and of the weight, if the shape has any."""
         shape, blocks = self.shape, -(-self.shape.k // _BLOCK)
         sizes = {
             "none": [],
@@ -87,7 +84,7 @@ class Bench:
         return [(2.0 ** chance.integers(-2, 3, size)).astype(np.float32) for size in sizes]
 
     def _product(self, x: np.ndarray, weight: np.ndarray, scales: list[np.ndarray]) -> np.ndarray:
-        """In float64, which has all its bits."""
+        """Return the exact product in fp64."""
         if self.shape.scale == "block":
             x_scale = scales[0].repeat(_BLOCK, 1)[:, : self.shape.k]
             w_scale = scales[1].repeat(_BLOCK, 0).repeat(_BLOCK, 1)[: self.shape.n, : self.shape.k]
@@ -96,39 +93,40 @@ class Bench:
         return product * scales[0][:, None] * scales[1] if scales else product
 
     def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray, scales: list[np.ndarray]) -> bytes:
-        problem, place = self.problem, self.memory.place
-        if problem.variant.transposed:
+        arguments, place = self.arguments, self.memory.place
+        if arguments.variant.transposed:
             scales = [np.ascontiguousarray(scales[0].T), scales[1]]
-        values = {**problem.values, "out": place(out, True), **{name: place(each) for name, each in zip(SCALES, scales, strict=False)}}
+        values = {**arguments.values, "out": place(out, True), **{name: place(each) for name, each in zip(SCALES, scales, strict=False)}}
         if self.shape.bias:
             values["bias"] = place(bias)
-        if problem.workspace:
-            self.counters = np.zeros(problem.counters, np.uint32)
-            values["workspace"] = place(np.full(problem.workspace, 0xFF, np.uint8), True)
+        if arguments.workspace:
+            self.counters = np.zeros(arguments.counters, np.uint32)
+            values["workspace"] = place(np.full(arguments.workspace, 0xFF, np.uint8), True)
             values["counters"] = place(self.counters, True)
-        boxes, size = (self.plan.tile_a, self.plan.box_b), BYTES[self.shape.dtype]
-        ordered = operands[::-1] if self.plan.swapped else operands
-        columns = [problem.variant.columns * (each is operands[1]) * self.shape.k * size // 128 for each in ordered]
+        boxes, size = (self.config.tile_a, self.config.box_b), BYTES[self.shape.dtype]
+        ordered = operands[::-1] if self.config.swapped else operands
+        columns = [arguments.variant.columns * (each is operands[1]) * self.shape.k * size // 128 for each in ordered]
         maps = [
             described(place(each), each.shape[0], self.shape.k, box, size, columns=count)
             for each, box, count in zip(ordered, boxes, columns, strict=True)
         ]
-        packed = b"".join(maps) + abi_of(self.shape.scale, self.plan.panels > 0).pack(values)[MAP_BYTES * len(MAPS) :]
-        if not self.plan.panels:
+        packed = b"".join(maps) + abi_of(self.shape.scale, self.config.panels > 0).pack(values)[MAP_BYTES * len(MAPS) :]
+        if not self.config.panels:
             return packed
-        return packed[:MAP_OUT] + described(values["out"], *out.shape, 64, out.itemsize, out.itemsize * self.plan.panel_columns)
+        return packed[:MAP_OUT] + described(values["out"], *out.shape, 64, out.itemsize, out.itemsize * self.config.panel_columns)
 
 
 def mistake_shows(case: tuple[Any, ...], pattern: str, by: str) -> bool:
-    """Whether a kernel in whose text a pattern is replaced breaks a rule or computes something else, in one of five orders of events.
+    """Check that replacing a pattern in the kernel's text fails in one of five orders of events.
 
     Args:
-        case: plan, shape, parts of K, and multiprocessors where there are several: then in four orders one cluster is at work at a time.
+        case: config, shape, parts of K, and multiprocessors where there are several: then in four
+            orders one cluster is at work at a time.
     """
-    plan, shape, splits, multiprocessors = (*case, 1)[:4]
+    config, shape, splits, multiprocessors = (*case, 1)[:4]
     found = 0
     for seed in range(5):
-        bench = Bench(shape, plan, splits, multiprocessors, seed, resident=min(seed, multiprocessors - 1, 1))
+        bench = Bench(shape, config, splits, multiprocessors, seed, resident=min(seed, multiprocessors - 1, 1))
         wrong, changes = re.subn(pattern, by, bench.text)
         assert changes
         try:

@@ -1,8 +1,7 @@
-"""Causality of what warp groups leave for each other in global memory: a load must be after the store that it reads.
-
-PTX ISA, "Memory Consistency Model": an atomic that releases makes known, to one that acquires and reads it or one after it, what its thread
-knows; a barrier makes known to all threads of a warp group what each of them knows, and what it stored. Of a warp group one thread alone
-releases and acquires, so both are worth nothing without a barrier before and behind.
+"""Check causality in global memory: a load must be ordered after the store that it reads. PTX ISA,
+"Memory Consistency Model": an atomic passes what its thread knows from a release to an acquire that
+reads it or a later value. A barrier shares the knowledge and stores of all threads of a warpgroup;
+one thread releases for all.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ def _join(known: Known, other: Known) -> None:
 
 @attrs.define
 class Seen:
-    """What one warp group knows, what a thread of it acquired since its last barrier, and how many barriers it passed."""
+    """Knowledge of one warpgroup, what a thread acquired since its last barrier, and its number of
+    barriers.
+    """
 
     known: Known = attrs.field(factory=dict)
     acquired: Known = attrs.field(factory=dict)
@@ -31,7 +32,7 @@ class Seen:
 
 @attrs.define
 class Causality:
-    """Of one launch: warp groups by their number, the last store to a place, what was released at another."""
+    """State of one launch: warpgroups, the last store to a place, and what was released there."""
 
     groups: dict[int, Seen] = attrs.field(factory=dict)
     stores: dict[int, tuple[int, int]] = attrs.field(factory=dict)
@@ -41,14 +42,14 @@ class Causality:
         return self.groups.setdefault(group, Seen())
 
     def meet(self, group: int) -> None:
-        """All threads of a warp group passed a barrier."""
+        """Record that all threads of a warpgroup passed a barrier."""
         seen = self._of(group)
         _join(seen.known, seen.acquired)
         _join(seen.known, {group: seen.barriers})
         seen.barriers += 1
 
     def access(self, group: int, name: str, place: int) -> None:
-        """One thread's instruction on a place in global memory that is stored and loaded as a whole."""
+        """Check one thread's access to a place in global memory."""
         seen = self._of(group)
         if name.startswith("st."):
             self.stores[place] = group, seen.barriers

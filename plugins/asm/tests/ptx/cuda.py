@@ -1,4 +1,4 @@
-"""A driver of CUDA's functions over host memory: what it loads is text, which runs on the emulator; descriptors are the emulator's."""
+"""Emulate a CUDA driver over host memory: it loads text, which runs on the emulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.tools import Driver
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAPS, abi_of
+from tunedgemm_asm.ptx.abi import MAP_BYTES, MAPS, abi_of
 
 from .formats import BYTES
 from .launch import Launch, run
@@ -25,7 +25,7 @@ _HEAD = re.compile(r"// (ptx_(\d+)x(\d+)\w+): (\w+) to (\w+), bias (\w+)(?:, sca
 
 @attrs.define(eq=False)
 class Cuda:
-    """The fake and what it was told.
+    """The fake driver and a record of its calls.
 
     Attributes:
         seed: of the next launch.
@@ -42,7 +42,7 @@ class Cuda:
     kept: list[Any] = attrs.field(factory=list)
 
     def driver(self) -> Driver:
-        """The driver whose functions are these."""
+        """Return the driver with these functions."""
         own = {"load": self._load, "function": self._function, "launch": self._launch, "set": self._set, "describe": self._describe}
         functions = {}
         for word, (_, arguments) in CUDA.functions.items():
@@ -107,20 +107,20 @@ class Cuda:
 
 
 def _head(text: str) -> tuple[str, ...]:
-    """Name, tile, dtypes of operands, output and bias, and kind of scales: what a text says of itself."""
+    """Return name, tile, dtypes and kind of scales from a text's header."""
     match = _HEAD.match(text)
     assert match, text[:200]
     return match.groups()
 
 
 def abi_in(text: str) -> Abi:
-    """The arguments that a text takes."""
+    """Return the layout of a text's arguments."""
     name, *_, scale = _head(text)
     return abi_of(scale or "none", "_b" in name)
 
 
 def memory_of(text: str, arguments: bytes) -> Memory:
-    """Host memory that the arguments name, each buffer as long as the sizes among them say."""
+    """Return the host memory that the arguments name, sized by the arguments."""
     memory = Memory()
     told = {field.name: int.from_bytes(arguments[field.offset : field.offset + field.bytes], "little") for field in abi_in(text).fields}
     for offset in MAPS.values():
@@ -134,7 +134,8 @@ def memory_of(text: str, arguments: bytes) -> Memory:
     for word, rows, lines in (("x_scale", m, m), ("w_scale", n, -(-n // 128))) if scale else ():
         memory.take(told[word], 4 * {"tensor": 1, "row": rows, "block": lines * told["steps"]}[scale], False)
     if told["workspace"]:
-        # A tile's share: 128 threads times their sums for each consumer that has some; the whole of them is the grid's tile, in float32.
+        # A tile's share: 128 threads times their sums for each consumer that has some; the whole of
+        # them is the grid's tile, in float32.
         tile_m, tile_n = map(int, tile)
         cluster = 2 if "reqnctapercluster" in text else 1
         consumers = 1 if "_t_" in name else (int(text.split(".reqntid ", 1)[1].split(",", 1)[0]) - 128) // 128

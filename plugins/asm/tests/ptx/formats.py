@@ -1,4 +1,4 @@
-"""Numbers as their bytes: what operands, bias and output hold."""
+"""Convert numbers to and from the bytes of operands, bias and output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1, "int8": 1}
 
 
 def _e4m3() -> np.ndarray:
-    """The 256 values of OCP's e4m3: exponents from -6, of which the lowest has subnormals; no infinity, NaN where all bits are set."""
+    """Return the 256 values of OCP's e4m3."""
     bits = np.arange(256)
     sign, exponent, mantissa = np.where(bits & 128, -1.0, 1.0), bits >> 3 & 15, bits & 7
     values = np.where(exponent > 0, (8.0 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9)
@@ -21,7 +21,7 @@ _E4M3_BITS = {float(value): bits for bits, value in reversed(list(enumerate(E4M3
 
 
 def to_bits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers in a dtype's bytes, rounded to the nearest even; those of 8 bits have to be exact."""
+    """Return numbers in a dtype's bytes, rounded to nearest even; 8-bit values must be exact."""
     if dtype == "int8":
         return values.astype(np.int8).view(np.uint8)
     values = values.astype(np.float32)
@@ -36,7 +36,7 @@ def to_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def from_bits(content: np.ndarray, kind: str) -> np.ndarray:
-    """Bytes of an operand as numbers that multiply exactly; *kind* as instructions name it: ``bf16``, ``f16``, ``e4m3`` or ``s8``."""
+    """Return the numbers of an operand's bytes; *kind* is ``bf16``, ``f16``, ``e4m3`` or ``s8``."""
     content = np.ascontiguousarray(content)
     if kind == "s8":
         return content.view(np.int8).astype(np.float64)

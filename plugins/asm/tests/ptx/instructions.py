@@ -1,4 +1,4 @@
-"""What each instruction does to the lanes that execute it."""
+"""Execute instructions on the active lanes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"\[(%?\w+)(?:\+(\d+))?\]")
 
 
 def step(machine: Machine, unit: Unit) -> bool:
-    """One instruction of the lanes that are furthest behind; False where it has to wait."""
+    """Execute one instruction of the lanes furthest behind; return False where it has to wait."""
     at = int(unit.at.min())
     instruction, mask = machine.program.instructions[at], unit.at == at
     unit.at[mask] = at + 1
@@ -37,7 +37,7 @@ def step(machine: Machine, unit: Unit) -> bool:
 
 
 def value(machine: Machine, unit: Unit, operand: str) -> np.ndarray:
-    """An operand in all lanes."""
+    """Return an operand in all lanes."""
     block = unit.block
     if operand[:2] in KINDS and operand[2:].isdigit():
         if operand not in unit.values:
@@ -62,14 +62,14 @@ def value(machine: Machine, unit: Unit, operand: str) -> np.ndarray:
 
 
 def _parameter(operand: str) -> tuple[str, int]:
-    """The parameter that an address in their space names, and the offset."""
+    """Return the parameter and offset of an address in parameter space."""
     match = _ADDRESS.fullmatch(operand)
     assert match, operand
     return match[1], int(match[2] or 0)
 
 
 def put(unit: Unit, name: str, result: np.ndarray, mask: np.ndarray) -> None:
-    """A result to the lanes that execute."""
+    """Write a result to the active lanes."""
     if name in unit.busy:
         raise Fault(f"{name} is a sum that is not done")
     kind = KINDS[name[:2]]
@@ -81,7 +81,7 @@ def put(unit: Unit, name: str, result: np.ndarray, mask: np.ndarray) -> None:
 
 
 def address(machine: Machine, unit: Unit, operand: str) -> np.ndarray:
-    """What stands in brackets."""
+    """Return the address in brackets."""
     match = _ADDRESS.fullmatch(operand)
     assert match, operand
     return value(machine, unit, match[1]).astype(np.uint64) + np.uint64(int(match[2] or 0))
@@ -150,7 +150,7 @@ _IGNORED = ("prefetch.tensormap", "fence.mbarrier_init.release.cluster")
 
 
 def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.ndarray) -> None:
-    """One instruction by the lanes of a mask."""
+    """Execute one instruction in the lanes of a mask."""
     name, operands = instruction.name, instruction.operands
     if name in ARITHMETIC:
         given = (value(machine, unit, operand).astype(np.uint64) for operand in operands[1:])
@@ -184,7 +184,7 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
 
 
 def _sources(name: str, far: int, mask: np.ndarray) -> np.ndarray:
-    """The lane from which each gets its value."""
+    """Return the source lane of each lane in a shuffle."""
     if not mask.all():
         raise Fault("lanes are missing where all exchange")
     lane = np.arange(LANES)
@@ -192,7 +192,7 @@ def _sources(name: str, far: int, mask: np.ndarray) -> np.ndarray:
 
 
 def _memory(machine: Machine, unit: Unit, instruction: Instruction, mask: np.ndarray) -> None:
-    """Loads and stores of registers, one lane after the other."""
+    """Load or store registers lane by lane."""
     name, operands = instruction.name, instruction.operands
     store, atomic, shared = name.startswith("st."), name.startswith("atom."), ".shared" in name
     at = address(machine, unit, operands[0] if store else operands[1])

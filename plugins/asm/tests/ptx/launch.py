@@ -1,4 +1,4 @@
-"""A kernel's launch on the emulator."""
+"""Launch a kernel on the emulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .memory import Memory
 
 @attrs.frozen
 class Launch:
-    """What a driver is told: blocks, bytes of shared memory and of arguments; and how many clusters fit at a time, 0 for all."""
+    """CTAs, bytes of shared memory and arguments, and the number of resident clusters, 0 for all."""
 
     grid: int
     shared: int

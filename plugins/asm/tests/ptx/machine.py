@@ -1,4 +1,4 @@
-"""Thread blocks, their warp groups, and the order in which things happen."""
+"""Model CTAs, their warpgroups, and the order of events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE = re.compile(r"(?:@(!?)(%p\d+) )?([a-z_][\w.:]*)\s*(.*);")
 
 @attrs.frozen
 class Instruction:
-    """One line: its predicate, name and operands."""
+    """One line: predicate, name and operands."""
 
     negated: bool
     guard: str
@@ -30,7 +30,7 @@ class Instruction:
 
 @attrs.frozen
 class Program:
-    """A kernel's text, read."""
+    """A parsed kernel."""
 
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
@@ -41,7 +41,7 @@ class Program:
 
 
 def split_operands(text: str) -> tuple[str, ...]:
-    """At the commas that are not in brackets."""
+    """Split at commas outside brackets."""
     parts, depth, part = [], 0, ""
     for char in text:
         depth += (char in "[{") - (char in "]}")
@@ -54,7 +54,7 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 
 def read(text: str) -> Program:
-    """The program of a text."""
+    """Parse a text."""
     head, body = text.split("\n{\n")
     (parameter,) = re.findall(r"\.param \.align 64 \.b8 (\w+)\[\d+\]", head)
     instructions, labels = [], {}
@@ -73,7 +73,7 @@ def read(text: str) -> Program:
 
 @attrs.define(eq=False)
 class Block:
-    """One thread block."""
+    """One CTA."""
 
     index: int
     rank: int
@@ -86,7 +86,7 @@ class Block:
 
 @attrs.define(eq=False)
 class Cluster:
-    """Blocks that see each other's shared memory."""
+    """CTAs that access each other's shared memory."""
 
     blocks: list[Block] = attrs.field(factory=list)
     arrived: int = 0
@@ -95,7 +95,7 @@ class Cluster:
 
 @attrs.define(eq=False)
 class Unit:
-    """One warp group."""
+    """One warpgroup."""
 
     block: Block
     group: int
@@ -113,11 +113,11 @@ class Unit:
 
     @property
     def busy(self) -> set[str]:
-        """Sums of instructions that are not known to be done."""
+        """Return the accumulators of incomplete instructions."""
         return self.touched.union(*(sums for _, sums, _ in self.flying))
 
     def finish(self) -> None:
-        """The oldest group of matrix instructions is done."""
+        """Complete the oldest group of wgmma."""
         done, _, regions = self.flying.popleft()
         for each in done:
             each()
@@ -127,7 +127,7 @@ class Unit:
 
 @attrs.define(eq=False)
 class Arrival:
-    """A warp group's arrival at a barrier of its cluster, which lands later: at a block that has ended it is a fault."""
+    """A delayed arrival at a barrier of the cluster; a fault at a CTA that has exited."""
 
     unit: Unit
     land: Callable[[], None]
@@ -138,7 +138,7 @@ class Arrival:
 
 @attrs.define(eq=False)
 class Machine:
-    """A grid of blocks at work."""
+    """A running grid of CTAs."""
 
     program: Program
     memory: Memory
@@ -154,7 +154,7 @@ class Machine:
     causality: Causality = attrs.field(factory=Causality)
 
     def start(self, grid: int, shared_bytes: int, resident: int = 0) -> None:
-        """The blocks of a grid at the kernel's first instruction: all, or *resident* clusters, the others in a random order after them."""
+        """Start all CTAs, or *resident* clusters and the others after them in random order."""
         program, self.grid, self.resident = self.program, grid, resident
         for first in range(0, grid, program.cluster):
             cluster, units = Cluster(), []
@@ -169,7 +169,7 @@ class Machine:
             self.units, self.queue = [unit for units in self.queue for unit in units], []
 
     def _unfinished(self) -> list[Unit]:
-        """Warp groups at work, those of clusters among them that a place is free for."""
+        """Return the warpgroups that can run, within the resident clusters."""
         end = len(self.program.instructions)
         while True:
             found = [unit for unit in self.units if (unit.at < end).any()]
@@ -178,7 +178,7 @@ class Machine:
             self.units += self.queue.pop(0)
 
     def run(self, step: Callable[[Machine, Unit], bool]) -> None:
-        """To the end, in a random order.
+        """Run to the end in random order.
 
         Raises:
             Fault: nothing can go on.

@@ -1,4 +1,4 @@
-"""Global memory, shared memory with barriers, and the copy engine's descriptors."""
+"""Model global memory, shared memory with barriers, and tensor maps."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _MAP = struct.Struct("<QQQQIIII")
 
 
 class Fault(AssertionError):
-    """What hardware would not survive, or would compute wrongly."""
+    """Error of an execution that hardware would not survive or would compute wrongly."""
 
 
 class Memory:
-    """Buffers at made-up addresses, far apart."""
+    """Buffers at synthetic addresses, far apart."""
 
     def __init__(self) -> None:
         self.buffers: list[tuple[int, np.ndarray, bool]] = []
 
     def place(self, array: np.ndarray, writable: bool = False) -> int:
-        """Take an array in, whose bytes are used where they lie, and give its address."""
+        """Add an array, whose bytes are used in place, and return its address."""
         address = (len(self.buffers) + 1) << 40
         self.buffers.append((address, array.reshape(-1).view(np.uint8), writable))
         return address
 
     def take(self, address: int, size: int, writable: bool) -> None:
-        """Take in bytes of this process where they lie."""
+        """Add bytes of this process at their address."""
         self.buffers.append((address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)), writable))
 
     def find(self, address: int, size: int, write: bool) -> np.ndarray:
-        """The bytes at an address."""
+        """Return the bytes at an address."""
         for base, content, writable in self.buffers:
             if base <= address and address + size <= base + content.size:
                 if write and not writable:
@@ -47,7 +47,7 @@ class Memory:
 
 @attrs.define
 class Barrier:
-    """One mbarrier (PTX ISA, "mbarrier phase"): arrivals and bytes that its phase still waits for."""
+    """One mbarrier (PTX ISA, "mbarrier phase"): pending arrivals and bytes of its phase."""
 
     count: int
     pending: int
@@ -55,25 +55,26 @@ class Barrier:
     parity: int = 0
 
     def arrive(self) -> None:
-        """One arrival."""
+        """Count one arrival."""
         if not self.pending:
             raise Fault("more arrivals at a barrier than it counts")
         self.pending -= 1
         self.advance()
 
     def advance(self) -> None:
-        """The phase ends where nothing is waited for."""
+        """End the phase if nothing is pending."""
         if not self.pending and not self.bytes:
             self.pending, self.parity = self.count, self.parity ^ 1
 
 
-#: What the copy engine knows of a byte that a thread wrote: nothing, what that thread tells it, what all threads do that it met.
+#: What the copy engine knows of a byte that a thread wrote: nothing, what that thread tells it,
+#: what all threads do that it met.
 WRITTEN, FENCED, MET = range(3)
 
 
 @attrs.define
 class Leaving:
-    """Bytes of shared memory that a thread has the copy engine store: whether they were read, and whether the thread knows."""
+    """Shared memory that TMA stores: whether it was read, and whether the thread knows."""
 
     begin: int
     end: int
@@ -84,7 +85,7 @@ class Leaving:
 
 @attrs.define
 class Shared:
-    """Shared memory of one thread block."""
+    """Shared memory of one CTA."""
 
     size: int
     content: np.ndarray = attrs.field(init=False)
@@ -96,22 +97,23 @@ class Shared:
 
     def __attrs_post_init__(self) -> None:
         self.content = np.full(SHARED + self.size, 0xFF, np.uint8)  # NaN in every format
-        # Of each byte the thread that wrote it, none if the copy engine did, and what the copy engine knows of that.
+        # Of each byte the thread that wrote it, none if the copy engine did, and what the copy
+        # engine knows of that.
         self.writer = np.full(SHARED + self.size, -1, np.int32)
         self.known = np.zeros(SHARED + self.size, np.uint8)
 
     def barrier(self, address: int) -> Barrier:
-        """The one at an address."""
+        """Return the barrier at an address."""
         if address not in self.barriers:
             raise Fault(f"no barrier at {address} of shared memory")
         return self.barriers[address]
 
     def write(self, address: int, content: np.ndarray) -> None:
-        """Bytes of the copy engine."""
+        """Write bytes of TMA."""
         self.put(address, content, -1)
 
     def put(self, address: int, content: np.ndarray, thread: int) -> None:
-        """Bytes of a thread of the block; -1 is the copy engine."""
+        """Write bytes of a thread of the CTA; -1 is TMA."""
         end = address + content.size
         if address < SHARED or end > SHARED + self.size:
             raise Fault(f"a copy to {address} of shared memory, which ends at {SHARED + self.size}")
@@ -124,16 +126,18 @@ class Shared:
         self.content[address:end], self.writer[address:end], self.known[address:end] = content, thread, WRITTEN
 
     def fence(self, threads: np.ndarray) -> None:
-        """What these threads wrote is before what the copy engine is told by them."""
+        """Order these threads' writes before TMA's reads."""
         self.known[np.isin(self.writer, threads) & (self.known == WRITTEN)] = FENCED
 
     def meet(self, first: int, count: int) -> None:
-        """Threads met: what one knows all know."""
+        """Share the knowledge of synchronized threads."""
         self.known[(self.writer >= first) & (self.writer < first + count) & (self.known == FENCED)] = MET
         self.leaving = [entry for entry in self.leaving if not (entry.waited and first <= entry.thread < first + count)]
 
     def leave(self, begin: int, end: int, group: tuple[int, int], thread: int) -> Leaving:
-        """Bytes that a thread has the copy engine read; *group* are the first of the threads that it met, and how many."""
+        """Return bytes that TMA will read; *group* is the first synchronized thread and the number
+        of threads.
+        """
         if begin < SHARED or end > SHARED + self.size:
             raise Fault(f"a copy from {begin} of shared memory, which ends at {SHARED + self.size}")
         writer, known = self.writer[begin:end], self.known[begin:end]
@@ -148,21 +152,18 @@ class Shared:
 
 
 def described(address: int, rows: int, k: int, box: int, size: int = 2, width: int = 128, columns: int = 0) -> bytes:
-    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of *width* bytes by *box* rows, swizzled by *width*.
-
-    With *columns* it has three dimensions: so many columns of *width* bytes along K, one after the other, the rows of each side by side.
-    """
+    """Return a tensor map of elements of *size* bytes and boxes of *width* bytes by *box* rows."""
     return _MAP.pack(address, k, rows, width if columns else size * k, width // size, box, width, columns).ljust(128, b"\0")
 
 
 def operand_of(told: bytes) -> tuple[int, int, int]:
-    """Address, rows and bytes of a row of a descriptor, in all columns."""
+    """Return address, rows and row bytes of a tensor map over all columns."""
     address, _, rows, stride, *_, columns = _MAP.unpack(told[: _MAP.size])
     return address, rows, stride * max(1, columns)
 
 
 def box_of(memory: Memory, told: bytes, k: int, row: int, *column: int) -> np.ndarray:
-    """The bytes of a box, one row after the other; what lies outside of the operand is zero."""
+    """Return the bytes of a box row by row, zeros outside the operand."""
     address, width, rows, stride, deep, box, row_bytes, columns = _MAP.unpack(told[: _MAP.size])
     size = row_bytes // deep
     result = np.zeros((box, size * deep), np.uint8)
@@ -182,13 +183,13 @@ def box_of(memory: Memory, told: bytes, k: int, row: int, *column: int) -> np.nd
 
 
 def row_bytes_of(told: bytes) -> tuple[int, int]:
-    """Bytes of a row of a descriptor's box, and rows."""
+    """Return the bytes of a box's row and its rows."""
     *_, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
     return row_bytes, box
 
 
 def put_box(memory: Memory, told: bytes, at: tuple[int, int], content: np.ndarray) -> None:
-    """Write the bytes of a box, one row after the other, *at* a column and row of an output; what lies outside is not written."""
+    """Write a box *at* a column and row of an output, except outside it."""
     address, width, rows, stride, deep, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
     (column, row), size = at, row_bytes // deep
     inside = size * max(0, min(deep, width - column))
@@ -198,8 +199,5 @@ def put_box(memory: Memory, told: bytes, at: tuple[int, int], content: np.ndarra
 
 
 def swizzled(addresses: np.ndarray, width: int = 128) -> np.ndarray:
-    """Where bytes lie whose rows are swizzled by so many bytes (PTX ISA, "Swizzling Modes").
-
-    Bits 4 to 6 of an address are exclusive-ored with bits 7 to 9; of 64 bytes 4 and 5 with 7 and 8, of 32 bytes 4 with 7.
-    """
+    """Return the addresses of swizzled bytes (PTX ISA, "Swizzling Modes")."""
     return addresses ^ ((addresses >> 7 & width // 16 - 1) << 4)

@@ -1,7 +1,6 @@
-"""Stores by the copy engine: outputs go to shared memory, which the engine reads later, and writes to the output later still.
-
-PTX ISA, "Async proxy": what threads wrote the engine sees after each of them has fenced and then met the one that has it stored. What it
-reads may be written again after that one has waited for its group and then met the others.
+"""Emulate TMA stores: shared memory is read later, and the output is written later still. PTX ISA,
+"Async proxy": TMA sees the writes of threads that fenced and then synchronized with the issuing
+thread. A buffer may be written again after that thread has waited for its group and synchronized.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _ROWS, _ROW_BYTES, _BANKS = 8, 16, 128
 
 @attrs.define
 class Stores:
-    """What one thread has had stored: a group that is open, and those that were committed, the oldest first."""
+    """TMA stores of one thread: an open group, and committed groups from the oldest."""
 
     opened: list[Leaving] = attrs.field(factory=list)
     groups: list[list[Leaving]] = attrs.field(factory=list)
 
 
 def matrices(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """``stmatrix`` of four: eight lanes after the other give the rows of a matrix; of each row four lanes have two elements."""
+    """Execute ``stmatrix`` of four matrices."""
     (at, braced), value = told
     whole(unit, mask)
     registers = [value(machine, unit, each) for each in braced.strip("{}").replace(" ", "").split(",")]
@@ -46,12 +45,12 @@ def matrices(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, tol
 
 
 def fence(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """``fence.proxy.async``: of the threads that execute it."""
+    """Execute ``fence.proxy.async`` for the active threads."""
     unit.block.shared.fence(unit.group * LANES + np.flatnonzero(mask))
 
 
 def store(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """A box from shared memory to an output."""
+    """Store a box from shared memory to an output."""
     (target, source), value = told
     lane, shared = int(np.flatnonzero(mask)[0]), unit.block.shared
     map_at, column, row = (only(mask, value(machine, unit, each)) for each in re.findall(r"%\w+", target))
@@ -74,7 +73,7 @@ def store(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
 
 
 def commit(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """What was stored since the last group is one."""
+    """Commit the stores since the last group."""
     for lane in np.flatnonzero(mask):
         own = unit.stores.setdefault(int(lane), Stores())
         own.groups.append(own.opened)
@@ -82,7 +81,7 @@ def commit(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told:
 
 
 def wait_read(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    """Until all but the last groups of a thread were read."""
+    """Wait until all but the last groups of a thread were read."""
     for lane in np.flatnonzero(mask):
         own = unit.stores.setdefault(int(lane), Stores())
         older = own.groups[: max(0, len(own.groups) - int(i.operands[0]))]

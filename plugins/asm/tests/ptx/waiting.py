@@ -1,4 +1,4 @@
-"""What instructions share that wait, or that one lane or all lanes execute."""
+"""Helpers of instructions that wait, or that one lane or all lanes execute."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .memory import Fault
 
 
 class Blocked(Exception):
-    """The instruction has to wait."""
+    """Signal that the instruction has to wait."""
 
 
 def only(mask: np.ndarray, given: np.ndarray) -> int:
-    """The value of the one lane that executes."""
+    """Return the value of the only active lane."""
     lanes = np.flatnonzero(mask)
     if len(lanes) != 1:
         raise Fault(f"{len(lanes)} lanes where one is meant")
@@ -21,6 +21,6 @@ def only(mask: np.ndarray, given: np.ndarray) -> int:
 
 
 def whole(unit: Unit, mask: np.ndarray) -> None:
-    """All lanes execute."""
+    """Check that all lanes are active."""
     if not mask.all():
         raise Fault("not all threads of the warp group are there")

@@ -1,5 +1,6 @@
-"""A generator of AMDGCN text: bf16 GEMM kernels for gfx942 and gfx950, built from named parts. None has run on hardware.
+"""Generate AMDGCN text: bf16 GEMM kernels for gfx942 and gfx950. None has run on hardware.
 
-`plan` says what a kernel is made of, `parts` write its instructions, `waits` and `hazards` derive what must stand between them,
-`kernel` makes the text, `assembler` the code object and `pack` the folder that the loader reads.
+`names` defines a kernel's configuration and `space` lists all of them. `prologue`, `loop`, `splitk`
+and `epilogue` write its instructions; `waits` and `hazards` derive the waits between them. `kernel`
+makes the text, and `build` the code objects and the pack.
 """

@@ -1,4 +1,4 @@
-"""What holds before each item of a stream, along all ways through it."""
+"""Compute what holds before each instruction of a stream on all paths to it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol, TypeVar
 
 from tunedgemm_asm.gcn.stream import Label, Op, Stream
 
-#: Rounds after which states only grow, so that an end is certain; loops of kernels need three or four.
+#: Rounds after which states may only grow, which ensures termination; loops need three or four.
 _PATIENCE = 12
 
 
 class State(Protocol):
-    """What is known at a place."""
+    """State at a point of the stream."""
 
     def join(self: S, other: S) -> S:
-        """What is known where two ways meet."""
+        """Merge the states of two paths."""
 
 
 S = TypeVar("S", bound=State)
 
 
 def ways(stream: Stream) -> list[tuple[int, ...]]:
-    """Of each item the items that may follow it."""
+    """Return the successors of each item."""
     places = {f".L{item.name}": at for at, item in enumerate(stream) if isinstance(item, Label)}
     following: list[tuple[int, ...]] = []
     for at, item in enumerate(stream):
@@ -37,10 +37,10 @@ def ways(stream: Stream) -> list[tuple[int, ...]]:
 
 
 def entered(stream: Stream, first: S, after: Callable[[S, Op], S]) -> list[S]:
-    """The state before each item, by rounds through the stream until nothing changes.
+    """Return the state before each item, iterated to a fixed point.
 
-    A state is made anew from the ways into its place in each round and does not remember former rounds: what a first round through a loop
-    does not know yet must not stay in it.
+    Each round recomputes a state from its predecessors and forgets earlier rounds: what the first
+    round through a loop does not know yet must not persist.
     """
     before: list[list[int]] = [[] for _ in stream]
     for at, following in enumerate(ways(stream)):

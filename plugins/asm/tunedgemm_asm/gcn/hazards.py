@@ -1,7 +1,8 @@
-"""Wait states: what the hardware does not look after, derived from the stream.
+"""Insert the wait states that the hardware does not enforce, derived from the stream.
 
-Sources: AMD's ISA guides of CDNA3 and CDNA4, "manually inserted wait states", and LLVM's ``GCNHazardRecognizer``. One instruction is one
-wait state, ``s_nop n`` is n + 1. Where ways join, the least distance from a writer counts.
+Sources: AMD's ISA guides of CDNA3 and CDNA4, "manually inserted wait states", and LLVM's
+``GCNHazardRecognizer``. One instruction is one wait state, ``s_nop n`` is n + 1. Where paths join,
+the shortest distance from a writer counts.
 """
 
 from __future__ import annotations
@@ -12,46 +13,50 @@ import attrs
 
 from tunedgemm_asm.gcn import flow
 from tunedgemm_asm.gcn.registers import M0, Reg
+from tunedgemm_asm.gcn.resources import Target
 from tunedgemm_asm.gcn.stream import Item, Op, Stream, op
-from tunedgemm_asm.gcn.targets import Target
 
 Unit = tuple[str, int]
 #: Wait states from a kind of writer to a kind of reader.
-VALU_TO_PRODUCT = 2  # a vector register, to a matrix instruction
-VALU_SCALAR_TO_MEMORY = 5  # a scalar, to a memory instruction
-VALU_SCALAR_TO_VALU = 2  # a scalar or VCC, to a vector instruction
-VALU_TO_READLANE = 1  # a vector register, to v_readfirstlane
+VALU_TO_PRODUCT = 2  # vector register to MFMA
+VALU_SCALAR_TO_MEMORY = 5  # scalar written by VALU to memory instruction
+VALU_SCALAR_TO_VALU = 2  # scalar or VCC written by VALU to VALU
+VALU_TO_READLANE = 1  # vector register to v_readfirstlane
 TRANSCENDENTAL_TO_VALU = 1
-M0_TO_LDS_LOAD = 1  # a scalar instruction's M0, to a load into LDS
-STORE_TO_VALU = 2  # a store of more than 8 bytes of a lane, until vector and matrix instructions may overwrite its data
-#: No distance matters beyond it.
+M0_TO_LDS_LOAD = 1  # M0 written by SALU to load into LDS
+STORE_TO_VALU = 2  # store of more than 8 bytes per lane to overwriting its data by VALU or MFMA
+#: Distance beyond which no hazard exists.
 FAR = 24
 _TRANSCENDENTAL = ("v_rcp", "v_rsq", "v_sqrt", "v_exp", "v_log", "v_sin", "v_cos")
 
 
 @attrs.frozen
 class Rules:
-    """Wait states after a matrix instruction, by the number of its passes."""
+    """Wait states after an MFMA, by its number of passes."""
 
     target: Target
 
     @property
     def to_sum(self) -> int:
-        """Until another one adds to a part of its result; to exactly the same registers it may at once."""
+        """Return the wait states before another MFMA adds to a part of the result; the same
+        registers need none.
+        """
         return self.target.passes + 1 + self.target.newer
 
     @property
     def to_operand(self) -> int:
-        """Until another one multiplies its result, and until any other instruction reads or overwrites it."""
+        """Return the wait states before the result is an MFMA operand, or is read or overwritten
+        otherwise.
+        """
         return self.target.passes + 3 + self.target.newer
 
     @property
     def from_sum(self) -> int:
-        """Until a vector instruction may overwrite what it adds to."""
+        """Return the wait states before VALU may overwrite the accumulator operand."""
         return self.target.passes - 1
 
     def needed(self, item: Op, past: Past) -> int:
-        """Wait states that must pass before an instruction."""
+        """Return the wait states that must precede an instruction."""
         found = [self._vector(item, past), self._scalar(item, past)]
         if "lds" in item.mods.split() and item.unit == "vmem":
             found.append(M0_TO_LDS_LOAD - past.since("m0", M0.units))
@@ -87,22 +92,22 @@ class Rules:
 
 @attrs.frozen
 class Past:
-    """How many wait states ago each register was last written, by the kind of writer.
+    """Distance in wait states from the last write of each register, by kind of writer.
 
     Attributes:
-        ago: of a kind and a register: wait states since; 0 is the instruction before.
-        results: of a register the whole result of the matrix instruction that wrote it.
+        ago: distance by kind and register; 0 means the previous instruction.
+        results: register -> whole result of the MFMA that wrote it.
     """
 
     ago: Mapping[tuple[str, Unit], int] = attrs.field(factory=dict)
     results: Mapping[Unit, Reg] = attrs.field(factory=dict)
 
     def since(self, kind: str, units: Iterable[Unit]) -> int:
-        """Wait states since any of these registers was written by this kind; `FAR` if it is long ago."""
+        """Return the distance from the last write of these registers by this kind, at most `FAR`."""
         return min((self.ago.get((kind, unit), FAR) for unit in units), default=FAR)
 
     def after(self, item: Op) -> Past:
-        """The past after an instruction."""
+        """Return the state after an instruction."""
         states = int(item.of[0]) + 1 if item.name == "s_nop" else 1
         ago = {key: since + states for key, since in self.ago.items() if since + states < FAR}
         results = self.results
@@ -126,7 +131,7 @@ class Past:
         return Past(ago, results)
 
     def join(self, other: Past) -> Past:
-        """The past after one of two ways."""
+        """Merge the states of two paths."""
         keys = {*self.ago, *other.ago}
         results = {unit: result for unit, result in self.results.items() if other.results.get(unit, result) == result}
         results |= {unit: result for unit, result in other.results.items() if unit not in self.results}
@@ -134,7 +139,7 @@ class Past:
 
 
 def entered(stream: Stream, target: Target, obey: bool) -> list[Past]:
-    """Of each item its past; with ``obey`` the wait states that an instruction needs are taken to have passed before it."""
+    """Return the state before each item; *obey* assumes that needed wait states have passed."""
     rules = Rules(target)
 
     def after(past: Past, item: Op) -> Past:
@@ -145,7 +150,7 @@ def entered(stream: Stream, target: Target, obey: bool) -> list[Past]:
 
 
 def with_nops(stream: Stream, target: Target) -> list[Item]:
-    """The stream with the wait states that it needs."""
+    """Return the stream with the wait states that it needs."""
     rules, padded = Rules(target), []
     for item, past in zip(stream, entered(stream, target, obey=True), strict=True):
         if isinstance(item, Op):
@@ -158,7 +163,7 @@ def with_nops(stream: Stream, target: Target) -> list[Item]:
 
 
 def unmet(stream: Stream, target: Target) -> list[tuple[int, int]]:
-    """Places of a finished stream where wait states are missing, and how many."""
+    """Return the places of a finished stream that lack wait states, and how many."""
     rules = Rules(target)
     states = entered(stream, target, obey=False)
     missing = ((at, rules.needed(item, states[at])) for at, item in enumerate(stream) if isinstance(item, Op))
@@ -166,5 +171,5 @@ def unmet(stream: Stream, target: Target) -> list[tuple[int, int]]:
 
 
 def nop(states: int) -> Op:
-    """So many wait states."""
+    """Return an instruction with this many wait states."""
     return op("s_nop", (), states - 1)

@@ -1,4 +1,4 @@
-"""The text of one kernel: instructions, descriptor and metadata."""
+"""Generate the text of one kernel: instructions, kernel descriptor and metadata."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from tunedgemm_asm.gcn.epilogue import store_tile
 from tunedgemm_asm.gcn.frame import ABI, Frame, frame_of
 from tunedgemm_asm.gcn.hazards import with_nops
 from tunedgemm_asm.gcn.loop import loop, start
-from tunedgemm_asm.gcn.plan import Plan
+from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.prologue import (
     choose_tile,
-    clear_sums,
+    clear_accumulators,
     describe_operand,
     load_arguments,
     narrow_lane,
@@ -19,18 +19,18 @@ from tunedgemm_asm.gcn.prologue import (
     place_waves,
     share_of_k,
 )
+from tunedgemm_asm.gcn.resources import THREADS
 from tunedgemm_asm.gcn.splitk import share_tile
 from tunedgemm_asm.gcn.stream import Item
-from tunedgemm_asm.gcn.targets import THREADS
 from tunedgemm_asm.gcn.waits import with_waits
 
-#: Scalars beside those of the kernel: VCC, and what the hardware keeps for flat scratch and XNACK.
+#: Scalars reserved in addition: VCC, flat scratch and XNACK.
 _RESERVED_SCALARS = 6
 
 
-def stream_of(plan: Plan) -> tuple[list[Item], Frame]:
-    """The instructions of a kernel with all waits and wait states, and its registers."""
-    f = frame_of(plan)
+def stream_of(config: KernelConfig) -> tuple[list[Item], Frame]:
+    """Return the instructions of a kernel with all waits and wait states, and its registers."""
+    f = frame_of(config)
     parts = [
         *load_arguments(f),
         *place_waves(f),
@@ -40,26 +40,26 @@ def stream_of(plan: Plan) -> tuple[list[Item], Frame]:
         *describe_operand(f, "b"),
         *place_loads(f),
         *narrow_lane(f),
-        *(place_shuffled(f) if plan.shuffled else []),
+        *(place_shuffled(f) if config.shuffled else []),
         *place_reads(f),
         *start(f),
-        *clear_sums(f),
+        *clear_accumulators(f),
         *loop(f),
-        *(share_tile(f) if plan.split else []),
+        *(share_tile(f) if config.split else []),
         *store_tile(f),
     ]
-    return with_nops(with_waits(parts), plan.target), f
+    return with_nops(with_waits(parts), config.target), f
 
 
-def text_of(plan: Plan) -> str:
-    """A kernel as an assembler takes it."""
-    stream, f = stream_of(plan)
+def text_of(config: KernelConfig) -> str:
+    """Return the text of a kernel for an assembler."""
+    stream, f = stream_of(config)
     body = "\n".join(str(item) for item in stream)
-    return "\n".join([_HEAD.format(gfx=plan.gfx, name=plan.name), body, _tail(f), ""])
+    return "\n".join([_HEAD.format(gfx=config.gfx, name=config.name), body, _tail(f), ""])
 
 
 def vectors(f: Frame) -> int:
-    """Vector registers in front of the accumulators: a multiple of four."""
+    """Return the vector registers below the accumulators, a multiple of four."""
     return -(-f.given.taken["v"] // 4) * 4
 
 
@@ -74,9 +74,9 @@ _HEAD = """    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"
 
 
 def _tail(f: Frame) -> str:
-    name, sums = f.plan.name, f.sums.count
+    name, accumulators = f.config.name, f.accumulators.count
     descriptor = {
-        "group_segment_fixed_size": f.plan.lds_bytes,
+        "group_segment_fixed_size": f.config.lds_bytes,
         "private_segment_fixed_size": 0,
         "kernarg_size": ABI.size,
         "user_sgpr_count": 2,
@@ -85,7 +85,7 @@ def _tail(f: Frame) -> str:
         "system_sgpr_workgroup_id_y": 0,
         "system_sgpr_workgroup_id_z": 1,
         "system_vgpr_workitem_id": 0,
-        "next_free_vgpr": vectors(f) + sums,
+        "next_free_vgpr": vectors(f) + accumulators,
         "next_free_sgpr": f.given.taken["s"],
         "accum_offset": vectors(f),
         "reserve_vcc": 1,
@@ -112,18 +112,18 @@ def _tail(f: Frame) -> str:
             "    .amdgpu_metadata",
             "---",
             "amdhsa.version: [1, 2]",
-            f"amdhsa.target: amdgcn-amd-amdhsa--{f.plan.gfx}",
+            f"amdhsa.target: amdgcn-amd-amdhsa--{f.config.gfx}",
             "amdhsa.kernels:",
             f"  - .name: {name}",
             f"    .symbol: {name}.kd",
             f"    .kernarg_segment_size: {ABI.size}",
             "    .kernarg_segment_align: 8",
-            f"    .group_segment_fixed_size: {f.plan.lds_bytes}",
+            f"    .group_segment_fixed_size: {f.config.lds_bytes}",
             "    .private_segment_fixed_size: 0",
             "    .wavefront_size: 64",
             f"    .sgpr_count: {f.given.taken['s'] + _RESERVED_SCALARS}",
-            f"    .vgpr_count: {vectors(f) + sums}",
-            f"    .agpr_count: {sums}",
+            f"    .vgpr_count: {vectors(f) + accumulators}",
+            f"    .agpr_count: {accumulators}",
             "    .sgpr_spill_count: 0",
             "    .vgpr_spill_count: 0",
             f"    .max_flat_workgroup_size: {THREADS}",

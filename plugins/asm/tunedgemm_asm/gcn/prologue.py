@@ -1,22 +1,23 @@
-"""Before the loop: which tile, where its operands are, and where each lane's share of them is."""
+"""Generate the code before the loop: the tile, its operands, and each lane's part of them."""
 
 from __future__ import annotations
 
 from tunedgemm_asm.gcn.frame import ABI, Frame
-from tunedgemm_asm.gcn.plan import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, Plan
+from tunedgemm_asm.gcn.names import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, KernelConfig
 from tunedgemm_asm.gcn.registers import Reg
 from tunedgemm_asm.gcn.stream import Op, op
 
-#: Word 3 of a buffer descriptor: a format of 32 bits, no stride, no swizzle; the range is checked in bytes.
+#: Word 3 of a buffer descriptor: 32-bit format, no stride, no swizzle; the range is checked in
+#: bytes.
 RAW = 0x20000
-#: Chiplets of a device, over which the hardware deals workgroups in turn. Tiles of M that share a panel.
+#: Chiplets (XCDs), over which the hardware distributes workgroups. Tiles along M of a panel.
 CHIPLETS, PANEL = 8, 8
 #: Bytes of a lane's load.
 WIDE = 2 * PACK
 
 
 def load_arguments(f: Frame) -> list[Op]:
-    """The arguments into scalars: 96 bytes."""
+    """Load the 96 bytes of arguments into scalars."""
     first, second = f.arguments[:16], f.arguments[16:24]
     return [
         op("s_load_dwordx16", first, f.kernarg, hex(0), note=f"arguments of {ABI.name}"),
@@ -25,9 +26,10 @@ def load_arguments(f: Frame) -> list[Op]:
 
 
 def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> list[Op]:
-    """Quotient and rest of a number below 2**22, by a divisor below 2**25.
+    """Divide a number below 2**22 by one below 2**25; return quotient and remainder.
 
-    By fp32's reciprocal: an error of 2**-22 of the quotient is less than one, so its integer part is off by one at most, and put right.
+    The fp32 reciprocal has an error of 2**-22 of the quotient, so its integer part is off by at
+    most one and is corrected.
     """
     v, s = f.loose, f.spare[6]
     return [
@@ -53,10 +55,11 @@ def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> l
 
 
 def choose_tile(f: Frame) -> list[Op]:
-    """Which tile this workgroup computes.
+    """Choose the tile of this workgroup.
 
-    Workgroups are dealt to the chiplets in turn, each of which has its own L2: so neighbouring tiles are given to workgroups of one
-    chiplet. Neighbours are the tiles of a panel: up to 8 along M that share rows of the weight, then the next along N.
+    Workgroups are distributed over the chiplets, each with its own L2, so neighbouring tiles go to
+    the workgroups of one chiplet. The tiles of a panel are neighbours: up to 8 along M that share
+    rows of the weight, then the next along N.
     """
     tiles_m, tiles_n = f.argument("tiles_m"), f.argument("tiles_n")
     s = f.spare
@@ -81,19 +84,21 @@ def choose_tile(f: Frame) -> list[Op]:
 
 
 def share_of_k(f: Frame) -> list[Op]:
-    """Steps of this workgroup, and its first element along K."""
+    """Compute the steps of this workgroup and its first element along K."""
     return [
         op("s_mul_i32", f.begin, f.part, f.argument("k_part"), note="first element along K"),
         op("s_sub_u32", f.steps, f.argument("k"), f.begin),
         op("s_min_u32", f.steps, f.steps, f.argument("k_part")),
         op("s_lshr_b32", f.steps, f.steps, STEP.bit_length() - 1, note="steps"),
         op("s_mov_b32", f.left_a, f.steps),
-        *([op("s_mov_b32", f.left_b, f.steps)] if f.plan.shuffled else []),
+        *([op("s_mov_b32", f.left_b, f.steps)] if f.config.shuffled else []),
     ]
 
 
 def describe(f: Frame, to: Reg, pointer: Reg, index: Reg, tile: int, stride: Reg) -> list[Op]:
-    """Base of a buffer descriptor at the first row of a tile, in 64 bits: a matrix may be larger than 4 GiB."""
+    """Set the 64-bit base of a buffer descriptor to the first row of a tile; a matrix may exceed 4
+    GiB.
+    """
     s = f.spare
     return [
         op("s_mul_i32", s[0], index, tile),
@@ -106,7 +111,7 @@ def describe(f: Frame, to: Reg, pointer: Reg, index: Reg, tile: int, stride: Reg
 
 
 def rows_left(f: Frame, to: Reg, index: Reg, tile: int, size: str) -> list[Op]:
-    """Rows of a tile that exist."""
+    """Compute the rows of a tile inside the matrix."""
     return [
         op("s_mul_i32", to, index, tile),
         op("s_sub_u32", to, f.argument(size), to),
@@ -115,13 +120,14 @@ def rows_left(f: Frame, to: Reg, index: Reg, tile: int, size: str) -> list[Op]:
 
 
 def describe_operand(f: Frame, name: str) -> list[Op]:
-    """The buffer of ``a`` or ``b`` whose first bytes are this workgroup's first step of its tile.
+    """Describe the buffer of ``a`` or ``b``, which starts at this workgroup's first step of its
+    tile.
 
-    It ends with the step's bytes of the last row that exists: loads from rows beyond it give zeros.
+    It ends with the step's bytes of the last row: loads from later rows return zeros.
     """
-    plan, s = f.plan, f.spare
-    shuffled = name == "b" and plan.shuffled
-    to, index, tile, size = (f.from_a, f.at_m, plan.tile_m, "m") if name == "a" else (f.from_b, f.at_n, plan.tile_n, "n")
+    config, s = f.config, f.spare
+    shuffled = name == "b" and config.shuffled
+    to, index, tile, size = (f.from_a, f.at_m, config.tile_m, "m") if name == "a" else (f.from_b, f.at_n, config.tile_n, "n")
     stride = f.argument(f"stride_{name}")
     return [
         *describe(f, to, f.argument(name), index, tile, stride),
@@ -134,33 +140,34 @@ def describe_operand(f: Frame, name: str) -> list[Op]:
         op("s_sub_u32", s[0], s[0], 1),
         op("s_mul_i32", s[0], s[0], stride),
         *([op("s_lshl_b32", s[0], s[0], 4)] if shuffled else []),
-        op("s_add_u32", to[2], s[0], step_bytes(plan, name)),
+        op("s_add_u32", to[2], s[0], step_bytes(config, name)),
     ]
 
 
-def step_bytes(plan: Plan, name: str) -> int:
-    """From a step to the next: of a row, or of a block of 16 rows of a shuffled weight."""
-    return STEP_BYTES * (SIDE if name == "b" and plan.shuffled else 1)
+def step_bytes(config: KernelConfig, name: str) -> int:
+    """Return the bytes from a step to the next: in a row, or in 16 rows of a shuffled weight."""
+    return STEP_BYTES * (SIDE if name == "b" and config.shuffled else 1)
 
 
 def place_waves(f: Frame) -> list[Op]:
-    """Which wave along M and N this one is; afterwards ``lane`` is still the lane of the workgroup."""
+    """Compute the wave's position along M and N; ``lane`` remains the lane of the workgroup."""
     v = f.loose[0]
     return [
         op("v_lshrrev_b32_e32", v, 6, f.lane),
         op("v_readfirstlane_b32", f.wave, v),
-        op("s_and_b32", f.wave_m, f.wave, f.plan.waves_m - 1),
-        op("s_lshr_b32", f.wave_n, f.wave, f.plan.waves_m.bit_length() - 1),
+        op("s_and_b32", f.wave_m, f.wave, f.config.waves_m - 1),
+        op("s_lshr_b32", f.wave_n, f.wave, f.config.waves_m.bit_length() - 1),
     ]
 
 
 def place_loads(f: Frame) -> list[Op]:
-    """Where each lane loads from, and where in LDS that goes.
+    """Compute where each lane loads from, and where in LDS that goes.
 
-    Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes stand in LDS in the order that XOR with the row's number modulo 8
-    gives, so that the lanes that LDS serves at once, which read 8 different rows or write one, meet 32 different banks.
+    Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes are stored in LDS at their
+    index XOR the row modulo 8. The lanes that LDS serves at once, which read 8 different rows or
+    write one, then access 32 different banks.
     """
-    plan = f.plan
+    config = f.config
     row, pack, mixed = f.loose[0], f.loose[1], f.loose[2]
     ops = [
         op("v_lshrrev_b32_e32", row, 3, f.lane, note="row"),
@@ -168,7 +175,7 @@ def place_loads(f: Frame) -> list[Op]:
         op("v_and_b32_e32", mixed, PACK - 1, row),
         op("v_xor_b32_e32", mixed, mixed, pack),
     ]
-    if plan.target.direct:
+    if config.target.direct:
         ops += [
             op("v_mov_b32_e32", pack, mixed),
             op("s_lshl_b32", f.write, f.wave, 10, note="a wave's 8 rows in LDS"),
@@ -178,7 +185,7 @@ def place_loads(f: Frame) -> list[Op]:
             op("v_lshlrev_b32_e32", f.write, 7, row),
             op("v_lshl_add_u32", f.write, mixed, 4, f.write),
         ]
-    for name, offsets, loads in (("a", f.offset_a, plan.loads_a), ("b", f.offset_b, plan.loads_b)):
+    for name, offsets, loads in (("a", f.offset_a, config.loads_a), ("b", f.offset_b, config.loads_b)):
         if not loads:
             continue
         stride = f.argument(f"stride_{name}")
@@ -192,26 +199,28 @@ def place_loads(f: Frame) -> list[Op]:
 
 
 def place_shuffled(f: Frame) -> list[Op]:
-    """Where each lane loads a shuffled weight from: 16 bytes a lane, 1 KiB a wave, are the operand of 16 rows by 32 elements."""
-    plan, s = f.plan, f.spare
+    """Compute where each lane loads a shuffled weight: 1 KiB of a wave is the operand of 16 rows by
+    32 elements.
+    """
+    config, s = f.config, f.spare
     ops = [
-        op("s_mul_i32", s[0], f.wave_n, plan.blocks_n),
+        op("s_mul_i32", s[0], f.wave_n, config.blocks_n),
         op("s_lshl_b32", s[1], f.argument("stride_b"), 4, note="bytes of a block of 16 rows"),
         op("s_mul_i32", s[0], s[0], s[1]),
         op("v_lshlrev_b32_e32", f.offset_b[0], 4, f.lane),
         op("v_add_u32_e32", f.offset_b[0], s[0], f.offset_b[0]),
     ]
-    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, plan.blocks_n)]
+    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, config.blocks_n)]
 
 
 def narrow_lane(f: Frame) -> list[Op]:
-    """``lane`` becomes the number in the wave."""
+    """Reduce ``lane`` to the index in the wave."""
     return [op("v_and_b32_e32", f.lane, 63, f.lane)]
 
 
 def place_reads(f: Frame) -> list[Op]:
-    """Where in LDS each lane finds its 16 bytes of 16 rows by 32 elements: row lane % 16, pack lane / 16 of the half."""
-    plan = f.plan
+    """Compute where each lane reads LDS: row lane % 16, pack lane / 16 of the half."""
+    config = f.config
     row, pack = f.loose[0], f.loose[1]
     ops = [
         op("v_and_b32_e32", row, SIDE - 1, f.lane),
@@ -222,17 +231,17 @@ def place_reads(f: Frame) -> list[Op]:
         op("v_lshlrev_b32_e32", pack, 4, pack),
         op("v_xor_b32_e32", row, row, pack, note="pack XOR row % 8"),
     ]
-    for reads, wave, blocks, first in ((f.read_a, f.wave_m, plan.blocks_m, 0), (f.read_b, f.wave_n, plan.blocks_n, plan.tile_m)):
+    for reads, wave, blocks, first in ((f.read_a, f.wave_m, config.blocks_m, 0), (f.read_b, f.wave_n, config.blocks_n, config.tile_m)):
         for buffer, addresses in enumerate(reads):
             ops += [
                 op("s_mul_i32", f.spare[0], wave, blocks * SIDE * STEP_BYTES),
-                op("s_add_u32", f.spare[0], f.spare[0], buffer * plan.buffer_bytes + first * STEP_BYTES),
+                op("s_add_u32", f.spare[0], f.spare[0], buffer * config.buffer_bytes + first * STEP_BYTES),
                 op("v_add_u32_e32", addresses[0], f.spare[0], row),
                 op("v_xor_b32_e32", addresses[1], WIDE * (PACK // HALVES), addresses[0], note="the other half"),
             ]
     return ops
 
 
-def clear_sums(f: Frame) -> list[Op]:
-    """Accumulators to zero."""
-    return [op("v_accvgpr_write_b32", f.sums[one], 0) for one in range(f.sums.count)]
+def clear_accumulators(f: Frame) -> list[Op]:
+    """Set the accumulators to zero."""
+    return [op("v_accvgpr_write_b32", f.accumulators[one], 0) for one in range(f.accumulators.count)]

@@ -1,24 +1,26 @@
-"""Registers as values, and who has which."""
+"""Represent registers as values and allocate them."""
 
 from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: Registers with names of their own, by file: how they are written, and how many units of 32 bits they have.
+#: Named registers: file -> number of 32-bit units.
 NAMED = {"scc": 1, "vcc": 2, "exec": 2, "m0": 1}
-#: Registers of a lane: `v` and `a` share one file of 512 on gfx90a and later; scalar registers of a wave beside VCC.
+#: Registers of a lane (`v` and `a` share a file of 512 from gfx90a on); scalars of a wave without
+#: VCC.
 MOST = {"v": 256, "a": 256, "s": 102}
 
 
 @attrs.frozen
 class Reg:
-    """Some neighbouring registers of one file.
+    """Adjacent registers of one file.
 
     Attributes:
-        file: ``v``, ``a``, ``s``, a name of `NAMED`, or ``lds`` for a part of the workgroup's LDS, which no instruction names.
-        index: of the first.
-        count: how many.
+        file: ``v``, ``a``, ``s``, a name of `NAMED`, or ``lds`` for a part of LDS, which no operand
+            names.
+        index: first register.
+        count: number of registers.
     """
 
     file: str
@@ -32,12 +34,12 @@ class Reg:
         return Reg(self.file, self.index + first, last - first)
 
     def fours(self) -> tuple[Reg, ...]:
-        """These registers in groups of four."""
+        """Return the registers in groups of four."""
         return tuple(self[first : first + 4] for first in range(0, self.count, 4))
 
     @property
     def units(self) -> tuple[tuple[str, int], ...]:
-        """Each single register."""
+        """Return each single register."""
         return tuple((self.file, self.index + one) for one in range(self.count))
 
     def __str__(self) -> str:
@@ -51,23 +53,23 @@ SCC, VCC, EXEC, M0 = (Reg(name, 0, count) for name, count in NAMED.items())
 
 @attrs.define
 class Registers:
-    """Gives out registers of each file, from the first on.
+    """Allocator of the registers of each file, in ascending order.
 
     Attributes:
-        taken: of each file, how many were given out, gaps before aligned ones included.
+        taken: registers allocated in each file, alignment gaps included.
     """
 
     taken: dict[str, int] = attrs.field(factory=lambda: {"v": 0, "a": 0, "s": 0})
 
     def __call__(self, file: str, count: int = 1, align: int = 0) -> Reg:
-        """Some that nobody has; groups start at an even register, groups of scalars of four and more at a multiple of four.
+        """Allocate registers; groups are aligned to 2, groups of four or more scalars to 4.
 
         Raises:
-            PluginError: there are not as many.
+            PluginError: the file has too few registers.
         """
         align = align or (4 if file == "s" and count >= 4 else 2 if count > 1 else 1)
         first = -(-self.taken[file] // align) * align
         if first + count > MOST[file]:
-            raise PluginError(f"{first + count} registers of file {file}, of which there are {MOST[file]}")
+            raise PluginError(f"file {file}: {first + count} registers exceed {MOST[file]}")
         self.taken[file] = first + count
         return Reg(file, first, count)

@@ -1,13 +1,16 @@
-"""Several workgroups for the K of one tile.
+"""Combine the partials of several workgroups that share the K of a tile.
 
-Each writes its sums into the workspace and counts itself at the tile's semaphore; the last to come adds all parts, in their order: so the
-result does not depend on who was last. The count is an increment that wraps at the number of parts, which leaves the semaphore at zero.
+Each workgroup stores its accumulators in the workspace and counts itself at the tile's semaphore.
+The last one adds all partials in order, so the result does not depend on which workgroup is last.
+The increment wraps at the number of splits, which leaves the semaphore at zero.
 
-Workgroups of a tile may run on different chiplets, whose L2 caches do not see each other's lines. Stores and loads of parts therefore have
-the scope of the device (``sc1``): they are what LLVM's "Memory Model GFX942" has for atomic stores and loads of scope agent, which meet
-behind the L2 caches. The increment has that scope without a bit (``sc0`` asks for the old value, ``sc1`` would be the system's). A wave
-waits for all its stores and the workgroup for all its waves before one of them counts; the last loads once it knows the count. As no other
-store must become visible, the L2 need not be written back (``buffer_wbl2``), nor lines be dropped that nobody loads (``buffer_inv``).
+Workgroups of a tile may run on different chiplets, whose L2 caches are not coherent. So stores and
+loads of partials have device scope (``sc1``), which bypasses L2: LLVM's "Memory Model GFX942" has
+them for atomic stores and loads of scope agent. The increment has that scope without a bit (``sc0``
+returns the old value; ``sc1`` would mean system scope). A wave waits for its stores, and the
+workgroup for its waves, before one wave counts. The last workgroup loads after it has read the
+count. No other store must become visible, so L2 needs neither a write-back (``buffer_wbl2``) nor an
+invalidation (``buffer_inv``).
 """
 
 from __future__ import annotations
@@ -17,50 +20,56 @@ from tunedgemm_asm.gcn.prologue import RAW
 from tunedgemm_asm.gcn.registers import EXEC, Reg
 from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
 
-#: Bytes that a wave stores of one product: 16 of each lane.
+#: Bytes that a wave stores of one block: 16 for each lane.
 _BLOCK = 1024
-#: Products that are loaded at once while parts are added.
+#: Blocks that are loaded at once while partials are added.
 _AT_ONCE = 8
 _COUNTED, _LAST, _ADD = Label("counted"), Label("last"), Label("add")
 
 
 def share_tile(f: Frame) -> list[Item]:
-    """The parts of a tile into the accumulators of the last workgroup to come; the others end here."""
+    """Combine the partials in the last workgroup's accumulators; all other workgroups exit."""
     return [*store_part(f), *count(f), *add_parts(f)]
 
 
 def describe_part(f: Frame, to: Reg, part: Reg | int) -> list[Op]:
-    """A buffer of the tile's part in the workspace, which holds all tiles of a part side by side."""
-    plan, s = f.plan, f.spare
+    """Describe the buffer of the tile's partial; the workspace holds all tiles of a split side by
+    side.
+    """
+    config, s = f.config, f.spare
     workspace = f.argument("workspace")
     return [
         op("s_mul_i32", s[0], f.argument("tiles_m"), f.argument("tiles_n")),
         op("s_mul_i32", s[0], s[0], part),
         op("s_add_u32", s[0], s[0], f.tile),
-        op("s_mul_hi_u32", s[1], s[0], plan.tile_m * plan.tile_n * 4),
-        op("s_mul_i32", s[0], s[0], plan.tile_m * plan.tile_n * 4),
+        op("s_mul_hi_u32", s[1], s[0], config.tile_m * config.tile_n * 4),
+        op("s_mul_i32", s[0], s[0], config.tile_m * config.tile_n * 4),
         op("s_add_u32", to[0], workspace[0], s[0]),
         op("s_addc_u32", to[1], workspace[1], s[1]),
         op("s_and_b32", to[1], to[1], 0xFFFF),
-        op("s_mov_b32", to[2], plan.tile_m * plan.tile_n * 4),
+        op("s_mov_b32", to[2], config.tile_m * config.tile_n * 4),
         op("s_mov_b32", to[3], RAW),
     ]
 
 
 def place_lane(f: Frame, offset: Reg) -> list[Op]:
-    """Where in a part a lane's sums begin: those of a wave lie together, product by product."""
-    plan, s = f.plan, f.spare
+    """Compute the offset of a lane in a partial; each wave's accumulators are contiguous, block by
+    block.
+    """
+    config, s = f.config, f.spare
     return [
-        op("s_mul_i32", s[0], f.wave_n, plan.waves_m),
+        op("s_mul_i32", s[0], f.wave_n, config.waves_m),
         op("s_add_u32", s[0], s[0], f.wave_m),
-        op("s_mul_i32", s[0], s[0], plan.blocks * _BLOCK),
+        op("s_mul_i32", s[0], s[0], config.blocks * _BLOCK),
         op("v_lshlrev_b32_e32", offset, 4, f.lane),
         op("v_add_u32_e32", offset, s[0], offset),
     ]
 
 
 def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, list[Op]]]:
-    """Products from one on: number, the rest of a memory instruction's text, and what moves a lane's offset on before it."""
+    """Yield blocks: index, modifiers of the memory instruction, and code that advances the offset
+    before it.
+    """
     found = []
     for block in range(first, first + count):
         moved = [op("v_add_u32_e32", offset, 4 * _BLOCK, offset)] if block % 4 == 0 and block else []
@@ -70,16 +79,16 @@ def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, lis
 
 
 def store_part(f: Frame) -> list[Op]:
-    """This workgroup's sums into the workspace, straight from the accumulators."""
+    """Store this workgroup's accumulators in the workspace, without a copy to vector registers."""
     offset, ops = f.loose[0], []
     ops += [*describe_part(f, f.from_a, f.part), *place_lane(f, offset)]
-    for block, mods, moved in _each_block(offset, 0, f.plan.blocks):
-        ops += [*moved, op("buffer_store_dwordx4", (), f.sums.fours()[block], offset, f.from_a, 0, mods=mods)]
+    for block, mods, moved in _each_block(offset, 0, f.config.blocks):
+        ops += [*moved, op("buffer_store_dwordx4", (), f.accumulators.fours()[block], offset, f.from_a, 0, mods=mods)]
     return ops
 
 
 def count(f: Frame) -> list[Item]:
-    """Once all stores of all waves have arrived, one lane counts the workgroup; all waves learn whether it was the last."""
+    """Count the workgroup after all stores; tell all waves whether it is the last."""
     s, v = f.spare, f.loose
     semaphore = f.argument("semaphore")
     return [
@@ -110,28 +119,28 @@ def count(f: Frame) -> list[Item]:
 
 
 def add_parts(f: Frame) -> list[Item]:
-    """The sums of all parts: the first into the accumulators, then one after the other added to them."""
-    plan, part, left = f.plan, f.part, f.steps
+    """Load the first partial into the accumulators and add the others in order."""
+    config, part, left = f.config, f.part, f.steps
     free = f.given.taken["v"] // 4 - 1
-    at_once = max(1, min(_AT_ONCE, plan.blocks, free - 1))
+    at_once = max(1, min(_AT_ONCE, config.blocks, free - 1))
     offset, room = Reg("v", 1), [Reg("v", 4 + 4 * one, 4) for one in range(at_once)]
     spare = Reg("v", 2)
     f.given.taken["v"] = max(f.given.taken["v"], 4 + 4 * at_once)
-    sums = f.sums.fours()
+    accumulators = f.accumulators.fours()
     ops: list[Item] = [op("s_mov_b32", part, 0), *describe_part(f, f.from_a, part), *place_lane(f, offset)]
-    for block, mods, moved in _each_block(offset, 0, plan.blocks):
-        ops += [*moved, op("buffer_load_dwordx4", sums[block], offset, f.from_a, 0, mods=mods)]
+    for block, mods, moved in _each_block(offset, 0, config.blocks):
+        ops += [*moved, op("buffer_load_dwordx4", accumulators[block], offset, f.from_a, 0, mods=mods)]
     ops += [op("s_sub_u32", left, f.argument("splits"), 1), _ADD, op("s_add_u32", part, part, 1)]
     ops += [*describe_part(f, f.from_a, part), *place_lane(f, offset)]
-    for first in range(0, plan.blocks, at_once):
-        group = range(first, min(first + at_once, plan.blocks))
+    for first in range(0, config.blocks, at_once):
+        group = range(first, min(first + at_once, config.blocks))
         for block, mods, moved in _each_block(offset, first, len(group)):
             ops += [*moved, op("buffer_load_dwordx4", room[block - first], offset, f.from_a, 0, mods=mods)]
         for block in group:
             for one in range(4):
                 ops += [
-                    op("v_accvgpr_read_b32", spare, sums[block][one]),
+                    op("v_accvgpr_read_b32", spare, accumulators[block][one]),
                     op("v_add_f32_e32", spare, spare, room[block - first][one]),
-                    op("v_accvgpr_write_b32", sums[block][one], spare),
+                    op("v_accvgpr_write_b32", accumulators[block][one], spare),
                 ]
     return [*ops, op("s_sub_u32", left, left, 1), op("s_cmp_lg_u32", (), left, 0), branch("s_cbranch_scc1", _ADD)]

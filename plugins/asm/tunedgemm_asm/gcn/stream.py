@@ -1,4 +1,4 @@
-"""Instructions as values, and a stream of them."""
+"""Represent instructions as values, and streams of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from tunedgemm_asm.gcn.registers import EXEC, SCC, Reg
 
 Operand = Reg | int | float | str
-#: Scalar instructions that leave SCC as it was; all others of the scalar unit here write it.
+#: Scalar instructions that preserve SCC; all others used here write it.
 _KEEP_SCC = ("s_mov", "s_cselect", "s_mul", "s_load", "s_nop", "s_waitcnt", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_setprio")
 _READ_SCC = ("s_addc", "s_subb", "s_cselect", "s_cbranch_scc")
 _KEEP_EXEC = ("v_readfirstlane", "v_mfma")
@@ -21,11 +21,11 @@ class Op:
     """One instruction.
 
     Attributes:
-        name: its mnemonic.
-        to: the registers that it writes and names.
-        of: what it reads and names, in the order of the text.
-        mods: what follows the operands.
-        reads, writes: registers that it reads or writes without naming them; LDS among them.
+        name: mnemonic.
+        to: register operands that it writes.
+        of: operands that it reads, in the order of the text.
+        mods: text after the operands.
+        reads, writes: registers that it accesses without naming them, LDS included.
         note: a comment.
     """
 
@@ -39,17 +39,19 @@ class Op:
 
     @property
     def unit(self) -> str:
-        """Who executes it: ``mfma``, ``valu``, ``salu``, ``smem``, ``vmem``, ``lds``, ``branch``, ``barrier``, ``wait`` or ``end``."""
+        """Return its unit: ``mfma``, ``valu``, ``salu``, ``smem``, ``vmem``, ``lds``, ``branch``,
+        ``barrier``, ``wait`` or ``end``.
+        """
         return _unit(self.name)
 
     @property
     def stores(self) -> bool:
-        """Whether it writes memory outside the workgroup."""
+        """Check whether it writes memory outside the workgroup."""
         return self.unit == "vmem" and ("store" in self.name or "atomic" in self.name)
 
     @property
     def read(self) -> tuple[Reg, ...]:
-        """All registers that it reads."""
+        """Return all registers that it reads."""
         implied = (SCC,) if self.name.startswith(_READ_SCC) else ()
         if self.unit in ("valu", "vmem", "lds") and not self.name.startswith(_KEEP_EXEC):
             implied += (EXEC,)
@@ -57,7 +59,7 @@ class Op:
 
     @property
     def written(self) -> tuple[Reg, ...]:
-        """All registers that it writes."""
+        """Return all registers that it writes."""
         implied = (SCC,) if self.unit == "salu" and not self.name.startswith(_KEEP_SCC) else ()
         return (*self.to, *self.writes, *implied)
 
@@ -69,7 +71,7 @@ class Op:
 
 @attrs.frozen
 class Label:
-    """A place to branch to."""
+    """Target of a branch."""
 
     name: str
 
@@ -95,33 +97,36 @@ def _written(operand: Operand) -> str:
 
 
 def op(name: str, to: Reg | Sequence[Reg] = (), *of: Operand, mods: str = "", note: str = "") -> Op:
-    """An instruction that names all that it reads and writes."""
+    """Return an instruction whose operands are all that it accesses."""
     return Op(name, (to,) if isinstance(to, Reg) else tuple(to), of, mods, note=note)
 
 
 def branch(name: str, label: Label, note: str = "") -> Op:
-    """A branch to a place."""
+    """Return a branch to a label."""
     return Op(name, (), (f".L{label.name}",), note=note)
 
 
 def weave(main: Sequence[Op], *tracks: tuple[float, float, Sequence[Op]]) -> list[Op]:
-    """Instructions spread over those of ``main``, which keep their order.
+    """Interleave instructions with ``main``, which keeps its order.
 
-    What a matrix instruction takes several cycles for, the other units have to themselves: the spread keeps all of them busy.
+    An MFMA takes several cycles, in which the other units are free; the interleaving keeps them
+    busy.
 
     Args:
-        main: matrix instructions.
-        tracks: instructions that stand between two shares of ``main``, evenly and in their order; where tracks meet, the first goes first.
+        main: the MFMAs.
+        tracks: instructions to spread evenly, in order, between two fractions of ``main``; where
+            tracks
+            meet, the earlier track goes first.
     """
     placed: list[tuple[int, Op]] = []
     for first, last, ops in tracks:
         step = (last - first) * len(main) / max(len(ops), 1)
         placed += [(round(first * len(main) + (index + 1) * step), one) for index, one in enumerate(ops)]
     woven: list[Op] = []
-    beside = sorted(placed, key=lambda pair: pair[0])
+    pending = sorted(placed, key=lambda pair: pair[0])
     for at, one in enumerate((*main, None)):
-        while beside and beside[0][0] <= at:
-            woven.append(beside.pop(0)[1])
+        while pending and pending[0][0] <= at:
+            woven.append(pending.pop(0)[1])
         if one is not None:
             woven.append(one)
-    return woven + [one for _, one in beside]
+    return woven + [one for _, one in pending]

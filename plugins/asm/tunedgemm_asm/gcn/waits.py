@@ -1,11 +1,14 @@
-"""Waits for memory and LDS, derived from the stream.
+"""Insert the waits for memory and LDS, derived from the stream.
 
-Memory instructions (``vmcnt``) and LDS instructions (``lgkmcnt``) of a wave end in order, scalar loads (``lgkmcnt`` too) in any. A register
-that one of them has still to write must neither be read nor written: before such an instruction stands the wait that is just long enough,
-which leaves what is younger on its way. Before a barrier a wave's LDS instructions have ended, and so have the loads into the parts of LDS
-that the barrier publishes; a wave ends with no load into LDS on its way, since its LDS may be another's by then.
+Memory instructions (``vmcnt``) and LDS instructions (``lgkmcnt``) of a wave end in order, scalar
+loads (``lgkmcnt`` too) in any order. A register that is still to be written must not be read or
+written. So the shortest sufficient wait precedes such an instruction and leaves younger ones in
+flight. Before a barrier, a wave's LDS instructions and its loads into the published parts of LDS
+have ended. A wave ends without loads into LDS in flight, since its LDS may already belong to
+another workgroup.
 
-Where ways join, of each register the youngest write that may be pending counts; loops are followed until nothing changes.
+Where paths join, the youngest pending write of each register counts; loops iterate to a fixed
+point.
 """
 
 from __future__ import annotations
@@ -18,27 +21,29 @@ import attrs
 from tunedgemm_asm.gcn import flow
 from tunedgemm_asm.gcn.stream import Item, Op, Stream
 
-#: The most that is waited for: one less than the counters hold (63, 15), where they may stand for more.
+#: Largest counts waited for: one below the limits of the counters (63, 15), which saturate.
 MOST = {"vmcnt": 62, "lgkmcnt": 14}
 _WAITS = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
-#: Stand for "any LDS instruction" and "any scalar load" among the pending.
+#: Pending entries for any LDS instruction and for any scalar load.
 _LDS, _SCALAR = ("any lds", 0), ("any smem", 0)
 Unit = tuple[str, int]
 
 
 @attrs.frozen
 class Pending:
-    """What is on its way: of each register, how many younger instructions of its counter there are."""
+    """Writes in flight: register -> number of younger instructions of its counter."""
 
     vmcnt: Mapping[Unit, int] = attrs.field(factory=dict)
     lgkmcnt: Mapping[Unit, int] = attrs.field(factory=dict)
 
     def join(self, other: Pending) -> Pending:
-        """What may be on its way after one of two ways."""
+        """Merge the writes in flight of two paths."""
         return Pending(_least(self.vmcnt, other.vmcnt), _least(self.lgkmcnt, other.lgkmcnt))
 
     def waits(self, item: Op) -> dict[str, int]:
-        """How many of each counter may still be on their way when an instruction is issued; only counters that it must wait for."""
+        """Return the largest counts that may remain when an instruction is issued, where it must
+        wait.
+        """
         units = {unit for reg in (*item.read, *item.written) for unit in reg.units if reg.file != "lds" or item.unit == "barrier"}
         if item.unit == "barrier":
             units.add(_LDS)
@@ -50,12 +55,12 @@ class Pending:
         return {counter: min(*ages, MOST[counter]) for counter, ages in found.items() if ages}
 
     def after_wait(self, counts: Mapping[str, int]) -> Pending:
-        """What is left after waiting until at most so many are on their way."""
+        """Return what remains after a wait for these counts."""
         left = {name: {unit: age for unit, age in getattr(self, name).items() if age < counts.get(name, 1 << 30)} for name in MOST}
         return Pending(**left)
 
     def after(self, item: Op) -> Pending:
-        """What is on its way once an instruction is issued that needs no more waits."""
+        """Return what is in flight after an instruction that needs no further waits."""
         if item.unit == "wait":
             return self.after_wait({name: int(count) for name, count in _WAITS.findall(f"{item.of} {item.mods}")})
         units = [unit for reg in item.written for unit in reg.units]
@@ -77,11 +82,11 @@ def _issued(pending: Mapping[Unit, int], units: Iterable[Unit]) -> dict[Unit, in
 
 
 def entered(stream: Stream, obey: bool) -> list[Pending]:
-    """Of each item what may be on its way before it.
+    """Return what may be in flight before each item.
 
     Args:
         stream: the items.
-        obey: whether the waits that an instruction needs are taken to stand before it, beside those that do.
+        obey: whether to assume that each instruction is preceded by the waits that it needs.
     """
 
     def after(state: Pending, item: Op) -> Pending:
@@ -91,7 +96,7 @@ def entered(stream: Stream, obey: bool) -> list[Pending]:
 
 
 def with_waits(stream: Stream) -> list[Item]:
-    """The stream with the waits that it needs."""
+    """Return the stream with the waits that it needs."""
     waited: list[Item] = []
     for item, state in zip(stream, entered(stream, obey=True), strict=True):
         if isinstance(item, Op) and (counts := state.waits(item)):
@@ -101,13 +106,13 @@ def with_waits(stream: Stream) -> list[Item]:
 
 
 def wait(vmcnt: int | None = None, lgkmcnt: int | None = None) -> Op:
-    """A wait until at most so many are on their way."""
+    """Return a wait for at most these counts."""
     counts = (("vmcnt", vmcnt), ("lgkmcnt", lgkmcnt))
     return Op("s_waitcnt", mods=" ".join(f"{name}({count})" for name, count in counts if count is not None))
 
 
 def unmet(stream: Stream) -> Sequence[tuple[int, dict[str, int]]]:
-    """Places of a finished stream where a wait is missing, and which."""
+    """Return the places of a finished stream that lack a wait, and the wait."""
     states = entered(stream, obey=False)
     missing = ((at, states[at].waits(item)) for at, item in enumerate(stream) if isinstance(item, Op))
     return [(at, counts) for at, counts in missing if counts]

@@ -1,9 +1,11 @@
-"""A generator of PTX: GEMM kernels for Hopper (sm_90a) of 16- and 8-bit operands, built from named parts.
+"""Generate PTX: GEMM kernels for Hopper (sm_90a) with 16- and 8-bit operands.
 
-`plan` says what a kernel is made of, `kernel` makes the text of one variant of it from the parts (`order`, `stream`, `barriers`,
-`producer`, `consumer`, `promotion`, `splitk`, `scales`, `epilogue`), `assembler` the code; `tensormap` describes operands to the copy
-engine, `shares` divides steps among blocks, `solutions` lists what serves a shape, `launch` calls it.
+`names` defines a kernel's configuration, `limits` the shapes that it supports and `resources` what
+an SM holds. `kernel` assembles the text of one variant from `order`, `stream`, `barriers`,
+`producer`, `consumer`, `promotion`, `splitk`, `scales` and `epilogue`. `build` turns text into
+code, `tensormap` describes operands to TMA, `shares` divides steps for stream-K, `space` lists
+solutions, `launch` binds them.
 
-The facts are those of NVIDIA's PTX ISA: "Asynchronous Warpgroup Level Matrix Instructions" (descriptors and fragments),
-"cp.async.bulk.tensor", "mbarrier", "setmaxnreg" and "Cluster Dimension Directives".
+Sources: NVIDIA's PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (descriptors and
+fragments), "cp.async.bulk.tensor", "mbarrier", "setmaxnreg" and "Cluster Dimension Directives".
 """

@@ -1,13 +1,14 @@
-"""Barriers: for each stage one that says that it is full, and one that says that it is empty.
+"""Synchronize producer and consumers: one full and one empty mbarrier for each stage.
 
-The copy engine and the producer complete a full one: one arrival, which announces the bytes, and the bytes. Every warp that reads a
-stage arrives at its empty barrier when its matrix instructions are done; in a cluster at those of all blocks, whose producers write
-into all of them. A wait names the parity of the phase that it waits for the end of: consumers start with 0, the producer with 1, which
-a new barrier passes.
+The producer's arrival announces the bytes of a full barrier; TMA completes them. Each warp that
+reads a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster it
+arrives in all CTAs, whose producers write into all of them. A wait names the parity of the phase
+that it waits for. Consumers start with 0; the producer starts with 1, which a new barrier passes.
 
-Consumers that take turns have a barrier each, too, which the other completes when it issued the last product of its tile. A parity tells
-a phase from the one before alone, so nobody may wait for a full barrier before the phase before has ended: a consumer that came early
-would take the other's stage for its own. Once the other waited for the last of its stages, all before are past.
+Ping-pong consumers (`turns`) also have a barrier each. The other consumer completes it when it has
+issued the last wgmma of its tile. A parity distinguishes a phase only from the previous one, so a
+consumer that waits too early would take the other's stage for its own. Once the other consumer has
+waited for the last of its stages, all earlier phases are over.
 """
 
 from __future__ import annotations
@@ -15,72 +16,74 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.plan import BARRIER_BYTES, GROUP_THREADS
+from tunedgemm_asm.ptx.names import GROUP_THREADS
+from tunedgemm_asm.ptx.resources import BARRIER_BYTES
 
-#: Warps of a warp group.
+#: Warps of a warpgroup.
 _WARPS = GROUP_THREADS // 32
 
 
 @attrs.frozen
 class Ring:
-    """Where a producer or consumer stands in the ring, as registers: the stage and the parity that it waits for."""
+    """Position in the ring, as registers: the stage and the parity to wait for."""
 
     stage: str
     parity: str
 
 
 def start_barriers(f: Frame) -> None:
-    """One thread sets all barriers up, then everybody goes on: in a cluster its other blocks, too."""
-    t, plan = f.text, f.plan
+    """Initialize all barriers in one thread, then synchronize the CTA or the cluster."""
+    t, config = f.text, f.config
     other = t.to("pred", "setp.ne.u32", f.thread, 0)
     ready = t.label("READY")
     t.op("bra", ready, when=other)
-    for stage in range(plan.stages):
+    for stage in range(config.stages):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1)
-        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * plan.sharing * plan.cluster)
-    for number in range(plan.consumers * plan.turns):
+        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * config.sharing * config.cluster)
+    for number in range(config.consumers * config.turns):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.turns + number * BARRIER_BYTES}]", _WARPS)
-    t.op("fence.mbarrier_init.release.cluster")  # also for the copy engine's arrivals
+    t.op("fence.mbarrier_init.release.cluster")  # also orders the arrivals of TMA
     t.op("fence.proxy.async.shared::cta")
     t.place(ready)
     t.op("bar.sync", 0)
-    if plan.cluster > 1:
+    if config.cluster > 1:
         meet_cluster(f, "relaxed")
 
 
 def meet_cluster(f: Frame, order: str) -> None:
-    """All threads of the cluster meet; the warps may have diverged.
+    """Synchronize all threads of the cluster; the warps may have diverged.
 
     Args:
-        order: ``relaxed``, where a fence went before, as that of new barriers; or ``release``: what a thread has done, its arrivals at
-            barriers of other blocks with it, is done before they go on (PTX ISA, "barrier.cluster").
+        order: ``relaxed`` after a fence, as for new barriers; ``release`` to complete a thread's
+            work,
+            including its arrivals at barriers of other CTAs (PTX ISA, "barrier.cluster").
     """
     f.text.op(f"barrier.cluster.arrive.{order}")
     f.text.op("barrier.cluster.wait.acquire")
 
 
 def meet_consumer(f: Frame) -> None:
-    """The threads of the consumer meet at a barrier of its own: 1 or 2."""
+    """Synchronize the threads of the consumer at named barrier 1 or 2."""
     f.text.op("bar.sync", f.group, GROUP_THREADS)
 
 
 def start_ring(f: Frame, parity: int) -> Ring:
-    """The first stage, with a parity."""
+    """Return the first stage with this parity."""
     return Ring(f.text.to("b32", "mov.u32", 0), f.text.to("b32", "mov.u32", parity))
 
 
 def next_stage(f: Frame, ring: Ring) -> None:
-    """The stage after; behind the last the first, in the other phase."""
+    """Advance to the next stage; after the last one, wrap around and flip the parity."""
     t = f.text
     t.op("add.u32", ring.stage, ring.stage, 1)
-    last = t.to("pred", "setp.eq.u32", ring.stage, f.plan.stages)
+    last = t.to("pred", "setp.eq.u32", ring.stage, f.config.stages)
     t.op("selp.b32", ring.stage, 0, ring.stage, last)
     t.op("xor.b32", ring.parity, ring.parity, 1, when=last)
 
 
 def skip_stages(f: Frame, ring: Ring, count: str) -> None:
-    """So many stages on: the phase is another where an odd number of rounds ends."""
-    t, stages = f.text, f.plan.stages
+    """Advance by this many stages; an odd number of wraps flips the parity."""
+    t, stages = f.text, f.config.stages
     behind = t.to("b32", "add.u32", ring.stage, count)
     rounds = t.to("b32", "div.u32", behind, stages)
     whole = t.to("b32", "mul.lo.u32", rounds, stages)
@@ -90,12 +93,14 @@ def skip_stages(f: Frame, ring: Ring, count: str) -> None:
 
 
 def barrier_of(f: Frame, stage: str) -> str:
-    """A register to which the offset of a kind of barrier is added to get the address of its stage's, or its consumer's."""
+    """Return a base register: adding the offset of a kind of barrier addresses the one of the
+    stage.
+    """
     return f.text.to("b32", "mad.lo.u32", stage, BARRIER_BYTES, f.shared)
 
 
 def wait(f: Frame, barrier: str, offset: int, parity: str) -> None:
-    """Until the phase of this parity has ended."""
+    """Wait until the phase of this parity has ended."""
     t = f.text
     again, done = t.label("WAIT"), t.new("pred")
     t.place(again)
@@ -104,25 +109,30 @@ def wait(f: Frame, barrier: str, offset: int, parity: str) -> None:
 
 
 def announce(f: Frame, barrier: str) -> None:
-    """The producer's arrival at a full barrier, with the bytes that the copy engine is to bring."""
-    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.plan.stage_bytes)
+    """Arrive at a full barrier as the producer, with the bytes that TMA will deliver."""
+    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.config.stage_bytes)
 
 
 def release(f: Frame, stage: str, arriving: str) -> None:
-    """A warp's arrival at the empty barriers of a stage, by lanes for which *arriving* is true: one for each block of the cluster."""
+    """Arrive at the empty barriers of a stage: lanes with *arriving* set, one for each CTA of the
+    cluster.
+    """
     t = f.text
     barrier = barrier_of(f, stage)
-    if f.plan.cluster == 1:
+    if f.config.cluster == 1:
         t.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{barrier}+{f.empty}]", when=arriving)
         return
     theirs = t.to("b32", "mapa.shared::cluster.u32", barrier, f.lane)
-    # Nothing written is released, so the scope may be the block's: that of the cluster would cost a fence of the whole GPU in each step.
+    # No writes are released, so CTA scope suffices; cluster scope would fence the whole GPU in each
+    # step.
     t.op("mbarrier.arrive.release.cta.shared::cluster.b64", "_", f"[{theirs}+{f.empty}]", when=arriving)
 
 
 @attrs.frozen
 class Turn:
-    """What a consumer knows of turns, as registers: its own barrier and the other's, the parity that it waits for, who arrives."""
+    """State of a ping-pong consumer, as registers: both barriers, the parity to wait for, arriving
+    lanes.
+    """
 
     own: str
     other: str
@@ -131,7 +141,9 @@ class Turn:
 
 
 def start_turns(f: Frame, number: str) -> Turn:
-    """Of the consumer of a number: the first need not wait for its first turn, so its parity starts as the producer's does."""
+    """Return the state of the consumer *number*; the first consumer does not wait for its first
+    turn.
+    """
     t = f.text
     other = t.to("b32", "xor.b32", number, 1)
     own, theirs = barrier_of(f, number), barrier_of(f, other)
@@ -139,15 +151,16 @@ def start_turns(f: Frame, number: str) -> Turn:
 
 
 def wait_for_turn(f: Frame, turn: Turn) -> None:
-    """Until the other consumer issued all products of its tile."""
+    """Wait until the other consumer has issued all wgmma instructions of its tile."""
     wait(f, turn.own, f.turns, turn.parity)
     f.text.op("xor.b32", turn.parity, turn.parity, 1)
 
 
 def end_turn(f: Frame, turn: Turn, left: str) -> None:
-    """A warp's arrival at the other's barrier, where no steps are left. Of all warps: a parity may not turn twice before one waited for it.
+    """Arrive at the other consumer's barrier once no steps are left.
 
-    In the loop over the steps: behind it, ptxas 12.8 makes products wait for each other (C7514).
+    All warps arrive, so that a parity cannot flip twice before one of them has waited. The code is
+    inside the loop over steps: after it, ptxas 12.8 serializes the wgmma instructions (C7514).
     """
     last = f.text.to("pred", "setp.eq.u32", left, 0)
     arriving = f.text.to("pred", "and.pred", last, turn.arriving)

@@ -1,8 +1,10 @@
-"""A consumer: a warp group that multiplies its rows of every stage, then writes its part of the tile.
+"""Generate a consumer: a warpgroup that multiplies its rows of every stage and stores its part of
+the tile.
 
-Consumers that take turns have all rows of every second item each, and pass over the stages of the other's. Between the last product of one
-and the first of the other nothing lies but an arrival at a barrier, so the matrix units have work while one stores. Both may have
-products in flight at a time: their sums and stages are their own.
+Ping-pong consumers take all rows of every second item and skip the stages of the other. Only an
+arrival at a barrier separates the last wgmma of one from the first of the other, so the tensor
+cores have work while one consumer stores. Both may have wgmma instructions in flight: each has its
+own accumulators and stages.
 """
 
 from __future__ import annotations
@@ -23,58 +25,58 @@ from tunedgemm_asm.ptx.barriers import (
 )
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.names import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.order import Items
 from tunedgemm_asm.ptx.panels import await_reads
-from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
-from tunedgemm_asm.ptx.splitk import join_parts, join_shared
+from tunedgemm_asm.ptx.splitk import fixup_splits, fixup_stream
 from tunedgemm_asm.ptx.stream import Ranges, start_items
 
 
 def consume(f: Frame) -> None:
-    """All that a consumer does."""
-    t, plan = f.text, f.plan
-    t.op("setmaxnreg.inc.sync.aligned.u32", plan.consumer_registers)
+    """Generate the whole consumer."""
+    t, config = f.text, f.config
+    t.op("setmaxnreg.inc.sync.aligned.u32", config.consumer_registers)
     number = t.to("b32", "sub.u32", f.group, 1)
-    arriving = t.to("pred", "setp.lt.u32", f.lane, plan.cluster)
-    base_a = _descriptor(f, f.shared if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
-    base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, plan.tile_a * STEP_BYTES))
-    sums = t.many(f.variant.sum_kind, plan.sums)
+    arriving = t.to("pred", "setp.lt.u32", f.lane, config.cluster)
+    base_a = _descriptor(f, f.shared if config.turns else t.to("b32", "mad.lo.u32", number, config.rows * STEP_BYTES, f.shared))
+    base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, config.tile_a * STEP_BYTES))
+    accumulators = t.many(f.variant.accumulator_kind, config.accumulators)
     items = start_items(f)
     ring = start_ring(f, 0)
-    turn = _start_turns(f, number, ring, items) if plan.turns else None
-    tile, next_tile, end = t.label("TILE"), t.label("NEXT_TILE"), t.label("STORED") if plan.panels else f.end
+    turn = _start_turns(f, number, ring, items) if config.turns else None
+    tile, next_tile, end = t.label("TILE"), t.label("NEXT_TILE"), t.label("STORED") if config.panels else f.end
     t.place(tile)
     t.op("bra", end, when=items.ended(f))
     place = items.place(f)
-    if plan.promoted:
+    if config.promoted:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
-        _multiply_promoted(f, (base_a, base_b), sums, ring, (place.steps, arriving, scales))
+        _multiply_promoted(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
     else:
-        _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving, turn))
+        _multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, turn))
     if isinstance(items, Ranges):
         whole = t.label("WHOLE")
         t.op("bra", whole, when=t.to("pred", "setp.eq.u32", place.steps, f.arguments["steps"]))
-        join_shared(f, place.tile, items.parts(f, place), (number, sums), next_tile)
+        fixup_stream(f, place.tile, items.parts(f, place), (number, accumulators), next_tile)
         t.place(whole)
     elif f.variant.split:
-        join_parts(f, place, number, sums, next_tile)
-    row_a = place.row_a if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
-    store_tile(f, row_a, place.row_b, sums)
+        fixup_splits(f, place, number, accumulators, next_tile)
+    row_a = place.row_a if config.turns else t.to("b32", "mad.lo.u32", number, config.rows, place.row_a)
+    store_tile(f, row_a, place.row_b, accumulators)
     t.place(next_tile)
     items.advance(f, place.steps)
-    if plan.turns:
+    if config.turns:
         theirs = items.steps(f)
         skip_stages(f, ring, theirs)
         items.advance(f, theirs)
     t.op("bra", tile)
-    if plan.panels:
+    if config.panels:
         t.place(end)
         await_reads(f)
 
 
 def _start_turns(f: Frame, number: str, ring: Ring, items: Items | Ranges) -> Turn:
-    """The second consumer begins with the second item of the block."""
+    """Start the second consumer at the second item of the CTA."""
     steps = items.steps(f)
     skip_stages(f, ring, f.text.to("b32", "mul.lo.u32", steps, number))
     items.advance(f, steps, number)
@@ -82,30 +84,31 @@ def _start_turns(f: Frame, number: str, ring: Ring, items: Items | Ranges) -> Tu
 
 
 def _descriptor(f: Frame, address: str) -> str:
-    """The descriptor of an address in the first stage."""
+    """Return the matrix descriptor of an address in the first stage."""
     t = f.text
     units = t.to("b32", "bfe.u32", address, 4, matrix.ADDRESS_BITS)
     wide = t.to("b64", "cvt.u64.u32", units)
     return t.to("b64", "or.b64", wide, f"0x{matrix.CONSTANT:016x}")
 
 
-def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str, Turn | None]) -> None:
-    """The sums over the steps of an item; *told* are how many, the lanes that release a stage, and turns where consumers take them.
+def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, Turn | None]) -> None:
+    """Accumulate over the steps of an item.
 
-    While a stage is multiplied the one before it is released. Sums that start as zeros, not by a flag of the first instruction, are
-    what keeps ptxas from waiting after each instruction (its warning C7515).
+    *state* has the number of steps, the lanes that release a stage, and the ping-pong state. The
+    previous stage is released while a stage is multiplied. Accumulators start as zeros and not by a
+    flag of the first wgmma, which keeps ptxas from waiting after each instruction (warning C7515).
     """
-    t, (steps, arriving, turn) = f.text, told
+    t, (steps, arriving, turn) = f.text, state
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
     releasing = t.to("pred", "setp.ne.u32", 0, 0)
-    _clear(f, sums)
+    _clear(f, accumulators)
     if turn:
         wait_for_turn(f, turn)
     inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-    size = f.plan.sums_of_block
-    _products(f, _stage(f, bases, ring), {(block, 0): sums[block * size : (block + 1) * size] for block in range(f.plan.blocks)})
+    size = f.config.accumulators_per_block
+    _products(f, _stage(f, bases, ring), {(block, 0): accumulators[block * size : (block + 1) * size] for block in range(f.config.blocks)})
     t.op("wgmma.wait_group.sync.aligned", 1)
     release(f, before, releasing)
     t.op("mov.pred", releasing, arriving)
@@ -119,34 +122,38 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     release(f, before, arriving)
 
 
-def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]) -> None:
-    """The same where the sums of each stage are others, which are added in float32, multiplied by their scales where those go by block.
+def _multiply_promoted(
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, BlockScales | None]
+) -> None:
+    """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by
+    block.
 
-    A portion at a time, so that a thread holds few of those. They start anew by a flag that is never true: ptxas makes products wait for
-    each other where it varies, not where it is constant.
-    While one consumer adds, another multiplies.
+    A portion is multiplied at a time, so that a thread needs few such registers. Each portion
+    starts anew by a flag that is never true: ptxas serializes wgmma instructions where that flag
+    varies. While one consumer promotes, another multiplies.
     """
     t = f.text
-    steps, arriving, scales = told
-    left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.plan.portion // 2)
+    steps, arriving, scales = state
+    left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.config.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
-    _clear(f, sums)
+    _clear(f, accumulators)
     loaded = scales.load(f) if scales else ([], [])
     inner, taken = t.label("MULTIPLY"), loaded
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
     stage = _stage(f, bases, ring)
-    for portion in f.plan.portions:
+    for portion in f.config.portions:
         _products(f, stage, {portion: parts}, never)
         t.op("wgmma.wait_group.sync.aligned", 0)
-        if portion == f.plan.portions[-1]:
+        if portion == f.config.portions[-1]:
             release(f, ring.stage, arriving)
-        if scales and portion == f.plan.portions[0]:
-            # Those of the next stage are on their way for all of it: ptxas moves loads of a stage's own behind the wait for the stage.
+        if scales and portion == f.config.portions[0]:
+            # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for
+            # it.
             taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
         block, first = portion
-        begin = block * f.plan.sums_of_block + first // 2
-        own = sums[begin : begin + len(parts)]
+        begin = block * f.config.accumulators_per_block + first // 2
+        own = accumulators[begin : begin + len(parts)]
         if scales:
             promote_scaled(f, (own, parts), portion, scales, taken)
         else:
@@ -156,28 +163,31 @@ def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: 
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
 
 
-def _clear(f: Frame, sums: list[str]) -> None:
-    """Sums start as zeros."""
-    name, zero = ("mov.f32", "0f00000000") if f.variant.sum_kind == "f32" else ("mov.u32", 0)
-    for each in sums:
+def _clear(f: Frame, accumulators: list[str]) -> None:
+    """Set the accumulators to zero."""
+    name, zero = ("mov.f32", "0f00000000") if f.variant.accumulator_kind == "f32" else ("mov.u32", 0)
+    for each in accumulators:
         f.text.op(name, each, zero)
 
 
 def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:
-    """The descriptors of both operands in the stage."""
+    """Return the matrix descriptors of both operands in the stage."""
     t = f.text
-    offset = t.to("b32", "mul.lo.u32", ring.stage, f.plan.stage_bytes // matrix.UNIT)
+    offset = t.to("b32", "mul.lo.u32", ring.stage, f.config.stage_bytes // matrix.UNIT)
     wide = t.to("b64", "cvt.u64.u32", offset)
     stage_a, stage_b = (t.to("b64", "add.s64", base, wide) for base in bases)
     return stage_a, stage_b
 
 
-def _products(f: Frame, stage: tuple[str, str], sums: dict[tuple[int, int], list[str]], adding: object = 1) -> None:
-    """The matrix instructions of some portions of one stage, as one group; *adding* says whether the first of each adds to its sums."""
+def _products(f: Frame, stage: tuple[str, str], accumulators: dict[tuple[int, int], list[str]], adding: object = 1) -> None:
+    """Issue the wgmma instructions of some portions of a stage as one group.
+
+    *adding* tells whether the first wgmma of each portion adds to its accumulators.
+    """
     t, (stage_a, stage_b) = f.text, stage
     t.op("wgmma.fence.sync.aligned")
     for deep in range(DEEP):
-        for (block, first), own in sums.items():
+        for (block, first), own in accumulators.items():
             a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
             b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K + first * matrix.ROW)
             flags = matrix.flags(f.variant, 1 if deep else adding)

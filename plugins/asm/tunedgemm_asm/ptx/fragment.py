@@ -1,20 +1,23 @@
-"""Which sums a thread has.
+"""Map a thread's accumulators to rows and columns of the tile.
 
-PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16" (the same for k32), accumulator: of each 8 columns a thread has two side by
-side, 2 (lane % 4) and the next, in row 16 warp + lane / 4 and in the row 8 below. Columns are rows of b.
+PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16" (same for k32): of each 8 columns a
+thread has two, 2 (lane % 4) and the next, in row 16 warp + lane / 4 and in the row 8 below. Columns
+are rows of b.
 """
 
 from __future__ import annotations
 
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.plan import SIDE, UNIT_B, Plan
+from tunedgemm_asm.ptx.names import SIDE, UNIT_B, KernelConfig
 
-#: Rows between the two of a thread.
+#: Distance of a thread's two rows.
 BELOW = 8
 
 
-def first_sum(f: Frame, row_a: str, row_b: str) -> tuple[str, str]:
-    """Row and column of a thread's first sum; *row_a* and *row_b* are those of its consumer."""
+def first_accumulator(f: Frame, row_a: str, row_b: str) -> tuple[str, str]:
+    """Return the row and column of a thread's first accumulator; *row_a*, *row_b* are its
+    consumer's first.
+    """
     t = f.text
     warp = t.to("b32", "bfe.u32", f.thread, 5, 2)
     row = t.to("b32", "shr.u32", f.lane, 2)
@@ -24,18 +27,18 @@ def first_sum(f: Frame, row_a: str, row_b: str) -> tuple[str, str]:
     return row, t.to("b32", "mad.lo.u32", pair, 2, row_b)
 
 
-def rows_of_thread(plan: Plan) -> list[int]:
-    """A thread's rows, from its first on: two in each block."""
-    return [SIDE * block + low for block in range(plan.blocks) for low in (0, BELOW)]
+def rows_of_thread(config: KernelConfig) -> list[int]:
+    """Return a thread's rows relative to its first: two in each block."""
+    return [SIDE * block + low for block in range(config.blocks) for low in (0, BELOW)]
 
 
-def columns_of_thread(plan: Plan) -> list[int]:
-    """A thread's columns, from its first on."""
-    return [first + one for first in range(0, plan.tile_b, UNIT_B) for one in (0, 1)]
+def columns_of_thread(config: KernelConfig) -> list[int]:
+    """Return a thread's columns relative to its first."""
+    return [first + one for first in range(0, config.tile_b, UNIT_B) for one in (0, 1)]
 
 
-def place_of_sum(plan: Plan, row: int, column: int) -> int:
-    """Where among a thread's sums that of its rows' and columns' number *row* and *column* is."""
+def index_of_accumulator(config: KernelConfig, row: int, column: int) -> int:
+    """Return the index of the accumulator in a thread's row *row* and column *column*."""
     block, low = divmod(row, 2)
     octet, one = divmod(column, 2)
-    return block * plan.sums_of_block + 4 * octet + 2 * low + one
+    return block * config.accumulators_per_block + 4 * octet + 2 * low + one

@@ -1,21 +1,23 @@
-"""Launch on Hopper: a solution bound to a shape becomes one call of the driver, all but addresses and descriptors fixed before."""
+"""Turn a kernel and a shape into a launcher on Hopper with all but addresses and tensor maps fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import Driver, DriverInterface, device_context, on_device, scratch, torch_dtype
 
 from tunedgemm_asm import driver
-from tunedgemm_asm.native import Launch, Map, Plan, launch_of
-from tunedgemm_asm.ptx import assembler
-from tunedgemm_asm.ptx.arguments import MAP_OUT, MAPS, SCALES, abi_of
+from tunedgemm_asm.native import Launch, LaunchPlan, Map, launch_of
+from tunedgemm_asm.ptx import build
+from tunedgemm_asm.ptx.abi import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
-from tunedgemm_asm.ptx.plan import REVISION, SIDE
-from tunedgemm_asm.ptx.problem import Problem, problem_of
-from tunedgemm_asm.ptx.solutions import resolve, supports
+from tunedgemm_asm.ptx.limits import TRANSPOSED, part_of, rows_of, shared_evenly, slots_of, steps_of, supports, units_of, unsupported
+from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, KernelConfig, Variant
+from tunedgemm_asm.ptx.space import resolve
+from tunedgemm_asm.ptx.splitk import slot_bytes
 from tunedgemm_asm.ptx.tensormap import Operand
 
 if TYPE_CHECKING:
@@ -23,87 +25,91 @@ if TYPE_CHECKING:
 
 
 def details() -> list[str]:
-    """What assembles here."""
-    found = assembler.ptxas()
-    by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: there is no ptxas"
+    """Return the revision of the generator and what assembles its text."""
+    found = build.ptxas()
+    by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: ptxas not found"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
-    """Assemble into the artifact cache; needs no device.
+    """Assemble a kernel into the artifact cache without a device.
 
     Raises:
-        LaunchError: it does not assemble.
+        LaunchError: ptxas rejects the text.
     """
     if not supports(shape, device):
         return
     try:
-        problem = _problem(solution, shape, device)
-    except PluginError:  # bind says why
+        arguments = _arguments(solution, shape, device)
+    except PluginError:  # bind reports the reason
         return
-    assembler.code(problem.variant)
+    build.code(arguments.variant)
 
 
 def bind(
     drivers: Callable[[DriverInterface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
 ) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        drivers: gives the library for the device's kind.
-        device: whose limits count; its index is -1 where host memory stands for it.
-        where: the operands' device.
+        drivers: returns the library for the device's kind.
+        device: device whose limits apply; index -1 means host memory.
+        where: torch device of the operands.
 
     Raises:
-        LaunchError: it does not assemble or load.
+        LaunchError: the kernel does not assemble or load.
     """
     try:
-        problem = _problem(solution, shape, device)
+        arguments = _arguments(solution, shape, device)
         library = drivers(driver.INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
-    plan = problem.variant.plan
+    config = arguments.variant.config
     try:
-        function = driver.function_of(library, assembler.code(problem.variant), ENTRY, device.index)
+        function = driver.function_of(library, build.code(arguments.variant), ENTRY, device.index)
         with device_context(device.index):
-            library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes, index=device.index)
+            library.call("set", function.address, driver.DYNAMIC_SHARED, config.shared_bytes, index=device.index)
     except LaunchError as error:
-        raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error
-    launch = launch_of(function, _launched(problem, shape, device.index))
-    call = _call(launch, _failing(function, plan.name, device.index), problem, shape, device.index, where)
-    return Launcher(on_device(call, device.index), workspace_bytes=problem.workspace)
+        raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
+    launch = launch_of(function, _launched(arguments, shape, device.index))
+    call = _call(launch, _failing(function, config.name, device.index), arguments, shape, device.index, where)
+    return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 
-def _problem(solution: Solution, shape: Shape, device: Device) -> Problem:
-    plan, splits = resolve(solution, shape)
-    return problem_of(plan, splits, shape, max(1, device.cu_num))
+def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArguments:
+    config, splits = resolve(solution, shape)
+    return arguments_of(config, splits, shape, max(1, device.cu_num))
 
 
-def _launched(problem: Problem, shape: Shape, index: int) -> Plan:
-    """How the kernel is launched: it gets the addresses of the output, scales, bias, workspace and counters, those that there are, then of
-    x and of the weight, which descriptors alone have.
+def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
+    """Return the launch plan of a kernel.
+
+    It takes the addresses of output, scales, bias, workspace and counters, where they exist, then
+    those of x and of the weight, which only tensor maps use.
     """
-    plan, abi = problem.variant.plan, abi_of(shape.scale, problem.variant.plan.panels > 0)
+    config, abi = arguments.variant.config, abi_of(shape.scale, arguments.variant.config.panels > 0)
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
-    names += ["workspace", "counters"] if problem.variant.split else []
-    places = list(MAPS.values())[:: -1 if plan.swapped else 1]
-    told = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(problem, shape), strict=False)
-    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in told)
-    return Plan((problem.grid, 1, 1), plan.threads, abi.pack(problem.values), slots, plan.shared_bytes, maps, index)
+    names += ["workspace", "counters"] if arguments.variant.split else []
+    places = list(MAPS.values())[:: -1 if config.swapped else 1]
+    map_fields = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
+    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in map_fields)
+    return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps, index)
 
 
-def _operands(problem: Problem, shape: Shape) -> tuple[Operand, ...]:
-    """What descriptors are of: x and the weight, and an output that the copy engine stores."""
-    plan = problem.variant.plan
-    boxes = (plan.box_b, plan.tile_a) if plan.swapped else (plan.tile_a, plan.box_b)
+def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
+    """Return the operands of tensor maps: x, the weight, and an output that TMA stores."""
+    config = arguments.variant.config
+    boxes = (config.box_b, config.tile_a) if config.swapped else (config.tile_a, config.box_b)
     x = Operand(shape.dtype, shape.m, shape.k, boxes[0])
-    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=problem.variant.columns)
-    out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * plan.panel_columns)] if plan.panels else []
+    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=arguments.variant.columns)
+    out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * config.panel_columns)] if config.panels else []
     return x, weight, *out
 
 
-def _failing(function: driver.Function, name: str, index: int) -> Callable[[int], None]:
-    """What is done about a status, of a descriptor where it is negative: it returns where a second try is worthwhile, else it raises."""
+def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable[[int], None]:
+    """Return the handler of a driver status, negative for a tensor map; it returns to retry, else
+    raises.
+    """
 
     def failed(status: int) -> None:
         try:
@@ -115,16 +121,16 @@ def _failing(function: driver.Function, name: str, index: int) -> Callable[[int]
 
 
 def _call(
-    launch: Launch, failed: Callable[[int], None], problem: Problem, shape: Shape, index: int, where: torch.device
+    launch: Launch, failed: Callable[[int], None], arguments: LaunchArguments, shape: Shape, index: int, where: torch.device
 ) -> Callable[..., Any]:
-    """The call of operands; the plain product, of which nothing but the output is allocated, without anything in between."""
+    """Return the callable of a launcher; the plain product allocates only its output."""
     import torch
 
     empty, dtype, m, n = torch.empty, torch_dtype(shape.outdtype), shape.m, shape.n
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        # Sizes one by one: torch takes half as long again to read them from a tuple.
+        # Separate sizes: torch takes half as long again to read a tuple.
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
         if bias is None:
             while status := launch(stream(index), out.data_ptr(), x.data_ptr(), weight.data_ptr()):
@@ -143,11 +149,12 @@ def _call(
             failed(status)
         return out
 
-    nbytes, counters = problem.workspace, problem.counters
+    nbytes, counters = arguments.workspace, arguments.counters
 
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
-        # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
+        # Only this name holds both buffers during capture: freed early, one could overlap the
+        # other.
         held = scratch(nbytes, counters, where) if nbytes else ()
         addresses = [each.data_ptr() for each in (*others, *held) if each is not None]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):
@@ -157,3 +164,59 @@ def _call(
     if nbytes:
         return prepared
     return call if shape.scale == "none" else scaled
+
+
+@attrs.frozen
+class LaunchArguments:
+    """Arguments of one launch but for addresses, its grid and its scratch memory.
+
+    Attributes:
+        variant: the kernel.
+        values: numeric arguments.
+        grid: number of CTAs.
+        workspace: bytes of scratch memory for partials.
+        counters: number of counters, zero before and after.
+    """
+
+    variant: Variant
+    values: Mapping[str, int] = attrs.field(hash=False)
+    grid: int
+    workspace: int = 0
+    counters: int = 0
+
+
+def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
+    """Return the variant of a configuration for a shape's dtypes, scales and layout."""
+    together = next(count for count in (8, 2, 1) if shape.n % count == 0)
+    return Variant(
+        config, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
+        columns=shape.layout == COLUMNS, transposed=shape.op in TRANSPOSED,
+    )  # fmt: skip
+
+
+def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> LaunchArguments:
+    """Return the arguments of a kernel for a shape on this many multiprocessors.
+
+    Raises:
+        PluginError: the kernel does not support the shape.
+    """
+    if reason := unsupported(config, splits, shape):
+        raise PluginError(reason)
+    (rows_a, rows_b), (units_a, tiles_b) = rows_of(config, shape), units_of(config, shape)
+    tiles, steps = units_a * tiles_b, steps_of(shape)
+    values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
+    if config.stream:
+        found = shared_evenly(config, shape, multiprocessors)
+        clusters, slots, parts = found.clusters, found.tiles * config.cluster * config.sharing, found.parts
+        values |= {"items": found.tiles, "steps": steps, "part": found.length, "splits": parts}
+    else:
+        clusters = max(1, min(tiles * splits, multiprocessors * config.resident // config.cluster))
+        slots, parts = slots_of(config, shape) if splits > 1 else 0, splits
+        values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
+    return LaunchArguments(
+        variant=_variant(config, config.stream or splits > 1, shape),
+        values=values,
+        grid=clusters * config.cluster,
+        workspace=slots * parts * slot_bytes(config.accumulators),
+        counters=slots,
+    )

@@ -1,48 +1,53 @@
-"""The matrix instruction: descriptors of its operands in shared memory, and its name.
+"""Encode wgmma instructions and the matrix descriptors of their operands.
 
-PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format": bits 0 to 13 of a descriptor are the
-address over 16, 16 to 29 the leading dimension's offset over 16 (not used where rows along K are swizzled; 1), 32 to 45 the stride
-dimension's, from 8 rows to the next, over 16; 62 and 63 are 1 for a swizzle of 128 bytes. Stages start at multiples of 1024 bytes, so
-the base offset is 0.
+PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format".
+All fields are divided by 16. Bits 0 to 13 are the address, 16 to 29 the leading dimension's offset
+(unused with swizzled rows along K; 1), 32 to 45 the stride dimension's offset from 8 rows to the
+next. Bits 62 and 63 are 1 for the 128-byte swizzle. Stages start at multiples of 1024 bytes, so the
+base offset is 0.
 """
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.plan import SIDE, STEP_BYTES, STEP_K, UNIT_B, Variant
+from tunedgemm_asm.ptx.names import SIDE, STEP_BYTES, STEP_K, UNIT_B, Variant
 
-#: Bytes of one unit of an address in a descriptor, and bits of it.
+#: Bytes of an address unit in a descriptor; bits of the address.
 UNIT, ADDRESS_BITS = 16, 14
 _LEADING, _STRIDE, _SWIZZLE_128 = 1, 8 * STEP_BYTES // UNIT, 1
-#: A descriptor but for its address.
+#: Descriptor without its address.
 CONSTANT = _LEADING << 16 | _STRIDE << 32 | _SWIZZLE_128 << 62
-#: What moves it by the 32 bytes of an instruction along K, by its 64 rows, and by one.
+#: Increment of a descriptor for 32 bytes along K, for 64 rows, and for one row.
 ALONG_K, ALONG_ROWS, ROW = 2 * STEP_K // UNIT, SIDE * STEP_BYTES // UNIT, STEP_BYTES // UNIT
 
 
 def descriptor(address: int) -> int:
-    """Of rows of 128 bytes at an address in shared memory."""
+    """Return the descriptor of rows of 128 bytes at an address in shared memory."""
     return CONSTANT | (address // UNIT) & ((1 << ADDRESS_BITS) - 1)
 
 
-#: Kind of the elements, elements along K, and kind of the sums; PTX ISA, "wgmma.mma_async".
+#: dtype -> type of the elements, elements along K, type of the accumulators (PTX ISA,
+#: "wgmma.mma_async").
 _KINDS = {"bf16": ("bf16", 16, "f32"), "fp16": ("f16", 16, "f32"), "fp8_e4m3fn": ("e4m3", 32, "f32"), "int8": ("s8", 32, "s32")}
-#: What stands behind the flag of the sums: signs of both operands, and whether they are transposed, which 16 bits can be alone.
+#: Operands after the accumulator flag: signs of a and b, and for 16 bits whether each is
+#: transposed.
 _FLAGS = {"bf16": (1, 1, 0, 0), "fp16": (1, 1, 0, 0), "fp8_e4m3fn": (1, 1), "int8": ()}
-#: Beyond so many rows of b of 8-bit integers every second multiple of 8 alone is an instruction.
+#: Above this many rows of b, int8 instructions exist only for even multiples of 8.
 _EVERY_INT8 = 32
 
 
 def instruction(variant: Variant) -> str:
-    """64 rows of a by all rows of b in a tile, or a portion of them, 32 bytes deep."""
-    kind, deep, sums = _KINDS[variant.dtype]
-    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.portion}k{deep}.{sums}.{kind}.{kind}"
+    """Return the instruction that multiplies 64 rows of a by a portion of b's rows, 32 bytes deep."""
+    kind, deep, accumulators = _KINDS[variant.dtype]
+    return f"wgmma.mma_async.sync.aligned.m64n{variant.config.portion}k{deep}.{accumulators}.{kind}.{kind}"
 
 
 def flags(variant: Variant, adding: object = 1) -> tuple[object, ...]:
-    """What stands behind the descriptors; *adding* is a predicate where products do not always add to the sums."""
+    """Return the operands after the descriptors; *adding* is a predicate where the first wgmma may
+    not add.
+    """
     return (adding, *_FLAGS[variant.dtype])
 
 
 def multiplies(rows: int, dtype: str) -> bool:
-    """Whether there is an instruction for so many rows of b, a multiple of 8."""
+    """Check whether an instruction exists for this many rows of b, a multiple of 8."""
     return dtype != "int8" or rows <= _EVERY_INT8 or rows % (2 * UNIT_B) == 0

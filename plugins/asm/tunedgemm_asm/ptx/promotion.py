@@ -1,7 +1,9 @@
-"""Promotion: the sums of one stage are added to a tile's in float32, times the scales of its blocks where scales go by block.
+"""Promote the accumulators of a stage to fp32 accumulators of the tile, scaled by block where
+needed.
 
-A stage is 128 elements of K, as long as a block of scales. Of x each row has a scale for each block of K, of the weight each 128 rows.
-Rows beyond an operand take the scales of its last row: their sums are not stored.
+A stage is 128 elements of K, one scale block. x has a scale for each row and block of K, the weight
+for each 128 rows and block of K. Rows outside an operand use the scales of its last row and are not
+stored.
 """
 
 from __future__ import annotations
@@ -10,62 +12,65 @@ import math
 
 import attrs
 
-from tunedgemm_asm.ptx.fragment import columns_of_thread, first_sum, place_of_sum, rows_of_thread
+from tunedgemm_asm.ptx.fragment import columns_of_thread, first_accumulator, index_of_accumulator, rows_of_thread
 from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.names import SCALE_BLOCK, KernelConfig
 from tunedgemm_asm.ptx.order import Place
-from tunedgemm_asm.ptx.plan import SCALE_BLOCK, Plan
 from tunedgemm_asm.ptx.scales import scale_bases
 
 _BYTES, _BLOCK_BITS = 4, SCALE_BLOCK.bit_length() - 1
-#: Predicates of a thread that may be used up.
+#: Most predicates of a thread for offsets.
 _MOST_OFFSETS = 7
 
 
-def span_of(plan: Plan) -> int:
-    """Rows of the weight in a tile that never lie in two blocks of scales, wherever the tile begins."""
-    return math.gcd(plan.tile_n, SCALE_BLOCK)
+def span_of(config: KernelConfig) -> int:
+    """Return the rows of the weight that never span two scale blocks, wherever the tile begins."""
+    return math.gcd(config.tile_n, SCALE_BLOCK)
 
 
-def offsets_of(plan: Plan) -> list[int]:
-    """How far spans begin behind the start of a block of scales, of a tile that begins at one; in order, without 0.
+def offsets_of(config: KernelConfig) -> list[int]:
+    """Return the offsets of spans from the start of a scale block, for a tile that begins at one;
+    not 0.
 
-    In another tile these spans may lie in the next block.
+    In other tiles these spans may be in the next block.
     """
-    if plan.swapped or SCALE_BLOCK % plan.tile_n == 0:
+    if config.swapped or SCALE_BLOCK % config.tile_n == 0:
         return []
-    return sorted({start % SCALE_BLOCK for start in range(0, plan.tile_n, span_of(plan))} - {0})
+    return sorted({start % SCALE_BLOCK for start in range(0, config.tile_n, span_of(config))} - {0})
 
 
-def blocks_of(plan: Plan) -> int:
-    """Blocks of scales in which the rows of the weight lie that a consumer multiplies, at most."""
-    if plan.swapped:
+def blocks_of(config: KernelConfig) -> int:
+    """Return the most scale blocks that a consumer's rows of the weight can touch."""
+    if config.swapped:
         return 1
-    last = (plan.tile_n - span_of(plan)) // SCALE_BLOCK
-    return last + 1 + any(last * SCALE_BLOCK + offset < plan.tile_n for offset in offsets_of(plan))
+    last = (config.tile_n - span_of(config)) // SCALE_BLOCK
+    return last + 1 + any(last * SCALE_BLOCK + offset < config.tile_n for offset in offsets_of(config))
 
 
-def scales_by_block(plan: Plan) -> bool:
-    """Whether the plan's rows of the weight have few enough places in blocks of scales for a thread's predicates.
+def scales_by_block(config: KernelConfig) -> bool:
+    """Check whether a thread has enough predicates for the spans of the weight's rows.
 
-    Where operands are swapped those of a consumer lie in one block.
+    With swapped operands, a consumer's rows must be in one block.
     """
-    return SCALE_BLOCK % plan.rows == 0 if plan.swapped else len(offsets_of(plan)) <= _MOST_OFFSETS
+    return SCALE_BLOCK % config.rows == 0 if config.swapped else len(offsets_of(config)) <= _MOST_OFFSETS
 
 
-#: Registers of the scales of one block of K: of the thread's rows of x, and of the weight's blocks.
-Loaded = tuple[list[str], list[str]]
+#: Registers with the scales of one block of K: of the thread's rows of x, and of the weight's
+#: blocks.
+LoadedScales = tuple[list[str], list[str]]
 
 
 @attrs.frozen
 class BlockScales:
-    """Where a thread's scales of an item lie, as registers.
+    """Addresses of a thread's scales of an item, as registers.
 
     Attributes:
-        x, weight: addresses of the scales of the first row's next block of K.
-        rows: places of the thread's rows of x behind it.
-        blocks: the same of the weight: the tile's first block of rows, and those behind it that the tile may reach.
-        next: by how far a span begins behind a block's start, were the tile to begin there, whether the span is in the block after.
-        step: bytes from a scale of x to that of the next block of K: those of a scale, or of all rows of x where they lie transposed.
+        x, weight: addresses of the scales of the next block of K.
+        rows: indices of the thread's rows of x, relative to *x*.
+        blocks: indices of the weight's blocks that the tile may reach, relative to *weight*.
+        next: offset of a span -> predicate: whether the span is in the next block.
+        step: bytes to x's scale of the next block of K: one scale, or a row of scales where
+            transposed.
     """
 
     x: str
@@ -77,16 +82,16 @@ class BlockScales:
 
     @classmethod
     def of(cls, f: Frame, place: Place, number: str) -> BlockScales:
-        """Those of an item, for the consumer of a number."""
-        t, plan = f.text, f.plan
-        row_a = t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
-        row, column = first_sum(f, row_a, place.row_b)
+        """Return the addresses of an item for the consumer *number*."""
+        t, config = f.text, f.config
+        row_a = t.to("b32", "mad.lo.u32", number, config.rows, place.row_a)
+        row, column = first_accumulator(f, row_a, place.row_b)
         bases = [t.to("b64", "mov.b64", base) for base in scale_bases(f)]
         (x, weight), (rows, limit) = bases, (f.arguments["rows_a"], f.arguments["rows_b"])
-        first, steps, begin = row, rows_of_thread(plan), place.row_b
-        if plan.swapped:
+        first, steps, begin = row, rows_of_thread(config), place.row_b
+        if config.swapped:
             (weight, x), (limit, rows) = bases, (rows, limit)
-            first, steps, begin = column, columns_of_thread(plan), row_a
+            first, steps, begin = column, columns_of_thread(config), row_a
         block = t.to("b32", "shr.u32", begin, _BLOCK_BITS)
         blocks = t.to("b32", "shr.u32", t.to("b32", "add.u32", limit, SCALE_BLOCK - 1), _BLOCK_BITS)
         within = t.to("b32", "and.b32", begin, SCALE_BLOCK - 1)
@@ -94,28 +99,28 @@ class BlockScales:
             x=x,
             weight=weight,
             rows=[_place(f, t.to("b32", "add.u32", first, step), rows, place, f.variant.transposed) for step in steps],
-            blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(plan))],
-            next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(plan)},
+            blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(config))],
+            next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(config)},
             step=t.to("b64", "mul.wide.u32", rows, _BYTES) if f.variant.transposed else _BYTES,
         )
 
-    def load(self, f: Frame) -> Loaded:
-        """The scales of the first block of K: of the thread's rows of x, and of the weight's blocks."""
+    def load(self, f: Frame) -> LoadedScales:
+        """Load the scales of the first block of K."""
         found = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
         self._fill(f, found, "")
         return found
 
-    def take(self, f: Frame, loaded: Loaded, more: str) -> Loaded:
-        """What was *loaded*, in registers of its own; the scales of the next block of K are on their way to where it was.
+    def take(self, f: Frame, loaded: LoadedScales, more: str) -> LoadedScales:
+        """Copy *loaded* to new registers and start to load the scales of the next block of K.
 
         Args:
-            more: a predicate: whether there is another block.
+            more: predicate: whether another block exists.
         """
         taken = [f.text.to("f32", "mov.f32", each) for each in loaded[0]], [f.text.to("f32", "mov.f32", each) for each in loaded[1]]
         self._fill(f, loaded, more)
         return taken
 
-    def _fill(self, f: Frame, to: Loaded, when: str) -> None:
+    def _fill(self, f: Frame, to: LoadedScales, when: str) -> None:
         for base, places, registers, step in ((self.x, self.rows, to[0], self.step), (self.weight, self.blocks, to[1], _BYTES)):
             for place, register in zip(places, registers, strict=True):
                 address = f.text.to("b64", "mad.wide.u32", place, _BYTES, base)
@@ -124,7 +129,9 @@ class BlockScales:
 
 
 def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
-    """The place of a row's first scale of an item; there is one in each row for each step of K, or *transposed* one for each row."""
+    """Return the index of a row's first scale of an item, row by row or, *transposed*, step by
+    step.
+    """
     t = f.text
     last = t.to("b32", "sub.u32", rows, 1)
     row = t.to("b32", "min.u32", row, last)
@@ -133,31 +140,33 @@ def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False
     return t.to("b32", "mad.lo.u32", row, f.arguments["steps"], place.first)
 
 
-def promote(f: Frame, sums: list[str], parts: list[str]) -> None:
-    """Add the sums of a stage as they are."""
-    for mine, part in zip(sums, parts, strict=True):
+def promote(f: Frame, accumulators: list[str], parts: list[str]) -> None:
+    """Add the accumulators of a stage unscaled."""
+    for mine, part in zip(accumulators, parts, strict=True):
         f.text.op("add.rn.f32", mine, mine, part)
 
 
-def promote_scaled(f: Frame, sums: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: Loaded) -> None:
-    """Add the sums of a stage times what its scales of x and of the weight make: one multiplication for each row and span of columns.
+def promote_scaled(
+    f: Frame, accumulators: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: LoadedScales
+) -> None:
+    """Add the accumulators of a stage, scaled: one multiplication for each row and span of columns.
 
     Args:
-        sums: of a tile and of a stage, those of one portion.
-        portion: which, as `Plan.portions` has it.
+        accumulators: registers of one portion, of the tile and of the stage.
+        portion: an element of `KernelConfig.portions`.
     """
-    t, plan, (wholes, parts) = f.text, f.plan, sums
+    t, config, (wholes, parts) = f.text, f.config, accumulators
     (block, first), (of_x, of_weight) = portion, loaded
     factors: list[str] = []
-    # Of 8 columns a thread has two.
-    begin, span = first // 4, span_of(plan) // 4
-    for column in range(begin, begin + plan.portion // 4):
-        if plan.swapped:
+    # A thread has two of 8 columns.
+    begin, span = first // 4, span_of(config) // 4
+    for column in range(begin, begin + config.portion // 4):
+        if config.swapped:
             factors = [t.to("f32", "mul.rn.f32", of_x[column], of_weight[0])] * 2
         elif column % span == 0 or column == begin:
-            at, far = divmod(column // span * span_of(plan), SCALE_BLOCK)
+            at, far = divmod(column // span * span_of(config), SCALE_BLOCK)
             own = t.to("f32", "selp.f32", of_weight[at + 1], of_weight[at], scales.next[far]) if far in scales.next else of_weight[at]
             factors = [t.to("f32", "mul.rn.f32", each, own) for each in of_x[2 * block : 2 * block + 2]]
         for row, factor in enumerate(factors):
-            at = place_of_sum(plan, row, column - begin)
+            at = index_of_accumulator(config, row, column - begin)
             t.op("fma.rn.f32", wholes[at], parts[at], factor, wholes[at])

@@ -1,11 +1,11 @@
-"""Scales of the whole tensor or of each row: a tile's sums are multiplied by them once, in float32."""
+"""Multiply a tile's accumulators once, in fp32, by the scales of tensors or rows."""
 
 from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import SCALES, argument
-from tunedgemm_asm.ptx.fragment import place_of_sum, rows_of_thread
+from tunedgemm_asm.ptx.abi import SCALES, argument
+from tunedgemm_asm.ptx.fragment import index_of_accumulator, rows_of_thread
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.panels import column_load
 
@@ -13,19 +13,19 @@ _BYTES = 4
 
 
 def scale_bases(f: Frame) -> tuple[str, str]:
-    """The addresses of the scales of a and of b."""
+    """Return the addresses of the scales of a and of b."""
     x, weight = (f.text.to("b64", "ld.param.u64", argument(name)) for name in SCALES)
-    return (weight, x) if f.plan.swapped else (x, weight)
+    return (weight, x) if f.config.swapped else (x, weight)
 
 
 @attrs.frozen
 class Factors:
-    """What the sums of a tile are multiplied by, as registers.
+    """Factors of a tile's accumulators, as registers.
 
     Attributes:
         rows: scales of the thread's rows.
         base: address of the scales of b.
-        whole: the scale of b twice, where there is one alone, else nothing.
+        whole: the only scale of b, twice; empty where each row has one.
     """
 
     rows: list[str]
@@ -34,35 +34,41 @@ class Factors:
 
     @classmethod
     def of(cls, f: Frame, row: str) -> Factors:
-        """Those of a tile; *row* is that of the thread's first sum."""
+        """Load the row factors of a tile; *row* is that of the thread's first accumulator."""
         base_a, base_b = scale_bases(f)
-        rows = rows_of_thread(f.plan)
+        rows = rows_of_thread(f.config)
         if f.variant.scale == "row":
             return cls(_loaded(f, base_a, row, rows, "rows_a"), base_b, [])
         only_a, only_b = (f.text.to("f32", "ld.global.nc.f32", f"[{base}]") for base in (base_a, base_b))
         return cls([only_a] * len(rows), base_b, [only_b] * 2)
 
     def load(self, f: Frame, column: str, octets: range) -> dict[int, list[str]]:
-        """The two scales of each 8 columns that begin so far behind the first sum's *column*, by that."""
-        # Columns of an odd number may end within a pair, so may rows of x where operands are swapped.
-        paired = f.variant.together > 1 and not f.plan.swapped
+        """Return both scales of each 8 columns, by their offset from the first accumulator's
+        *column*.
+        """
+        # With an odd number of columns, or swapped operands, the last pair may be half outside.
+        paired = f.variant.together > 1 and not f.config.swapped
         return {first: self.whole or _loaded(f, self.base, column, [first, first + 1], "rows_b", paired) for first in octets}
 
-    def times(self, f: Frame, sums: list[str], loaded: dict[int, list[str]]) -> list[str]:
-        """The sums of a tile, those of the columns that were *loaded* in float32 and times their scales."""
-        t, plan, results = f.text, f.plan, list(sums)
+    def times(self, f: Frame, accumulators: list[str], loaded: dict[int, list[str]]) -> list[str]:
+        """Return the accumulators in fp32 with the *loaded* columns scaled."""
+        t, config, results = f.text, f.config, list(accumulators)
         for first, of_b in loaded.items():
             for low, of_row in enumerate(self.rows):
                 for one in (0, 1):
-                    place = place_of_sum(plan, low, first // 4 + one)
-                    value = sums[place] if f.variant.sum_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", sums[place])
+                    place = index_of_accumulator(config, low, first // 4 + one)
+                    value = (
+                        accumulators[place] if f.variant.accumulator_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", accumulators[place])
+                    )
                     value = t.to("f32", "mul.rn.f32", value, of_row)
                     results[place] = t.to("f32", "mul.rn.f32", value, of_b[one])
         return results
 
 
 def _loaded(f: Frame, base: str, first: str, steps: list[int], limit: str, paired: bool = False) -> list[str]:
-    """The scales of the rows so far behind the first, zeros beyond the operand; two of them in one access where they are *paired*."""
+    """Load the scales of rows at these offsets, zeros outside the operand; *paired* loads two at
+    once.
+    """
     t = f.text
     far = t.to("b64", "mul.wide.u32", first, _BYTES)
     start = t.to("b64", "add.s64", base, far)

@@ -1,7 +1,8 @@
-"""Shares: how the steps along K of the tiles that would not fill a round are shared evenly by all clusters ("stream-K").
+"""Share the steps along K of tiles that would not fill a round evenly among all clusters
+("stream-K").
 
-The steps of the tiles that are shared, one tile after the other in the order of tiles, are cut into ranges of one length, one for each
-cluster: a range may end one tile and begin the next. The other tiles fill whole rounds.
+The steps of the shared tiles, in the order of tiles, are cut into ranges of one length, one for
+each cluster. A range may end one tile and begin the next. The other tiles fill whole rounds.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import attrs
 
 from tunedgemm_asm.limits import ceil_div
 
-#: Ranges of which a tile is made at most, if it begins with one; one more if it does not.
+#: Most ranges of a tile that begins with one; other tiles may have one more.
 MOST_RANGES = 16
 
 
 @attrs.frozen
 class Shares:
-    """Who computes what of tiles and their steps.
+    """Division of tiles and their steps among clusters.
 
     Attributes:
-        tiles: how many are shared: the first in the order of tiles.
+        tiles: number of shared tiles, the first in the order of tiles.
         length: steps of each range but the last.
-        clusters: of the grid; those beyond the last range have whole tiles alone.
-        parts: of a tile at most.
+        clusters: clusters of the grid; those after the last range have only whole tiles.
+        parts: most partials of a tile.
         rounds: whole tiles of each cluster.
-        saved: by how many steps fewer than with whole tiles alone the last cluster is done.
+        saved: steps saved at the last cluster, compared to whole tiles.
     """
 
     tiles: int
@@ -36,10 +37,10 @@ class Shares:
 
 
 def shares_of(tiles: int, steps: int, clusters: int) -> Shares:
-    """Of so many tiles of *steps* each on so many clusters at a time.
+    """Divide tiles of *steps* steps among the resident clusters.
 
-    Ranges are at least half a tile long where there are as many tiles as clusters, so a tile has three parts at most: where the last
-    round is less than half full, its tiles are shared together with those of the round before.
+    With at least as many tiles as clusters, ranges are at least half a tile, so a tile has at most
+    three partials: if the last round is less than half full, the previous round is shared, too.
     """
     whole, left = divmod(tiles, clusters)
     shared = left + clusters * (2 * left < clusters) if whole else tiles

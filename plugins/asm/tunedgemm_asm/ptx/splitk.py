@@ -1,39 +1,42 @@
-"""Parts of K: each consumer leaves its sums of 32 bits in the workspace and counts; the last to come adds all parts in the order of K.
+"""Combine the partials of split-K and stream-K: the last consumer to arrive adds all in the order
+of K.
 
-So the bits do not depend on who comes last. A counter belongs to one consumer's share of a tile, and is zero again at the end. The
-workspace has for each part of each of those 128 threads times their sums, four sums of all threads side by side: every access is of
-16 bytes in a line.
+Each consumer stores its 32-bit partials in the workspace and increments a counter. The fixed order
+makes the bits reproducible. A counter belongs to one consumer's part of a tile and ends at zero.
+The workspace interleaves four accumulators of all 128 threads, so that every access is 16 bytes in
+a line.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import argument
+from tunedgemm_asm.ptx.abi import argument
 from tunedgemm_asm.ptx.barriers import meet_consumer
 from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.names import GROUP_THREADS
 from tunedgemm_asm.ptx.order import Place
-from tunedgemm_asm.ptx.plan import GROUP_THREADS, WORD_BYTES
+from tunedgemm_asm.ptx.resources import WORD_BYTES
 
 _PACK, _PACK_BYTES = 4, 16
 
 
-def slot_bytes(sums: int) -> int:
-    """Bytes of one part of one consumer's share of a tile."""
-    return sums * GROUP_THREADS * 4
+def slot_bytes(accumulators: int) -> int:
+    """Return the bytes of one partial of a consumer's part of a tile."""
+    return accumulators * GROUP_THREADS * 4
 
 
 @attrs.frozen
-class Meeting:
-    """Where the parts of a consumer's share of a tile meet, as registers.
+class Fixup:
+    """Place where the partials of a consumer's part of a tile are combined, as registers.
 
     Attributes:
-        slot: number of the share among all.
-        number: the consumer's number.
-        within: the thread's number in its consumer.
-        start: address of what the thread has of the first part; that of others lies `slot_bytes` further on each.
-        mine: address of what it has of its own.
-        parts: how many there are.
+        slot: index of the part of the tile among all.
+        number: index of the consumer.
+        within: index of the thread in its consumer.
+        start: address of the thread's first partial; others follow at multiples of `slot_bytes`.
+        mine: address of the thread's own partial.
+        parts: number of partials.
     """
 
     slot: str
@@ -44,39 +47,43 @@ class Meeting:
     parts: str
 
     @classmethod
-    def of(cls, f: Frame, tile: str, number: str, parts: tuple[str, str]) -> Meeting:
-        """Of a tile; *parts* are the number of the consumer's own, and how many there are."""
-        t, told, (part, count) = f.text, f.arguments, parts
-        slot = tile if f.plan.turns else t.to("b32", "mad.lo.u32", tile, f.plan.consumers, number)
-        first = t.to("b32", "mul.lo.u32", slot, told["splits"])
+    def of(cls, f: Frame, tile: str, number: str, parts: tuple[str, str]) -> Fixup:
+        """Return the place for a tile; *parts* has the index of the own partial and the number of
+        partials.
+        """
+        t, numbers, (part, count) = f.text, f.arguments, parts
+        slot = tile if f.config.turns else t.to("b32", "mad.lo.u32", tile, f.config.consumers, number)
+        first = t.to("b32", "mul.lo.u32", slot, numbers["splits"])
         base = t.to("b64", "ld.param.u64", argument("workspace"))
         within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
         lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)
         base = t.to("b64", "add.s64", base, lane)
-        start = t.to("b64", "mul.wide.u32", first, slot_bytes(f.plan.sums))
+        start = t.to("b64", "mul.wide.u32", first, slot_bytes(f.config.accumulators))
         start = t.to("b64", "add.s64", base, start)
-        mine = t.to("b64", "mul.wide.u32", part, slot_bytes(f.plan.sums))
+        mine = t.to("b64", "mul.wide.u32", part, slot_bytes(f.config.accumulators))
         mine = t.to("b64", "add.s64", start, mine)
         return cls(slot, number, within, start, mine, count)
 
-    def leave(self, f: Frame, sums: list[str], elsewhere: str) -> None:
-        """Leave the sums in the workspace, and count; who is not the last goes *elsewhere*.
+    def leave(self, f: Frame, accumulators: list[str], elsewhere: str) -> None:
+        """Store the partial and count it; jump *elsewhere* unless it is the last.
 
-        One thread counts for all, who see what it found; at the last it leaves zero. Its atomic releases and acquires for all: barriers
-        before and behind order what the others wrote and read (PTX ISA, "Causality order").
+        One thread counts for all and shares the result; the last resets the counter. Its atomic
+        releases and acquires for all: barriers before and after order the other threads' accesses
+        (PTX ISA, "Causality order").
         """
         t = f.text
-        for at in range(0, len(sums), _PACK):
+        for at in range(0, len(accumulators), _PACK):
             offset = at // _PACK * GROUP_THREADS * _PACK_BYTES
-            t.op(f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{self.mine}+{offset}]", _braced(sums[at : at + _PACK]))
-        # Counts up to the number of parts less one, then wraps to zero.
+            t.op(f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{self.mine}+{offset}]", _braced(accumulators[at : at + _PACK]))
+        # Counts up to the number of partials minus one, then wraps to zero.
         seen, most, *_ = self._asked(f, "atom.acq_rel.gpu.global.inc.u32", True)
         t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
 
     def look(self, f: Frame, otherwise: str) -> None:
-        """Go on where all others have come: nobody else counts, so the counter is set to zero; else go *otherwise*.
+        """Continue if all other partials are stored, and reset the counter; else jump *otherwise*.
 
-        The thread that looks acquires what those released that counted: each atomic reads the one before it (PTX ISA, "Observation order").
+        The thread acquires what the counting threads released: each atomic reads the previous one
+        (PTX ISA, "Observation order").
         """
         t = f.text
         seen, most, one, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
@@ -84,10 +91,11 @@ class Meeting:
         t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
 
     def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
-        """What one thread finds in the counter, by an instruction that is *limited* by the most or not, for all threads.
+        """Read the counter in one thread, for all, by an instruction that may be *limited* by the
+        maximum.
 
         Returns:
-            It, the most that it can be, a predicate of that thread, the counter's address.
+            The value, its maximum, a predicate of the reading thread, and the counter's address.
         """
         t = f.text
         word = t.to("b32", "mad.lo.u32", self.number, WORD_BYTES, f.shared)
@@ -104,88 +112,91 @@ class Meeting:
         return t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]"), most, one, counter
 
 
-def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: str) -> None:
-    """Leave the sums; who is not the last goes *elsewhere*, the last has the sums of all parts: in the order of K, the first as it is."""
+def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], elsewhere: str) -> None:
+    """Store the partial; the last consumer loads the first partial and adds the others in the order
+    of K.
+    """
     t, splits = f.text, f.arguments["splits"]
-    meeting = Meeting.of(f, place.tile, number, (place.part, splits))
-    meeting.leave(f, sums, elsewhere)
-    at, left = t.to("b64", "mov.u64", meeting.start), t.to("b32", "sub.u32", splits, 1)
-    _load(f, at, sums)
+    fixup = Fixup.of(f, place.tile, number, (place.part, splits))
+    fixup.leave(f, accumulators, elsewhere)
+    at, left = t.to("b64", "mov.u64", fixup.start), t.to("b32", "sub.u32", splits, 1)
+    _load(f, at, accumulators)
     again = t.label("PART")
     t.place(again)
-    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
-    _add(f, at, sums)
+    t.op("add.s64", at, at, slot_bytes(f.config.accumulators))
+    _add(f, at, accumulators)
     t.op("sub.u32", left, left, 1)
     t.op("bra", again, when=t.to("pred", "setp.ne.u32", left, 0))
 
 
-def join_shared(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
-    """The same of a tile whose steps are shared, where the sums may never have to leave their registers.
+def fixup_stream(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
+    """Combine the partials of a stream-K tile, if possible without storing the own one.
 
-    A consumer whose range ends in the tile comes late to it, one whose range begins there early. So the first part, and the second where
-    it is not the last, look whether all others have come; if so they add those to what they have, in the order of K: a sum of two has
-    the same bits either way round. Sums of others, and of who looks too early, go to the workspace; of the third part or a later one
-    they are loaded from there where it comes last.
+    A consumer whose range ends in the tile arrives late, one whose range begins there early. So the
+    first partial, and the second unless it is the last, check whether all others are stored. If so,
+    they add those to their registers in the order of K; a sum of two has the same bits in either
+    order. All other partials go to the workspace. The third or a later one is loaded from there if
+    it arrives last.
 
     Args:
-        parts: the number of the own, and how many there are.
-        own: the consumer's number, and its sums.
-        elsewhere: where who is not the last goes.
+        parts: index of the own partial, and number of partials.
+        own: index of the consumer, and its accumulators.
+        elsewhere: label for all but the last consumer.
     """
-    t, (number, sums), (part, count) = f.text, own, parts
-    meeting = Meeting.of(f, tile, number, parts)
+    t, (number, accumulators), (part, count) = f.text, own, parts
+    fixup = Fixup.of(f, tile, number, parts)
     leave, add = t.label("LEAVE"), t.label("ADD")
     kept = t.to("pred", "setp.lt.u32", part, 2)
     early = t.to("pred", "setp.ge.u32", t.to("b32", "add.u32", part, 1), count)
     t.op("bra", leave, when=f"!{kept}")
     t.op("bra", leave, when=early)
-    meeting.look(f, leave)
+    fixup.look(f, leave)
     t.op("bra", add)
     t.place(leave)
-    meeting.leave(f, sums, elsewhere)
+    fixup.leave(f, accumulators, elsewhere)
     t.place(add)
-    _add_others(f, meeting, (part, kept), sums)
+    _add_others(f, fixup, (part, kept), accumulators)
 
 
-def _add_others(f: Frame, meeting: Meeting, own: tuple[str, str], sums: list[str]) -> None:
-    """The sums of all parts; *own* are the number of the own part, and a predicate: whether its sums are kept in registers."""
+def _add_others(f: Frame, fixup: Fixup, own: tuple[str, str], accumulators: list[str]) -> None:
+    """Add all other partials; *own* has the index of the own one and whether it stays in registers."""
     t, (part, kept) = f.text, own
     again, having, passed = t.label("PART"), t.label("HAVING"), t.label("PASSED")
     t.op("bra", having, when=kept)
-    _load(f, meeting.start, sums)
+    _load(f, fixup.start, accumulators)
     t.place(having)
     had, other = t.to("b32", "selp.b32", part, 0, kept), t.to("b32", "mov.u32", 0)
-    at = t.to("b64", "mov.u64", meeting.start)
+    at = t.to("b64", "mov.u64", fixup.start)
     t.place(again)
     t.op("bra", passed, when=t.to("pred", "setp.eq.u32", other, had))
-    _add(f, at, sums)
+    _add(f, at, accumulators)
     t.place(passed)
-    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
+    t.op("add.s64", at, at, slot_bytes(f.config.accumulators))
     t.op("add.u32", other, other, 1)
-    t.op("bra", again, when=t.to("pred", "setp.lt.u32", other, meeting.parts))
+    t.op("bra", again, when=t.to("pred", "setp.lt.u32", other, fixup.parts))
 
 
 def _kind(f: Frame) -> str:
-    """Of the sums, as memory has them; adding integers needs no sign."""
-    return "f32" if f.variant.sum_kind == "f32" else "u32"
+    """Return the type of partials in memory; adding integers needs no sign."""
+    return "f32" if f.variant.accumulator_kind == "f32" else "u32"
 
 
 def _braced(registers: list[str]) -> str:
     return f"{{{', '.join(registers)}}}"
 
 
-def _add(f: Frame, at: str, sums: list[str]) -> None:
-    """A part to the sums."""
+def _add(f: Frame, at: str, accumulators: list[str]) -> None:
+    """Add a partial to the accumulators."""
     t = f.text
-    for first in range(0, len(sums), _PACK):
-        loaded = t.many(f.variant.sum_kind, _PACK)
+    for first in range(0, len(accumulators), _PACK):
+        loaded = t.many(f.variant.accumulator_kind, _PACK)
         _load(f, at, loaded, first)
-        for mine, theirs in zip(sums[first : first + _PACK], loaded, strict=True):
+        for mine, theirs in zip(accumulators[first : first + _PACK], loaded, strict=True):
             t.op("add.rn.f32" if _kind(f) == "f32" else "add.u32", mine, mine, theirs)
 
 
 def _load(f: Frame, at: str, registers: list[str], first: int = 0) -> None:
-    """What the thread has of a part."""
+    """Load the thread's part of a partial."""
     for index in range(0, len(registers), _PACK):
         offset = (first + index) // _PACK * GROUP_THREADS * _PACK_BYTES
         f.text.op(f"ld.relaxed.gpu.global.v4.{_kind(f)}", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")

@@ -1,7 +1,8 @@
-"""What the copy engine is told of an operand or an output: a descriptor of 128 bytes that the driver makes, pooled by address.
+"""Describe operands and outputs to TMA: 128-byte tensor maps that the driver encodes, cached by
+address.
 
-cuda.h and the CUDA Driver API's "Tensor Map Object Management": addresses and strides are multiples of 16 bytes, a descriptor
-lies at one of 64.
+cuda.h and the CUDA Driver API, "Tensor Map Object Management": addresses and strides are multiples
+of 16 bytes; a tensor map is aligned to 64.
 """
 
 from __future__ import annotations
@@ -11,33 +12,34 @@ import ctypes
 import attrs
 from tunedgemm.tools import Driver
 
-from tunedgemm_asm.ptx.arguments import MAP_BYTES
-from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, STEP_BYTES
+from tunedgemm_asm.ptx.abi import MAP_BYTES
+from tunedgemm_asm.ptx.names import ELEMENT_BYTES, STEP_BYTES
 
-#: Bytes of whose multiples rows start.
+#: Alignment of rows in bytes.
 ALIGNED = 16
 #: CU_TENSOR_MAP_DATA_TYPE_UINT8, which copies any 8 bits, _FLOAT16 and _BFLOAT16.
 _TYPES = {"fp8_e4m3fn": 0, "int8": 0, "fp16": 6, "bf16": 9}
-#: CU_TENSOR_MAP_INTERLEAVE_NONE, _L2_PROMOTION_L2_256B, and zeros for what lies outside (_FLOAT_OOB_FILL_NONE).
+#: CU_TENSOR_MAP_INTERLEAVE_NONE, _L2_PROMOTION_L2_256B, and zeros outside (_FLOAT_OOB_FILL_NONE).
 _INTERLEAVE, _PROMOTION, _FILL = 0, 3, 0
 #: Bytes of a box's rows -> CU_TENSOR_MAP_SWIZZLE_32B, _64B, _128B.
 _SWIZZLES = {32: 1, 64: 2, 128: 3}
 _BOUNDARY = 64
-#: Descriptors kept at most for one operand of one launcher; then all are made anew.
+#: Most tensor maps cached for one operand of one launcher; a full cache is cleared.
 _KEPT = 4096
 
 
 @attrs.frozen
 class Operand:
-    """Rows of elements, and the box of them that is loaded or stored at once.
+    """Rows of elements, and the box of them that TMA copies at once.
 
     Attributes:
-        dtype: of the elements.
+        dtype: dtype of the elements.
         rows, k: sizes.
         box: rows of a box.
-        row_bytes: bytes of each, 32, 64 or 128, which are swizzled by as many.
-        columns: whether it lies in columns of *row_bytes* along K, the rows of each side by side, of which K has whole ones: a box is a run
-            of memory.
+        row_bytes: bytes of a box's rows, 32, 64 or 128, which is also the swizzle.
+        columns: whether the operand is in columns of *row_bytes* along K, so that a box is
+            contiguous; K has
+            whole columns.
     """
 
     dtype: str
@@ -49,7 +51,9 @@ class Operand:
 
     @property
     def dimensions(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Sizes in elements, innermost first, bytes from one to the next of all but the first, and sizes of a box."""
+        """Return sizes in elements, innermost first, strides in bytes of all but the first, and box
+        sizes.
+        """
         size = ELEMENT_BYTES[self.dtype]
         wide = self.row_bytes // size
         if not self.columns:
@@ -58,32 +62,32 @@ class Operand:
 
     @property
     def kinds(self) -> tuple[int, int, int, int]:
-        """How it is interleaved, swizzled, promoted to L2 and filled."""
+        """Return interleaving, swizzle, L2 promotion and fill."""
         return _INTERLEAVE, _SWIZZLES[self.row_bytes], _PROMOTION, _FILL
 
     @property
     def type(self) -> int:
-        """The type of its elements."""
+        """Return the type of the elements."""
         return _TYPES[self.dtype]
 
 
-def described(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
-    """The descriptor of an operand at an address, on the device with this index.
+def encode_map(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
+    """Return the tensor map of an operand at an address, on the device with this index.
 
     Raises:
-        LaunchError: the driver does not take it.
+        LaunchError: the driver rejects it.
     """
     memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
     start, (sizes, strides, box) = -ctypes.addressof(memory) % _BOUNDARY, operand.dimensions
     wide, rank = ctypes.c_uint64 * len(sizes), len(sizes)
-    told = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
+    fields = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
     where = ctypes.addressof(memory) + start
-    driver.call("describe", where, operand.type, rank, address, *told, *operand.kinds, index=index)
+    driver.call("describe", where, operand.type, rank, address, *fields, *operand.kinds, index=index)
     return memory.raw[start : start + MAP_BYTES]
 
 
 class Pool(dict[int, bytes]):
-    """The descriptors of one operand by its address; one that is missing is made. Threads may make the same one twice."""
+    """Cache of an operand's tensor maps by address; threads may encode the same one twice."""
 
     def __init__(self, driver: Driver, operand: Operand, index: int) -> None:
         super().__init__()
@@ -92,5 +96,5 @@ class Pool(dict[int, bytes]):
     def __missing__(self, address: int) -> bytes:
         if len(self) >= _KEPT:
             self.clear()
-        self[address] = made = described(self._driver, self._operand, address, self._index)
+        self[address] = made = encode_map(self._driver, self._operand, address, self._index)
         return made

@@ -1,5 +1,6 @@
-// What CK's kernels of both stages read and write, as its headers of November 2025 have it, in plain loops: rows of blocks, the operands'
-// rows by token or by pair, weights in pieces of 16 bytes of 16 rows, scales, weights of the routing, the activation. After gpu.h.
+// CK's kernels of both stages in plain loops, after its headers of November 2025: rows of blocks,
+// operands by token or by pair, weights in pieces of 16 bytes of 16 rows, scales, weights of the
+// routing, the activation. Include gpu.h before.
 #include <array>
 #include <cmath>
 
@@ -67,7 +68,7 @@ struct Gemm {
     return {rows, experts, valid, static_cast<const Element*>(x), static_cast<const Element*>(weight), nullptr, nullptr,
             static_cast<const float*>(ds.back()), static_cast<uint16_t*>(out), tokens, topk, m, n, k};
   }
-  // without scales of blocks: both scales are among the operands of the epilogue
+  // without block scales: both scales are among the operands of the epilogue
   static Arguments MakeArgument(const int32_t* rows, const int32_t* experts, const int32_t* valid, const void* x, const void* weight,
                                 std::array<const void*, 3> ds, void* out, int tokens, int topk, int m, int n, int k, int stride_x,
                                 int stride_w, std::array<int, 3> strides, int stride_out, int parts, Same, Same, Epilogue) {

@@ -1,4 +1,5 @@
-// As much of CUDA's dialect as moe_kernels.h uses, on the host: the threads of a block are contexts that take turns at each barrier.
+// The part of CUDA's dialect that moe_kernels.h uses, on the host: the threads of a block are
+// contexts that switch at each barrier.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ inline dim3 threadIdx, blockIdx, gridDim;
 
 class Block {
  public:
-  // All threads of a block from barrier to barrier, in order.
+  // Runs all threads of a block from barrier to barrier, in order.
   static void run(unsigned threads, const std::function<void()>& body) {
     static std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 15));
     contexts.resize(threads);

@@ -1,5 +1,5 @@
-// Both stages of fmoe from the kernels of moe_kernels.h, whose launches the test has made calls of emulate(), with products by loops in
-// place of CUTLASS's. Macros say the problem, as in fake/moe.cpp.
+// Both stages of fmoe from the kernels of moe_kernels.h, whose launches the test turned into calls
+// of emulate(), with loops in place of CUTLASS's products. Macros as in fake/moe.cpp.
 using namespace tunedgemm::moe;
 
 constexpr Type hidden = Type::HIDDEN, factors = Type::QUANTISED, output = Type::OUTPUT;
@@ -10,7 +10,7 @@ static float read(const void* base, int64_t at) {
   return decoded<factors>(width(factors) == 2 ? static_cast<const uint16_t*>(base)[at] : static_cast<const uint8_t*>(base)[at]);
 }
 
-// Of each expert its rows times its weight, the scales of blocks multiplied in.
+// The rows of each expert times its weight, with block scales applied.
 static void product(const int32_t* offset, int64_t experts, const void* rows, const float* row_scales, const void* weight,
                     const float* weight_scales, int64_t wide, int64_t depth, uint16_t* sums) {
   const int64_t blocks = up(depth, kBlock);

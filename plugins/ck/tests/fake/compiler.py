@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""A fake nvcc or clang++, as FAKE_CK_NAME says: takes their options, and makes of a source what its first line says, by the C compiler.
+"""A fake nvcc or clang++, as FAKE_CK_NAME says.
 
-FAKE_CK_LOG names a file that gets a line of JSON for each compilation. FAKE_CK_DOES is what it does in place of one that works: ``fail``,
-``die`` (by SIGKILL), ``wait`` (until the file FAKE_CK_WAITS is there), ``full`` (as if the disk were), ``empty`` (writes nothing).
-FAKE_CK_VERSION is the version that it tells.
+It takes their options and compiles what a source's first line describes, by the C compiler.
+FAKE_CK_LOG names a file that gets a line of JSON for each compilation.
+FAKE_CK_OBJECTS names a folder that keeps the objects.
+FAKE_CK_DOES selects a failure: ``fail``, ``die`` (by SIGKILL), ``wait`` (until the file
+FAKE_CK_WAITS exists), ``full`` (a full disk), ``empty`` (no output).
+FAKE_CK_VERSION is the version that it prints.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -20,11 +24,11 @@ HERE = Path(__file__).resolve().parent
 
 
 def version(name: str) -> str:
-    told = os.environ.get("FAKE_CK_VERSION", "")
+    number = os.environ.get("FAKE_CK_VERSION", "")
     if name == "nvcc":
-        told = told or "13.0.88"
-        return f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {told.rpartition('.')[0]}, V{told}\n"
-    return f"fake clang version {told or '19.1.7'}\n"
+        number = number or "13.0.88"
+        return f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {number.rpartition('.')[0]}, V{number}\n"
+    return f"fake clang version {number or '19.1.7'}\n"
 
 
 def macros(problem: dict[str, str]) -> list[str]:
@@ -47,7 +51,7 @@ KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": 
 
 
 def routed(problem: dict[str, Any]) -> list[str]:
-    """The macros of a stage of fmoe."""
+    """Return the macros of a stage of fmoe."""
     defined = {
         "STAGE": problem["stage"],
         "HIDDEN": problem["dtype"],
@@ -90,8 +94,23 @@ def main() -> int:
         compiler, made_of, defined = ["c++", "-std=c++17"], "moe.cpp", routed(problem)
     else:
         compiler, made_of, defined = ["cc", "-std=gnu11"], "instance.c", macros(problem)
-    command = [*compiler, "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *defined, f"-I{HERE}"]
-    return subprocess.run([*command, "-o", str(output), str(HERE / made_of), "-lm"], check=False).returncode
+    command = [*compiler, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", *defined, f"-I{HERE}"]
+    return compile_once([*command, str(HERE / made_of), "-lm"], output)
+
+
+def compile_once(command: list[str], output: Path) -> int:
+    """Compile into *output*, or copy what the same command compiled before into FAKE_CK_OBJECTS."""
+    folder = os.environ.get("FAKE_CK_OBJECTS", "")
+    if not folder:
+        return subprocess.run([*command, "-o", str(output)], check=False).returncode
+    kept = Path(folder, f"{hashlib.sha256(repr(command).encode()).hexdigest()}.so")
+    if not kept.exists():
+        new = kept.with_suffix(f".{os.getpid()}")
+        if status := subprocess.run([*command, "-o", str(new)], check=False).returncode:
+            return status
+        new.replace(kept)
+    output.write_bytes(kept.read_bytes())
+    return 0
 
 
 sys.exit(main())

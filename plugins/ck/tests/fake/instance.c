@@ -1,7 +1,8 @@
-/* What the fake compiler makes of every source: the op of its first line, computed in host memory, in order, in double.
+/* The op of a source's first line, computed in host memory, in order, in double.
  *
- * Macros say the op: X_TYPE, W_TYPE, OUT_TYPE, BIAS_TYPE (numbers below), SCALE (0 none, 1 tensor, 2 row, 3 block), FP4 (groups of 32
- * that share an e8m0 scale), SHUFFLED (rows whose 16-byte pieces lie side by side; 0 for a plain weight), TRANSPOSED (scales of x).
+ * Macros select the op: X_TYPE, W_TYPE, OUT_TYPE, BIAS_TYPE (numbers below), SCALE (0 none,
+ * 1 tensor, 2 row, 3 block), FP4 (groups of 32 share an e8m0 scale), SHUFFLED (rows whose 16-byte
+ * pieces are adjacent; 0 for a plain weight), TRANSPOSED (scales of x).
  */
 #include <math.h>
 #include <stdint.h>
@@ -51,14 +52,15 @@ static void write(void *base, int type, int64_t at, double value) {
   if (type == BF16) ((uint16_t *)base)[at] = isnan(single) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-/* Where element (n, k) of a weight lies. */
+/* Index of element (n, k) of a weight. */
 static int64_t place(int64_t n, int64_t k, int64_t depth) {
   int64_t pack = W_TYPE == FP4X2 ? 32 : W_TYPE == BF16 || W_TYPE == FP16 ? 8 : 16;
   if (!SHUFFLED) return n * depth + k;
   return n / SHUFFLED * SHUFFLED * depth + k / pack * SHUFFLED * pack + n % SHUFFLED * pack + k % pack;
 }
 
-/* The e8m0 scale of a row and a group of 32; beside a shuffled weight scales lie as AITER's shuffle_scale has them. */
+/* The e8m0 scale of a row and a group of 32; with a shuffled weight in the order of AITER's
+ * shuffle_scale. */
 static double e8m0(const void *scales, int64_t row, int64_t group, int64_t groups) {
   int64_t wide = (groups + 7) / 8, at = row * groups + group;
   if (SHUFFLED) {

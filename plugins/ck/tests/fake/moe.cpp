@@ -1,7 +1,8 @@
-// What the fake compiler makes of a stage of fmoe: computed in host memory with the arithmetic of moe.h, products in double, in order.
+// A stage of fmoe, computed in host memory with the arithmetic of moe.h, products in double.
 //
-// Macros say the stage: STAGE, HIDDEN, QUANTISED, OUTPUT (of moe::Type), KIND (of moe::Kind), ACT (of moe::Act), GATED, WEIGHT_FIRST,
-// SHUFFLED (rows of a weight whose 16-byte pieces lie side by side; 0 for a plain one).
+// Macros select the stage: STAGE, HIDDEN, QUANTISED, OUTPUT (of moe::Type), KIND (of moe::Kind),
+// ACT (of moe::Act), GATED, WEIGHT_FIRST, SHUFFLED (rows of a weight whose 16-byte pieces are
+// adjacent; 0 for a plain one).
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -26,7 +27,7 @@ void write(void* base, int64_t at, uint32_t code) {
   else static_cast<uint8_t*>(base)[at] = static_cast<uint8_t>(code);
 }
 
-// Where element (n, k) of a weight lies.
+// Index of element (n, k) of a weight.
 int64_t spot(int64_t n, int64_t k, int64_t depth) {
   constexpr int64_t rows = SHUFFLED ? SHUFFLED : 1, pack = 16 / width(factors);
   return SHUFFLED ? n / rows * rows * depth + k / pack * rows * pack + n % rows * pack + k % pack : n * depth + k;
@@ -129,7 +130,7 @@ int64_t tunedgemm_workspace(const TunedGemmMoe* call) {
 
 int tunedgemm_launch(const TunedGemmMoe* call, void*) {
   const Layout layout = layout_of(*call, kind, factors);
-  // What lies there before must not matter: of stage 1 all of it, of stage 2 its own memory.
+  // Earlier contents must not matter: stage 1 overwrites all of it, stage 2 its own memory.
   const int64_t begin = STAGE == 1 ? 0 : layout.end;
   memset(at<char>(*call, begin), 0xff, layout.end + 64 * STAGE - begin);
   compute(*call, layout);

@@ -1,4 +1,4 @@
-"""CUTLASS: instances of its sm_90 collectives and of its sm_80 kernels, compiled by nvcc for each class of shapes."""
+"""CUTLASS: its sm_90 collectives and sm_80 kernels, compiled by nvcc for each class of shapes."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from typing import Any
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_ck.cutlass import grouped, limits, spaces
-from tunedgemm_ck.cutlass import instance as plain
-from tunedgemm_ck.cutlass.limits import OPS
+from tunedgemm_ck.cutlass import limits, names, space
+from tunedgemm_ck.cutlass.moe import limits as moe_limits
+from tunedgemm_ck.cutlass.moe import space as moe_space
 from tunedgemm_ck.cutlass.template import flags, render
-from tunedgemm_ck.family import Chosen, Family, Instance
+from tunedgemm_ck.family import Candidate, Family, Instance
+from tunedgemm_ck.names import parse_stages
 
-#: The op that grouped kernels serve, whose instances are two stages.
-ROUTED = "fmoe"
+#: The op of grouped kernels, whose instances are two stages.
+_MOE = "fmoe"
 
 
-def _refused(shape: Shape, device: Device) -> str:
-    return (grouped if shape.op == ROUTED else limits).refused(shape, device)
+def _unsupported(shape: Shape, device: Device) -> str:
+    return (moe_limits if shape.op == _MOE else limits).unsupported(shape, device)
 
 
 def _unfit(instance: Any, split: int, shape: Shape, device: Device) -> str:
-    return (grouped if shape.op == ROUTED else limits).unfit(instance, split, shape, device)
+    return (moe_limits if shape.op == _MOE else limits).unfit(instance, split, shape, device)
 
 
-def _space(shape: Shape, device: Device, full: bool) -> Iterable[Chosen]:
-    return (grouped if shape.op == ROUTED else spaces).space(shape, device, full)
+def _enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
+    return (moe_space if shape.op == _MOE else space).enumerate_instances(shape, device, full)
 
 
-def _near(instance: Any, split: int, shape: Shape, device: Device) -> Iterable[Chosen]:
-    return (grouped if shape.op == ROUTED else spaces).near(instance, split, shape, device)
+def _enumerate_neighbours(instance: Any, split: int, shape: Shape, device: Device) -> Iterable[Candidate]:
+    return (moe_space if shape.op == _MOE else space).enumerate_neighbours(instance, split, shape, device)
 
 
 def _parse(name: str, op: str) -> Instance:
-    return (grouped if op == ROUTED else plain).parse(name, op)
+    return parse_stages(name, "cutlass", lambda stage: names.parse(stage, op)) if op == _MOE else names.parse(name, op)
 
 
 def _deterministic(instance: Instance, split: int) -> bool:
-    """Always: stream-K adds the parts of K of a tile in their order (`hopper.h`, ReductionMode::Deterministic), fmoe a token's pairs."""
+    """Return True: every sum has a fixed order.
+
+    Stream-K adds the parts of K of a tile in order (`hopper.h`, ReductionMode::Deterministic), fmoe
+    a token's pairs.
+    """
     del instance, split
     return True
 
@@ -46,14 +51,14 @@ def _deterministic(instance: Instance, split: int) -> bool:
 FAMILY = Family(
     libtype="cutlass",
     kind="nvidia",
-    ops=(*OPS, ROUTED),
-    refused=_refused,
-    space=_space,
+    ops=(*limits.OPS, _MOE),
+    unsupported=_unsupported,
+    enumerate_instances=_enumerate_instances,
     parse=_parse,
     unfit=_unfit,
     render=render,
     flags=flags,
-    near=_near,
+    enumerate_neighbours=_enumerate_neighbours,
     deterministic=_deterministic,
-    revision=plain.REVISION,
+    revision=names.REVISION,
 )

@@ -1,8 +1,10 @@
-"""Cost: a guess of an instance's time on a shape, in microseconds; it orders what is worth timing and promises nothing.
+"""Cost: predict an instance's time on a shape, in microseconds; it only orders what is timed.
 
-Tiles go over the device in waves. A tile takes, for each step along K, the longer of its multiplications and of its loads from the
-second-level cache, and an epilogue on top, which ping-pong hides behind the next tile. The whole takes at least as long as its bytes
-take from memory. A sum of several parts of K adds their partial results' way through that cache, one after the other.
+Tiles run on the device in waves. Each step along K takes the longer of its multiplications and its
+loads from L2. An epilogue follows each tile; ping-pong hides it behind the next tile. The whole
+takes
+at least the time to move its bytes from memory. With K split, partials travel through L2 one after
+the other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits
 
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 
@@ -22,9 +24,9 @@ class Rates:
     """What an architecture does in a microsecond.
 
     Attributes:
-        units: multiprocessors of its largest product, for devices that are described without them.
-        products: multiplications of 16-bit operands that a multiprocessor adds up; of 8-bit ones twice as many.
-        cached: bytes that a multiprocessor gets from the second-level cache.
+        units: multiprocessors of its largest product, for devices described without a count.
+        products: multiply-adds of 16-bit operands of a multiprocessor; twice as many of 8-bit ones.
+        cached: bytes that a multiprocessor loads from L2.
         memory: bytes from memory, of all multiprocessors.
     """
 
@@ -34,38 +36,39 @@ class Rates:
     memory: float
 
 
-#: Of H200 the rates that fit the times of its instances best (2026-11-23, 38 shapes of bf16, fp8 and fp8 with scales of blocks). Of
-#: A100, A10 and L40S three quarters of what NVIDIA's data sheets say (dense tensor rates over the multiprocessors; memory), and an
-#: estimate of the cache's rate.
+#: H200: the best fit to its instances' times (2026-11-23, 38 shapes of bf16, fp8 and fp8 with block
+#: scales). A100, A10 and L40S: three quarters of NVIDIA's data sheets (dense tensor rates over the
+#: multiprocessors; memory), and an estimate of L2's rate.
 _RATES = {
     "sm_90": Rates(132, 2.7e6, 110e3, 4.75e6),
     "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),
     "sm_86": Rates(72, 0.65e6, 12e3, 0.45e6),
     "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
 }
-#: Microseconds of a tile's first loads and last stores, of a launch, of the memset that stream-K begins with, and of one part of K
-#: waiting for the part before it; fitted to the same times.
+#: Microseconds of a tile's first loads and last stores, of a launch, of stream-K's memset, and of a
+#: part of K waiting for the previous one; fitted to the same times.
 _TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 4.0, 2.6, 2.1
-#: By how much multiplying is slower where sums of fp8 are moved out of the tensor core, and where scales of blocks are multiplied in by
-#: ping-pong's one group of warps a tile (two groups hide it); so fitted, too.
+#: Slowdown of multiplying where fp8 sums are promoted out of the tensor core, and where ping-pong's
+#: one group of warps per tile applies block scales (two groups hide it); fitted likewise.
 _MOVING, _SCALING = 1.4, 1.4
-#: How much of the shorter of multiplying and loading shows beside the longer: of equal bytes the instance with less work comes first.
+#: Share of the shorter of multiplying and loading that is exposed: of equal bytes the instance with
+#: less work comes first.
 _BESIDE = 0.1
 
 
 def ceil_div(total: int, part: int) -> int:
-    """Parts in a total, the last of them possibly smaller."""
+    """Return the number of parts in a total, counting a smaller last one."""
     return -(-total // part)
 
 
 def units_of(device: Device) -> int:
-    """Multiprocessors, of the architecture's largest product where the device does not tell."""
+    """Return the multiprocessors; those of the architecture's largest product where not given."""
     return device.cu_num or _RATES[device.gfx].units
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def tiles_of(instance: CutlassInstance, shape: Shape, whole: bool = True) -> int:
-    """Tiles of the output; in *whole* clusters with those that lie outside of it."""
+    """Return the tiles of the output; in *whole* clusters, count those outside of it too."""
     rows, columns = (shape.n, shape.m) if instance.swap else (shape.m, shape.n)
     along_m, along_n = ceil_div(rows, instance.tile_m), ceil_div(columns, instance.tile_n)
     (cluster_m, cluster_n) = instance.cluster if whole else (1, 1)
@@ -73,16 +76,16 @@ def tiles_of(instance: CutlassInstance, shape: Shape, whole: bool = True) -> int
 
 
 def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> float:
-    """The guessed microseconds of a launch."""
+    """Return the predicted microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    step, ends = _step(instance, rates, width, _slower(instance, shape)), _ends(instance, shape, rates)
+    step, ends = _step_time(instance, rates, width, _slowdown(instance, shape)), _epilogue_time(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
-        each = ceil_div(steps, split) * step + ends
-        taken = ceil_div(tiles * split, units) * each + split * _MEET + _partial(instance, rates)
+        part = ceil_div(steps, split) * step + ends
+        taken = ceil_div(tiles * split, units) * part + split * _MEET + _partial_time(instance, rates)
     elif instance.scheduler == "streamk":
-        taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial(instance, rates))
+        taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial_time(instance, rates))
     else:
         waves = ceil_div(tiles, units)
         hidden = (waves - 1) * ends if instance.schedule == "pingpong" else 0.0
@@ -94,15 +97,15 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     return extra + most + _BESIDE * least
 
 
-def _slower(instance: CutlassInstance, shape: Shape) -> float:
-    """How many times as long a multiplication takes as one whose sums stay where they are."""
+def _slowdown(instance: CutlassInstance, shape: Shape) -> float:
+    """Return the slowdown against multiplications whose sums stay in the tensor core."""
     if shape.scale == "block":
         return _SCALING if instance.schedule == "pingpong" else 1.0
     return _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
 
 
-def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
-    """Microseconds of a step along K, multiplied so much slower; the blocks of a cluster load what they share once."""
+def _step_time(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
+    """Return the microseconds of a step along K; blocks of a cluster load shared operands once."""
     cluster_m, cluster_n = instance.cluster
     loaded = (instance.tile_m / cluster_n + instance.tile_n / cluster_m) * instance.tile_k * width
     multiplied = instance.tile_m * instance.tile_n * instance.tile_k * width / 2 * slower
@@ -110,11 +113,11 @@ def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) ->
     return most + _BESIDE * least
 
 
-def _ends(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
+def _epilogue_time(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
     stored = instance.tile_m * instance.tile_n * dtype_bits(shape.outdtype) / 8
     return _TILE + stored / rates.cached
 
 
-def _partial(instance: CutlassInstance, rates: Rates) -> float:
-    """Microseconds of a tile of partial sums, 4 bytes each, to the cache and back."""
+def _partial_time(instance: CutlassInstance, rates: Rates) -> float:
+    """Return the microseconds to move a tile of partials, 4 bytes each, to L2 and back."""
     return 2 * 4 * instance.tile_m * instance.tile_n / rates.cached

@@ -1,11 +1,11 @@
-"""Limits: which shapes the instances can serve, as data; answers for devices that are not present."""
+"""Limits: which shapes the instances can serve, as data; they answer for absent devices too."""
 
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
 
-from tunedgemm_ck.cutlass.instance import MAX_ACCUMULATORS, CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
+from tunedgemm_ck.cutlass.resources import accumulators_of, unfit_shared_memory, width_of
 from tunedgemm_ck.problem import batches_of
 
 #: Op -> dtypes of the operands and kinds of scales.
@@ -18,78 +18,70 @@ OPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "batched_a8w8": (_BYTES, ("row",)),
 }
 OUTPUTS = ("bf16", "fp16", "fp32")
-#: Architecture -> dtypes of operands. The kernels of sm_90 use its own instructions (wgmma), which no later architecture has; those of
-#: sm_80 run on sm_86 and sm_89 too, in the same instructions, which know no fp8.
+#: Architecture -> dtypes of operands. The sm_90 kernels use wgmma, which no later architecture has.
+#: The sm_80 kernels also run on sm_86 and sm_89; their instructions have no fp8.
 ARCHITECTURES = {**dict.fromkeys(("sm_80", "sm_86", "sm_89"), (*_FLOATS, "int8")), "sm_90": (*_FLOATS, *_BYTES)}
-#: Bytes of shared memory that a block may have: CUDA programming guide, technical specifications, "opt-in".
-SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
-#: Bytes that addresses and strides of the copy engine (TMA), and of vector loads, are multiples of.
+#: Alignment, in bytes, of TMA addresses and strides, and of vector loads.
 ALIGNMENT = 16
-#: Bytes of an operand at most, and so of a stride of the copy engine (CUDA driver API, cuTensorMapEncodeTiled).
+#: Maximum bytes of an operand, and so of a TMA stride (CUDA driver API, cuTensorMapEncodeTiled).
 MAX_BYTES = 1 << 40
 #: Elements of K and rows of the weight that share a scale.
 BLOCK = 128
-#: Blocks of a grid at most along its second and third axes, and so products of a batch.
+#: Maximum blocks of a grid along its second and third axes, and so products of a batch.
 _MAX_BLOCKS = 65535
-#: Parts of K at most, and steps of each at least: less work than its part of the sum costs.
+#: Maximum parts of K, and minimum steps of each: fewer cost less than their partial.
 MAX_SPLITS = 32
 LEAST_STEPS = 4
 
 
-def width_of(dtype: str) -> int:
-    """Bytes of an element."""
-    return dtype_bits(dtype) // 8
-
-
 def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
-    """Bytes along K that a tile may have.
+    """Return the bytes along K that a tile may have.
 
-    Those of fp8 are one: CUTLASS moves sums out of the tensor core, which keeps fewer bits of them than float32 has, after whole steps,
-    and by default after 4 instructions of 32 bytes of K.
+    fp8 has one depth. CUTLASS promotes sums out of the tensor core, which keeps fewer bits than
+    float32,
+    after whole steps, by default after 4 instructions of 32 bytes of K.
     """
     if gfx != "sm_90":
         return (64, 128)
     return (128,) if dtype.startswith("fp8") else (128, 256)
 
 
-def accumulators_of(dtype: str, fast: bool = False) -> int:
-    """Accumulators of a thread at most; fp8 has each twice unless it is *fast*, in the tensor core and whole, and spills with more."""
-    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") and not fast else MAX_ACCUMULATORS
-
-
 def may_be_fast(shape: Shape) -> bool:
-    """Whether sums may stay in the tensor core: those of fp8, where rounding the output to bf16 loses more than they do."""
+    """Return whether sums may stay in the tensor core.
+
+    Those of fp8 may, where rounding the output to bf16 loses more precision than they do.
+    """
     return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
 
 
-def refused(shape: Shape, device: Device) -> str:
-    """Why no instance can serve the shape on the architecture, "" where one can."""
+def unsupported(shape: Shape, device: Device) -> str:
+    """Return why no instance can serve the shape on the architecture, or ""."""
     if device.gfx not in ARCHITECTURES:
-        return f"there are kernels for {', '.join(ARCHITECTURES)}, not for {device.gfx}"
+        return f"supported architectures: {', '.join(ARCHITECTURES)} (got {device.gfx})"
     return _operands(shape, device.gfx) or _results(shape) or _sizes(shape)
 
 
 def _operands(shape: Shape, gfx: str) -> str:
     if shape.op not in OPS:
-        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+        return f"op {shape.op} is not supported; supported: {', '.join(OPS)}"
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
-        return f"operands of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
+        return f"operands of {shape.op} must be {' or '.join(dtypes)} (got {shape.dtype})"
     if shape.dtype not in ARCHITECTURES[gfx]:
-        return f"the kernels of {gfx} multiply {', '.join(ARCHITECTURES[gfx])}, not {shape.dtype}"
+        return f"operands on {gfx} must be {', '.join(ARCHITECTURES[gfx])} (got {shape.dtype})"
     if shape.scale not in scales:
-        return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
+        return f"scales of {shape.op} must be {' or '.join(scales)} (got {shape.scale})"
     if shape.layout != "row":
-        return f"weights must be plain [N, K], not in layout {shape.layout}"
+        return f"weights must be plain [N, K] (got layout {shape.layout})"
     return ""
 
 
 def _results(shape: Shape) -> str:
     if shape.outdtype not in OUTPUTS:
-        return f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}"
+        return f"the output must be {', '.join(OUTPUTS)} (got {shape.outdtype})"
     if shape.bias and shape.bias_dtype not in OUTPUTS:
-        return f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}"
+        return f"the bias must be {', '.join(OUTPUTS)} (got {shape.bias_dtype})"
     if shape.bias and shape.scale == "block":
         return f"{shape.op} has no bias"
     return ""
@@ -100,68 +92,65 @@ def _sizes(shape: Shape) -> str:
     if shape.m == 0:
         return "an empty batch needs no kernel"
     if shape.k * width % ALIGNMENT:
-        return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (K={shape.k})"
+        return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (got K={shape.k})"
     if shape.n * written % ALIGNMENT:
-        return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (N={shape.n})"
+        return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (got N={shape.n})"
     if batches > _MAX_BLOCKS:
-        return f"a batch has {_MAX_BLOCKS} products at most (B={batches})"
+        return f"a batch may have at most {_MAX_BLOCKS} products (got B={batches})"
     if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
-        return f"an operand may have {MAX_BYTES} bytes at most"
+        return f"an operand may have at most {MAX_BYTES} bytes"
     return ""
 
 
 def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> str:
-    """Why the instance in *split* parts of K cannot serve the shape, "" where it can; 0 and 1 are no split."""
-    reason = refused(shape, device)
+    """Return why the instance in *split* parts of K cannot serve the shape, or ""; 0 and 1 do not
+    split.
+    """
+    reason = unsupported(shape, device)
     if reason:
         return reason
     if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
-        return f"schedule {instance.schedule} is not for {device.gfx}"
+        return f"schedule {instance.schedule} is not supported on {device.gfx}"
     columns = shape.m if instance.swap else shape.n
     if instance.scheduler == "single" and columns > instance.tile_n * _MAX_BLOCKS:
-        return f"scheduler single has {_MAX_BLOCKS} tiles at most along its columns"
-    return misfit(instance, split, shape, device.gfx)
+        return f"scheduler single may have at most {_MAX_BLOCKS} tiles along its columns"
+    return unfit_parameters(instance, split, shape, device.gfx)
 
 
-def misfit(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
-    """What of an instance does not fit the dtypes, the scales and K of a shape that is not refused, "" where all fits."""
-    return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or _shared(instance, shape, gfx)
+def unfit_parameters(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+    """Return why an instance does not fit dtypes, scales and K of a supported shape, or ""."""
+    return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or unfit_shared_memory(instance, shape, gfx)
 
 
 def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
-        return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
+        return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} for {shape.dtype} (got {instance.tile_k})"
     if instance.fast and not may_be_fast(shape):
-        return "fast sums are for fp8 with an output in bf16, without scales of blocks"
+        return "fast sums need fp8 with an output in bf16, without block scales"
     if instance.accumulators > (most := accumulators_of(shape.dtype, instance.fast)):
-        return f"{instance.accumulators} accumulators a thread are more than {most}, all that {shape.dtype} leaves"
+        return f"{instance.accumulators} accumulators per thread exceed {most}, the maximum of {shape.dtype}"
     if not 0 <= split <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
     if split > 1 and instance.scheduler != "streamk":
-        return f"K is split by the scheduler streamk alone, not by {instance.scheduler}"
+        return f"splitK needs scheduler streamk (got {instance.scheduler})"
     if split > 1 and shape.k < split * LEAST_STEPS * instance.tile_k:
-        return f"{split} parts of K have fewer than {LEAST_STEPS} steps of {instance.tile_k} each (K={shape.k})"
+        return f"{split} parts of K have fewer than {LEAST_STEPS} steps of {instance.tile_k} each (got K={shape.k})"
     return ""
 
 
 def _block_scales(instance: CutlassInstance, shape: Shape) -> str:
-    """The main loop with scales takes one block of K a step; of several blocks of the weight's rows it would mask the first alone."""
+    """Return why an instance does not fit block scales, or "".
+
+    The main loop with scales takes one block of K per step. Of several blocks of the weight's rows
+    it
+    would mask only the first.
+    """
     if shape.scale != "block":
         return ""
     if instance.schedule not in ("cooperative", "pingpong"):
-        return f"block scales need schedule cooperative or pingpong, not {instance.schedule}"
+        return f"block scales need schedule cooperative or pingpong (got {instance.schedule})"
     along_weight = instance.tile_m if instance.swap else instance.tile_n
     if instance.tile_k != BLOCK or along_weight != BLOCK:
-        return f"with block scales a tile has {BLOCK} of K and {BLOCK} rows of the weight"
-    return ""
-
-
-def _shared(instance: CutlassInstance, shape: Shape, gfx: str) -> str:
-    slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
-    slots = instance.stages or 3
-    # On sm_90 the epilogue has up to two buffers of its own, of 32 columns.
-    epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
-    if slots * slot + epilogue > SHARED[gfx]:
-        return f"{slots} slots of {slot} bytes and {epilogue} of the epilogue are more shared memory than {gfx} has"
+        return f"block scales need tiles of {BLOCK} of K and {BLOCK} rows of the weight"
     return ""

@@ -1,4 +1,7 @@
-"""Template: the source of an instance's shared object, which says all that its compilation depends on but CUTLASS's own headers."""
+"""Template: the source of an instance's shared object.
+
+The text is the cache key; only CUTLASS's headers are outside of it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import functools
 from pathlib import Path
 
 from tunedgemm_ck.build import MOE_CALL
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import described
+from tunedgemm_ck.stages import render_constants
 
 _SOURCES = Path(__file__).with_name("sources")
 
@@ -20,37 +23,38 @@ _TYPES = {
     "fp8_e4m3fn": "cutlass::float_e4m3_t",
     "": "void",
 }
-#: Schedule -> (main loop, epilogue). Those of fp8 add up in float32 at every fourth instruction, unless an instance is fast: CUTLASS's
-#: "fast accumulation" leaves the sum in the tensor core's narrower one.
+#: Schedule -> (main loop, epilogue). fp8 sums are promoted to float32 at every fourth instruction,
+#: unless an instance is fast: CUTLASS's "fast accumulation" keeps them in the narrower tensor core
+#: accumulators.
 _SCHEDULES = {
     "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative"),
     "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized"),
     "plain": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized"),
 }
-#: The same of a stage of fmoe, whose operands are arrays of addresses.
+#: The same for a stage of fmoe, whose operands are arrays of addresses.
 _GROUPED = {
     "cooperative": ("KernelPtrArrayTmaWarpSpecializedCooperative", "PtrArrayTmaWarpSpecializedCooperative"),
     "pingpong": ("KernelPtrArrayTmaWarpSpecializedPingpong", "PtrArrayTmaWarpSpecializedPingpong"),
 }
-#: Columns of tiles for which CUTLASS has one instruction only when compiled with further shapes: else it takes several of 32 or 16 columns,
-#: and twice as long.
+#: Columns of tiles for which CUTLASS has one instruction only when compiled with extended shapes.
+#: Otherwise it issues several of 32 or 16 columns, which takes twice as long.
 _FURTHER = (80, 160, 224)
 _SCHEDULERS = {"persistent": "cutlass::gemm::PersistentScheduler", "streamk": "cutlass::gemm::StreamKScheduler", "single": "void"}
 
 
 def render(instance: CutlassInstance, problem: Problem) -> str:
-    """The source: what differs from instance to instance and from problem to problem, then the sources that are the same for all."""
+    """Return the source: what depends on instance and problem, then the common sources."""
     if problem.stage:
         return _grouped(instance, problem)
     target, includes = (_multistage, _AMPERE) if instance.schedule == "multistage" else (_hopper, _HOPPER)
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
-    said = f"// {instance.name}: {problem}\n"
-    return said + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
+    comment = f"// {instance.name}: {problem}\n"
+    return comment + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
 
 
 def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:
-    """Options of nvcc beside those of the toolchain."""
+    """Return nvcc's options in addition to those of the toolchain."""
     del problem
     further = ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",) if instance.tile_n in _FURTHER else ()
     return ("-DNDEBUG", "--expt-relaxed-constexpr", *further)
@@ -95,12 +99,12 @@ constexpr bool swap = {str(instance.swap).lower()};
 
 
 def _grouped(instance: CutlassInstance, problem: Problem) -> str:
-    """The source of a stage of fmoe."""
+    """Return the source of a stage of fmoe."""
     mainloop, epilogue = _GROUPED[instance.schedule]
     mainloop += "FP8BlockScaledAccum" if problem.q_type == "per_1x128" else ""
     headers = "".join(f'#include "{name}"\n' for name in _HOPPER if "tile_scheduler" not in name)
     return f"""// {instance.name}: {problem}
-{MOE_CALL}{headers}{described(problem)}
+{MOE_CALL}{headers}{render_constants(problem)}
 namespace tunedgemm::instance {{
 using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
 using Cluster = {_shape(*instance.cluster, 1)};

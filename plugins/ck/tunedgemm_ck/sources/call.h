@@ -1,5 +1,5 @@
-// What Python tells a compiled instance: one struct and two functions, the same for every op and both toolchains.
-// A field that an op has no operand for is null or 0.
+// The interface of a compiled instance: one struct and two functions, the same for every op and
+// both toolchains. A field without an operand is null or 0.
 #pragma once
 #include <cstdint>
 
@@ -10,17 +10,19 @@ struct TunedGemmCall {
   const void* w_scale;
   const void* bias;     // [n], of a batch [batches, n]
   void* out;            // [m, n], row-major
-  void* workspace;      // as many bytes as tunedgemm_workspace says, of any content
+  void* workspace;      // tunedgemm_workspace bytes, of any content
   int64_t m, n, k;
-  int64_t batches;      // products that lie one after the other; 1 for an op without a batch
+  int64_t batches;      // consecutive products; 1 for an op without a batch
   int64_t split;        // the solution's splitK, in the unit of its family
 };
 
 #define TUNED_GEMM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// 0; TUNED_GEMM_UNSUPPORTED where the instance cannot serve these sizes; any other value is an error of the vendor's runtime.
+// Returns 0, TUNED_GEMM_UNSUPPORTED where the instance cannot serve these sizes, or else an error
+// of the vendor's runtime.
 TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream);
-// Bytes of scratch memory for these sizes, whatever the addresses are, which may be null; -1 where the instance cannot serve them.
+// Returns the bytes of workspace for these sizes, for any addresses, even null; -1 where the
+// instance cannot serve the sizes.
 TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call);
 
 constexpr int TUNED_GEMM_UNSUPPORTED = -1;

@@ -1,8 +1,10 @@
-// What surrounds the two products of a fused mixture of experts: routing, quantisation, activation, the weighted sum. In the dialect that
-// nvcc and hipcc share, without a warp's width; nothing is added atomically and nothing needs to be cleared, so that bits repeat. The
-// arithmetic of one value is also for the host, where it is compared with the reference.
+// The operations around the two products of a fused mixture of experts: routing, quantisation,
+// activation, the weighted sum. They use the dialect common to nvcc and hipcc, without a warp's
+// width. Nothing is added atomically and nothing needs to be cleared, so bits repeat. The
+// arithmetic of one value also compiles for the host, where it is compared with the reference.
 //
-// A pair is a token's j-th expert, token * topk + j. Its place is where its row lies among those of all pairs, sorted by expert.
+// A pair is a token's j-th expert, token * topk + j. Its place is the index of its row among all
+// pairs, sorted by expert.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,7 +20,7 @@
 
 namespace tunedgemm::moe {
 
-enum class Kind { none, tensor, row, block, mx };  // who shares a scale: nobody has one, all, a row, 128 of a row, 32 of a row
+enum class Kind { none, tensor, row, block, mx };  // values that share a scale: no scale, all, a row, 128 or 32 of a row
 enum class Type { bf16, fp16, fp32, int8, e4m3fn, e4m3fnuz, e2m1 };
 enum class Act { silu, gelu, swiglu };
 
@@ -29,11 +31,12 @@ TUNED_GEMM_BOTH constexpr int64_t up(int64_t value, int64_t part) { return (valu
 
 // ---- the workspace --------------------------------------------------------------------------------------------------------------
 
-// Where what both stages know lies in the workspace, in bytes from its beginning; each object's own memory begins at *end*.
+// Offsets in the workspace, in bytes, of what both stages use; each object's own memory begins at
+// *end*.
 struct Layout {
   int64_t order;         // int32 [pairs]: place -> pair
-  int64_t place;         // int32 [pairs]: pair -> place, -1 for one of no expert
-  int64_t offset;        // int32 [experts + 1]: first place of each expert, then how many places there are
+  int64_t place;         // int32 [pairs]: pair -> place, -1 for a pair beyond the experts
+  int64_t offset;        // int32 [experts + 1]: first place of each expert, then the number of places
   int64_t middle;        // [pairs, inter_dim]: the intermediate by place, quantised
   int64_t middle_scale;  // float: [1], [pairs] or [pairs, ceil(inter_dim / 128)] of Kind tensor, row, block
   int64_t end;
@@ -43,7 +46,7 @@ TUNED_GEMM_BOTH constexpr int64_t scales_of(Kind kind, int64_t rows, int64_t col
   return kind == Kind::tensor ? 1 : kind == Kind::row ? rows : kind == Kind::block ? rows * up(columns, kBlock) : 0;
 }
 
-// Gives out memory in pieces that begin at multiples of 256 bytes.
+// Allocates pieces of memory that begin at multiples of 256 bytes.
 struct Pieces {
   int64_t used = 0;
   int64_t take(int64_t bytes) {
@@ -71,7 +74,7 @@ Element* at(const TunedGemmMoe& call, int64_t offset) {
   return reinterpret_cast<Element*>(static_cast<char*>(call.workspace) + offset);
 }
 
-// Sizes for which places count in 32 bits.
+// Whether places can be counted in 32 bits.
 inline bool countable(const TunedGemmMoe& call) {
   return call.tokens > 0 && call.model_dim > 0 && call.inter_dim > 0 && call.experts > 0 && call.topk > 0 && call.tokens <= INT32_MAX &&
          call.model_dim <= INT32_MAX && call.inter_dim <= INT32_MAX / 2 && call.experts < INT32_MAX && call.topk <= call.experts &&
@@ -93,7 +96,8 @@ TUNED_GEMM_BOTH uint32_t bits_of(float value) {
 TUNED_GEMM_BOTH uint32_t magnitude(float value) { return bits_of(value) & 0x7fffffff; }  // ordered as numbers, then infinity, then NaN
 constexpr uint32_t kInfinity = 0x7f800000;
 
-// 8-bit floats of 4 bits of exponent; "fnuz" has a bias of 8 in place of 7, no negative zero, and NaN in its place.
+// 8-bit floats with 4 bits of exponent; "fnuz" has a bias of 8 instead of 7, and NaN in place of
+// negative zero.
 template <Type type>
 TUNED_GEMM_BOTH float decoded(uint32_t code) {
   if constexpr (type == Type::bf16) {
@@ -111,8 +115,8 @@ TUNED_GEMM_BOTH float decoded(uint32_t code) {
   }
 }
 
-// Ties to even. 8-bit types take a value within their limits, or NaN. A sum with a power of two whose last place is the smallest
-// subnormal rounds what is subnormal.
+// Rounds ties to even. 8-bit types take a value within their limits, or NaN. Adding a power of two
+// whose last place is the smallest subnormal rounds subnormal values.
 template <Type type>
 TUNED_GEMM_BOTH uint32_t encoded(float value) {
   const uint32_t bits = bits_of(value), size = bits & 0x7fffffff;
@@ -121,7 +125,7 @@ TUNED_GEMM_BOTH uint32_t encoded(float value) {
   } else if constexpr (type == Type::fp16) {
     const uint32_t sign = bits >> 16 & 0x8000;
     if (size > kInfinity) return 0x7e00;
-    if (size >= 0x477ff000) return sign | 0x7c00;  // 65520 and more
+    if (size >= 0x477ff000) return sign | 0x7c00;  // 65520 or more
     if (size < 0x38800000) return sign | (bits_of(of_bits(size) + 0.5f) - bits_of(0.5f));
     return sign | ((size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13);
   } else if constexpr (type == Type::int8) {
@@ -140,14 +144,16 @@ TUNED_GEMM_BOTH uint32_t encoded(float value) {
 
 TUNED_GEMM_BOTH constexpr float limit_of(Type type) { return type == Type::int8 ? 127.0f : type == Type::e4m3fnuz ? 240.0f : 448.0f; }
 
-// The scale of values whose largest magnitude has these bits; 1 where that is 0 or vanishes when divided.
+// The scale of values whose largest magnitude has these bits; 1 where that is 0 or underflows when
+// divided.
 template <Type type>
 TUNED_GEMM_BOTH float scale_of(uint32_t top) {
   const float scale = of_bits(top) / limit_of(type);
   return scale == 0.0f ? 1.0f : scale;
 }
 
-// value / scale, saturated and rounded. With a scale of *own*, one that is not finite makes 0 of all its values. NaN is 0 in int8.
+// value / scale, saturated and rounded. If *own* and the scale is not finite, the result is 0. NaN
+// is 0 in int8.
 template <Type type>
 TUNED_GEMM_BOTH uint32_t quantised(float value, float scale, bool own) {
   constexpr float limit = limit_of(type);
@@ -160,7 +166,7 @@ TUNED_GEMM_BOTH uint32_t quantised(float value, float scale, bool own) {
   return encoded<type>(part);
 }
 
-// The activation of stage 1's product; *rest* is what the gate is multiplied with, for gated experts.
+// The activation of stage 1's product; for gated experts *rest* multiplies the gate.
 template <Act act, bool gated>
 TUNED_GEMM_BOTH float activated(float gate, float rest) {
   if constexpr (act == Act::swiglu) {

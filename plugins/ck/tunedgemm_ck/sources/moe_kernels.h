@@ -1,5 +1,6 @@
-// The kernels around the two products; moe.h has their arithmetic. A thread works on 8 values side by side, so rows are multiples of 8,
-// and begin at multiples of 16 bytes (8 where they are quantised).
+// The kernels around the two products; moe.h has their arithmetic. A thread processes 8 adjacent
+// values, so rows are multiples of 8 and begin at multiples of 16 bytes (8 where they are
+// quantised).
 namespace tunedgemm::moe {
 
 #if defined(__HIP__)
@@ -16,7 +17,7 @@ __device__ inline uint32_t beside(uint32_t value, int distance) { return __shfl_
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;
-constexpr int kTops = 256;  // parts that the search for one largest magnitude is made in
+constexpr int kTops = 256;  // partial maxima of one largest magnitude
 
 template <Type type>
 __device__ inline void load(const void* base, int64_t at, float (&values)[kVector]) {
@@ -49,7 +50,7 @@ __device__ inline uint32_t top_of(const float (&values)[kVector]) {
   return top;
 }
 
-// The largest value of a block's threads, which all of them get.
+// Returns the largest value of a block's threads to all of them.
 __device__ inline uint32_t top_of_block(uint32_t top) {
   __shared__ uint32_t tops[kThreads];
   tops[threadIdx.x] = top;
@@ -71,13 +72,14 @@ inline Routing routing_of(const TunedGemmMoe& call, const Layout& layout) {
   return {at<int32_t>(call, layout.order), at<int32_t>(call, layout.place), at<int32_t>(call, layout.offset)};
 }
 
-// What may follow where an expert's rows are known, in one thread: (expert, first place, rows).
+// Called by one thread once an expert's rows are known: (expert, first place, rows).
 struct Nothing {
   __device__ void operator()(int, int, int) const {}
 };
 
-// A stable sort by counting. The block of an expert counts the pairs of smaller ones and its own, then gives places to its own; one block
-// more marks the pairs of no expert. Each thread has a run of pairs, so that threads in order have pairs in order.
+// A stable counting sort. The block of an expert counts the pairs of smaller experts and its own,
+// then assigns places to its own. One more block marks the pairs beyond the experts. Each thread
+// has a run of pairs, so that threads in order have pairs in order.
 template <class Finish>
 __global__ void __launch_bounds__(kThreads) route(const int32_t* ids, int64_t pairs, int experts, Routing routing, Finish finish) {
   __shared__ int sums[2][kThreads];
@@ -123,7 +125,7 @@ Error launch_route(const TunedGemmMoe& call, const Layout& layout, Finish finish
 
 // ---- quantisation ---------------------------------------------------------------------------------------------------------------
 
-// What is quantised: the values of a matrix,
+// Inputs of the quantisation: the values of a matrix,
 template <Type type>
 struct Rows {
   const void* base;
@@ -133,7 +135,8 @@ struct Rows {
   }
 };
 
-// or the activation of stage 1's product [places, rows of w1], whose scales are multiplied in here, except those of blocks.
+// or the activation of stage 1's product [places, rows of w1], which applies all scales except
+// those of blocks.
 template <Type sum, Kind kind, Act act, bool gated, bool weighted>
 struct Activated {
   const void* product;
@@ -160,7 +163,7 @@ struct Activated {
   }
 };
 
-// Where a row goes: to the places of a token's pairs,
+// Destinations of a row: the places of a token's pairs,
 struct ToPlaces {
   const int32_t* place;
   int topk;
@@ -168,14 +171,14 @@ struct ToPlaces {
   __device__ int copies() const { return topk; }
   __device__ int64_t to(int64_t row, int copy) const { return place[row * topk + copy]; }
 };
-// to where it was, if it is below what is counted on the device,
+// its own index, if below the count on the device,
 struct IfCounted {
   const int32_t* count;
   __device__ bool has(int64_t row) const { return row < *count; }
   __device__ int copies() const { return 1; }
   __device__ int64_t to(int64_t row, int) const { return row; }
 };
-// or in any case.
+// or its own index in any case.
 struct Itself {
   __device__ bool has(int64_t) const { return true; }
   __device__ int copies() const { return 1; }
@@ -186,7 +189,7 @@ struct Quantised {
   void* rows;
   float* scales;
   int64_t columns;
-  const float* given;  // the scale of all, or null
+  const float* given;  // the scale of all values, or null
   uint32_t* tops;      // [kTops], for Kind::tensor without a given scale
 };
 
@@ -204,7 +207,8 @@ __global__ void __launch_bounds__(kThreads) find_top(Values values, Where where,
   if (threadIdx.x == 0) out.tops[blockIdx.x] = top;
 }
 
-// A block has a row. What it reads twice, once for the scale, comes from the cache the second time. In Kind::none nothing is divided.
+// One block per row. Values are read twice, once for the scale; the second read hits the cache.
+// Kind::none does not divide.
 template <Kind kind, Type target, class Values, class Where>
 __global__ void __launch_bounds__(kThreads) quantise(Values values, Where where, Quantised out) {
   const int64_t row = blockIdx.x, blocks = up(out.columns, kBlock);
@@ -227,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) quantise(Values values, Where where,
       if (to >= 0) out.scales[to] = scale;
     }
   }
-  // All threads go round equally often: those of a block of scales look at each other's values.
+  // All threads have the same number of iterations: those of a block of scales exchange values.
   for (int64_t first = 0; first < out.columns; first += kThreads * kVector) {
     const int64_t column = first + threadIdx.x * kVector;
     const bool inside = column < out.columns;
@@ -255,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) quantise(Values values, Where where,
   }
 }
 
-// *rows* at most, of which *where* has some.
+// At most *rows* rows, of which *where* selects some.
 template <Kind kind, Type target, class Values, class Where>
 Error launch_quantise(Values values, Where where, int64_t rows, Quantised out, Stream stream) {
   if constexpr (kind == Kind::tensor) {
@@ -277,7 +281,8 @@ struct Combined {
   void* out;
 };
 
-// out[t] = the sum over a token's pairs, in order, in float32, of what lies at their places; 0 where there is none.
+// out[t] = the sum over a token's pairs, in order, in float32, of the values at their places; 0
+// without pairs.
 template <Type sum, Kind kind, Type output, bool weighted>
 __global__ void __launch_bounds__(kThreads) combine(Combined from) {
   const int64_t token = blockIdx.x, column = (int64_t(blockIdx.y) * kThreads + threadIdx.x) * kVector;

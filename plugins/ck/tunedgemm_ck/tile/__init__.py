@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tunedgemm_ck.family import Family, Instance
-from tunedgemm_ck.tile.instance import PREFIXES, parse
-from tunedgemm_ck.tile.limits import refused, unfit
-from tunedgemm_ck.tile.spaces import near, space
+from tunedgemm_ck.tile.limits import unfit
+from tunedgemm_ck.tile.names import PREFIXES, parse
+from tunedgemm_ck.tile.space import enumerate_instances, enumerate_neighbours, unserved
 from tunedgemm_ck.tile.template import flags, render
 
 
 def _deterministic(instance: Instance, split: int) -> bool:
-    """Parts of K are added atomically, in any order."""
+    """Return whether the output repeats its bits: parts of K are added atomically."""
     del instance
     return split == 0
 
@@ -19,13 +19,13 @@ FAMILY = Family(
     libtype="cktile",
     kind="amd",
     ops=tuple(PREFIXES),
-    refused=refused,
-    space=space,
+    unsupported=unserved,
+    enumerate_instances=enumerate_instances,
     parse=parse,
     unfit=unfit,  # type: ignore[arg-type]
     render=render,  # type: ignore[arg-type]
     flags=flags,  # type: ignore[arg-type]
-    near=near,  # type: ignore[arg-type]
+    enumerate_neighbours=enumerate_neighbours,  # type: ignore[arg-type]
     deterministic=_deterministic,
     revision=1,
 )

@@ -1,4 +1,7 @@
-"""Static limits of CK Tile's instances: what an architecture and a shape allow, as data; answers for absent devices too."""
+"""Static limits of CK Tile's instances, for shapes and architectures, as data.
+
+They answer for absent devices too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import functools
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_ck.tile.instance import PREFIXES, TileInstance, parse
-from tunedgemm_ck.tile.listed import LISTED
-from tunedgemm_ck.xdl.limits import LDS, MOST_SPLIT, SCALED_K, Accepts, none_fits, not_accepted
+from tunedgemm_ck.tile.names import TileInstance
+from tunedgemm_ck.tile.resources import lds
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, SCALED_K, Accepts, not_accepted
+from tunedgemm_ck.xdl.resources import LDS
 
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
@@ -18,71 +22,48 @@ ACCEPTS = {
     "a8w8_blockscale_bpreshuffle": Accepts(_FP8, "block", "aiter16x16", False),
 }
 
-#: The matrix instructions of fp8 with 128 values of K, of which only gfx950 has one of its own (AMD's CDNA 4 ISA guide).
-_DEEPEST = 128
+#: Depth of the fp8 matrix instructions that only gfx950 has (AMD's CDNA 4 ISA guide).
+DEEPEST = 128
 
-#: Elements of fp8 that a thread loads at a time, and of the output that it stores.
+#: Elements of fp8 that a thread loads at a time, and elements of the output that it stores.
 _VECTOR, _STORE = 16, 8
 
 
-@functools.lru_cache(maxsize=64)
-def instances(op: str) -> tuple[TileInstance, ...]:
-    """All instances of an op that are listed, in order."""
-    return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
-
-
-def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
-    """Those whose matrix instructions an architecture has."""
-    return tuple(instance for instance in instances(op) if instance.warp_tile[2] < _DEEPEST or gfx == "gfx950")
-
-
-def refused(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
-    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx))
-
-
 def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
-    """Why an instance with a splitK cannot serve a shape on a device; "" where it can."""
+    """Return why an instance with a splitK cannot serve a shape on a device, or ""."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
-    return static(shape, device) or misfit(instance, split, shape, device)
+    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def static(shape: Shape, device: Device) -> str:
-    """Why the op has no instance for these dtypes, scales and layouts on this architecture, or for an empty batch; "" otherwise."""
+def unsupported(shape: Shape, device: Device) -> str:
+    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
     return not_accepted(shape, device, "cktile", ACCEPTS.get(shape.op))
 
 
 @functools.lru_cache(maxsize=16384)
-def misfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
-    """Why an instance with a splitK cannot serve the sizes of a shape that the op accepts; "" where it can."""
+def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
+    """Return why an instance with a splitK cannot serve the sizes of a supported shape, or ""."""
     _, tile_n, tile_k = instance.tile
-    if instance.warp_tile[2] >= _DEEPEST and device.gfx != "gfx950":
-        return f"{instance.name} is made of matrix instructions of gfx950"
+    if instance.warp_tile[2] >= DEEPEST and device.gfx != "gfx950":
+        return f"{instance.name}: its matrix instructions need gfx950 (got {device.gfx})"
     if instance.wave_groups != 1 or instance.permute_n:
-        return f"{instance.name}: groups of waves and a permuted N are not rendered"
+        return f"{instance.name}: wave groups and a permuted N are not supported"
     if shape.k % _VECTOR or shape.n % _STORE:
         return f"K and N must be multiples of {_VECTOR} and {_STORE} (got {shape.k} and {shape.n})"
     if shape.op == "a8w8_bpreshuffle":
         _, pad_n, pad_k = instance.pad
         if (shape.n % tile_n and not pad_n) or (shape.k % tile_k and not pad_k):
-            return f"N and K must be multiples of {tile_n} and {tile_k}, for the instance does not pad (got {shape.n} and {shape.k})"
-        return "" if split == 0 else "K is not split"
+            return f"N and K must be multiples of {tile_n} and {tile_k}, since the instance does not pad (got {shape.n} and {shape.k})"
+        return "" if split == 0 else f"splitK must be 0 (got {split})"
     if shape.k % SCALED_K:
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {shape.k})"
     if lds(instance) > LDS[device.gfx]:
-        return f"{instance.name} takes {lds(instance)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
+        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
     if not 0 <= split <= MOST_SPLIT:
-        return f"splitK is a logarithm of 0 to {MOST_SPLIT} (got {split})"
+        return f"splitK is a logarithm and must be 0 to {MOST_SPLIT} (got {split})"
     if split and (instance.persistent or shape.k % (tile_k << split)):
-        wanted = f"K must be a multiple of {tile_k << split} and the instance not persistent"
-        return f"{wanted}, to be cut into {1 << split} parts (got {shape.k})"
+        wanted = f"K must be a multiple of {tile_k << split}, and the instance not persistent"
+        return f"{wanted}, for {1 << split} parts (got {shape.k})"
     return ""
-
-
-def lds(instance: TileInstance) -> int:
-    """Bytes of LDS of the tiles of block scales: eight waves keep two, a shuffled weight goes to registers at once."""
-    m, n, k = instance.tile
-    rows = m if instance.op == "a8w8_blockscale_bpreshuffle" and not instance.eight_waves else m + n
-    return rows * k

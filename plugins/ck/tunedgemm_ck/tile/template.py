@@ -1,11 +1,14 @@
-"""Sources of instances of CK Tile: one shared object each, which includes CK Tile's headers and exports the functions of ``call.h``."""
+"""Sources of CK Tile's instances: one shared object each.
+
+A source includes CK Tile's headers and exports the functions of ``call.h``.
+"""
 
 from __future__ import annotations
 
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.tile.instance import TileInstance
+from tunedgemm_ck.tile.names import TileInstance
 
 _TYPES = {"bf16": "ck_tile::bf16_t", "fp16": "ck_tile::half_t"}
 
@@ -39,7 +42,8 @@ using Col = ck_tile::tensor_layout::gemm::ColumnMajor;
 using In = ck_tile::fp8_t;
 using Out = {outdtype};
 using Same = ck_tile::element_wise::PassThrough;
-// What follows whether sums are transposed: older versions want how sums are stored, newer ones how many groups of waves there are.
+// The argument after the transposition of sums: older versions expect how sums are stored, newer
+// ones the number of wave groups.
 struct Once {{
   constexpr operator ck_tile::memory_operation_enum() const {{ return ck_tile::memory_operation_enum::set; }}
   constexpr operator ck_tile::index_t() const {{ return 1; }}
@@ -48,7 +52,7 @@ constexpr auto scheduler = ck_tile::GemmPipelineScheduler::{scheduler};
 using Tile = ck_tile::TileGemmShape<ck_tile::sequence<{tile}>, ck_tile::sequence<{warps}>, ck_tile::sequence<{warp_tile}>>;
 """
 
-#: What a thrown error becomes: CK Tile throws where a launch fails.
+#: CK Tile throws where a launch fails.
 _CAUGHT = """\
 } catch (...) {
   const hipError_t error = hipGetLastError();
@@ -67,7 +71,8 @@ using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
     {warps_m}, {warps_n}, {warp_tile}, {transpose_c}, Once{{}}>>;
 using Scale = ck_tile::FlatmmScalePointer<1>;  // one a row
 
-// Does act with the kernel and its arguments for these sizes: the number of steps along K is a template parameter.
+// Calls act with the kernel and its arguments for these sizes: the number of steps along K is a
+// template parameter.
 template <typename Act>
 int with_kernel(const TunedGemmCall& call, const Act& act) {{
   using Size = ck_tile::index_t;
@@ -106,7 +111,7 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
 
 _BLOCKSCALE = """
 constexpr bool eight_waves = {eight_waves};
-// The scales of x lie in the call {given} and the kernel reads them {wanted}.
+// The call has the scales of x {given} and the kernel reads them {wanted}.
 constexpr bool transposed = {transposed};
 using ScaleLayout = {scale_layout};
 using Partitioner = ck_tile::GemmTile1DPartitioner<Tile>;
@@ -198,7 +203,7 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
 
 
 def render(instance: TileInstance, problem: Problem) -> str:
-    """The source of the shared object of an instance for a problem; the same in every process.
+    """Return the source of an instance's shared object for a problem, the same in every process.
 
     Raises:
         PluginError: the instance is of another op.
@@ -225,7 +230,7 @@ def render(instance: TileInstance, problem: Problem) -> str:
 
 
 def flags(instance: TileInstance, problem: Problem) -> tuple[str, ...]:
-    """Flags of hipcc beyond those of every shared object: which fp8 ``fp8_t`` is, and that bfloat16 is rounded to the nearest."""
+    """Return hipcc's flags for this library: the kind of fp8, and bfloat16's rounding to nearest."""
     del instance
     ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
     inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
@@ -241,7 +246,7 @@ def _word(switch: bool) -> str:
 
 
 def _flatmm(of: TileInstance) -> str:
-    """What follows the head of a product with a shuffled weight and scales of rows."""
+    """Return the body of a product with a shuffled weight and scales per row."""
     return _FLATMM.format(
         group_num=of.group_num,
         m01=of.m01,
@@ -260,7 +265,7 @@ def _flatmm(of: TileInstance) -> str:
 
 
 def _blockscale(of: TileInstance, problem: Problem) -> str:
-    """What follows the head of a product with block scales."""
+    """Return the body of a product with block scales."""
     shuffled = problem.op == "a8w8_blockscale_bpreshuffle"
     by_columns = of.eight_waves and not of.row_major_scales
     pipeline = "ABQuantGemmPipelineAgBgCrCompV3"

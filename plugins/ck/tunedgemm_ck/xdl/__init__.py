@@ -6,28 +6,29 @@ from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_ck import stages
-from tunedgemm_ck.family import Chosen, Family, Instance
+from tunedgemm_ck.family import Candidate, Family, Instance
+from tunedgemm_ck.names import parse_stages
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.xdl import limits, moe_limits, moe_spaces, spaces, template
-from tunedgemm_ck.xdl.instance import FORMS, XdlInstance
-from tunedgemm_ck.xdl.instance import parse as parse_one
-from tunedgemm_ck.xdl.moe import MoeInstance, parse_moe
-from tunedgemm_ck.xdl.moe_template import render_stage
+from tunedgemm_ck.xdl import limits, names, space, template
+from tunedgemm_ck.xdl.moe import limits as moe_limits
+from tunedgemm_ck.xdl.moe import space as moe_space
+from tunedgemm_ck.xdl.moe.names import MoeInstance, parse_moe
+from tunedgemm_ck.xdl.moe.template import render_stage
+from tunedgemm_ck.xdl.names import FORMS, XdlInstance
 
 _MOE = "fmoe"
 
 
-def _refused(shape: Shape, device: Device) -> str:
-    return (moe_limits if shape.op == _MOE else limits).refused(shape, device)
+def _unsupported(shape: Shape, device: Device) -> str:
+    return (moe_space if shape.op == _MOE else space).unserved(shape, device)
 
 
-def _space(shape: Shape, device: Device, full: bool) -> Iterable[Chosen]:
-    return (moe_spaces if shape.op == _MOE else spaces).space(shape, device, full)
+def _enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
+    return (moe_space if shape.op == _MOE else space).enumerate_instances(shape, device, full)
 
 
 def _parse(name: str, op: str) -> Instance:
-    return stages.parsed(name, "ck", parse_moe) if op == _MOE else parse_one(name, op)
+    return parse_stages(name, "ck", parse_moe) if op == _MOE else names.parse(name, op)
 
 
 def _unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
@@ -44,12 +45,12 @@ def _render(instance: Instance, problem: Problem) -> str:
     return template.render(instance, problem)  # type: ignore[arg-type]
 
 
-def _near(instance: Instance, split: int, shape: Shape, device: Device) -> Iterable[Chosen]:
-    return (moe_spaces if shape.op == _MOE else spaces).near(instance, split, shape, device)  # type: ignore[arg-type]
+def _enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: Device) -> Iterable[Candidate]:
+    return (moe_space if shape.op == _MOE else space).enumerate_neighbours(instance, split, shape, device)  # type: ignore[arg-type]
 
 
 def _deterministic(instance: Instance, split: int) -> bool:
-    """Parts of K, and the experts of a token, are added atomically, in any order."""
+    """Return whether the output repeats its bits: parts of K and experts are added atomically."""
     if isinstance(instance, XdlInstance):
         return split == 0 or not template.DEVICE_OPS[instance.op].split
     return False
@@ -59,13 +60,13 @@ FAMILY = Family(
     libtype="ck",
     kind="amd",
     ops=(*FORMS, _MOE),
-    refused=_refused,
-    space=_space,
+    unsupported=_unsupported,
+    enumerate_instances=_enumerate_instances,
     parse=_parse,
     unfit=_unfit,
     render=_render,
     flags=template.flags,  # type: ignore[arg-type]
-    near=_near,
+    enumerate_neighbours=_enumerate_neighbours,
     deterministic=_deterministic,
     revision=1,
 )

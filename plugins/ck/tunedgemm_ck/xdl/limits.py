@@ -1,4 +1,7 @@
-"""Static limits of Composable Kernel's instances: what an architecture and a shape allow, as data; answers for absent devices too."""
+"""Static limits of Composable Kernel's instances, for shapes and architectures, as data.
+
+They answer for absent devices too.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.problem import batches_of
-from tunedgemm_ck.xdl.instance import FORMS, WAVE, XdlInstance, parse
-from tunedgemm_ck.xdl.listed import LISTED
+from tunedgemm_ck.xdl.names import FORMS, WAVE, XdlInstance
+from tunedgemm_ck.xdl.resources import LDS, lds
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
 _FLOATS = ("bf16", "fp16")
@@ -24,17 +27,15 @@ DTYPES = {
     "gfx950": (*_FLOATS, "int8", "fp8_e4m3fn", "fp4x2"),
 }
 
-#: Bytes of LDS that a block may take (the same guides).
-LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
-
-#: A buffer of CDNA counts its bytes, and CK its elements, in 32 bits, the second with a sign.
+#: CDNA's buffers count bytes in 32 unsigned bits; CK counts elements in 32 signed bits.
 MOST_BYTES, MOST_ELEMENTS = 1 << 32, 1 << 31
 
-#: Ops whose device op takes operands of no more bytes: a sign less.
+#: Ops whose device op counts bytes in 32 signed bits.
 FEWER_BYTES = dict.fromkeys(("a16w16", "a8w8", "batched_bf16", "batched_a8w8"), 1 << 31)
 
-#: Tiles of K that a pipeline has under way: a product, or a part of one, must have more. The first of a plain weight takes any number,
-#: the second as many as fill a share of memory's bandwidth (`_under_way`).
+#: Tiles of K that a pipeline has in flight; K, or a part of it, must have more. The first pipeline
+#: of a plain weight takes any number. The second takes as many as fill a share of memory's
+#: bandwidth (`_under_way`).
 _STAGES = {1: 0, 3: 2, 4: 3, 5: 3}
 _SHUFFLED_STAGES = {1: 2, 2: 3, 3: 2}
 
@@ -44,13 +45,13 @@ MOST_SPLIT = 3
 #: Elements of K that share a scale of fp8.
 SCALED_K = 128
 
-#: Rows of the weight that layout aiter16x16 interleaves; mxfp4 beyond the last is read as zeros.
+#: Rows of the weight that layout aiter16x16 interleaves; mxfp4 reads zeros beyond the last.
 SHUFFLED_ROWS = 16
 
 
 @attrs.frozen
 class Accepts:
-    """What an op may be asked for: dtypes of x, kind of scales, layout of the weight, whether a bias can be added."""
+    """Inputs that an op accepts: dtypes of x, kind of scales, layout of the weight, bias."""
 
     dtypes: tuple[str, ...]
     scale: str
@@ -70,46 +71,35 @@ ACCEPTS = {
 }
 
 
-@functools.lru_cache(maxsize=64)
-def instances(op: str) -> tuple[XdlInstance, ...]:
-    """All instances of an op that are listed, in order."""
-    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
-
-
-def refused(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
-    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in instances(shape.op))
-
-
 def none_fits(misfits: Iterable[str]) -> str:
-    """Why none of some instances fits, as the first of them says; "" where one does."""
+    """Return why none of some instances fits, as the first of them says; "" where one does."""
     first = ""
     for reason in misfits:
         if not reason:
             return ""
         first = first or reason
-    return f"none of the instances fits: {first}"
+    return f"no instance fits: {first}"
 
 
 def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
-    """Why an instance with a splitK cannot serve a shape on a device; "" where it can."""
+    """Return why an instance with a splitK cannot serve a shape on a device, or ""."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
-    return static(shape, device) or misfit(instance, split, shape, device)
+    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def static(shape: Shape, device: Device) -> str:
-    """Why the op has no instance for these dtypes, scales and layouts on this architecture, or for an empty batch; "" otherwise."""
+def unsupported(shape: Shape, device: Device) -> str:
+    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
     return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
 
 
 def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | None) -> str:
-    """Why a library has no instance for a shape's dtypes, scales and layout on this architecture, or for its bytes; "" where it has."""
+    """Return why a library has no instance for a shape's dtypes, scales, layout or bytes, or ""."""
     if accepts is None:
         return f"{libtype} has no instances of op {shape.op}"
     if device.gfx not in DTYPES:
-        return f"{libtype} has instances for {', '.join(DTYPES)} (got {device.gfx})"
+        return f"{libtype} supports {', '.join(DTYPES)} (got {device.gfx})"
     most = FEWER_BYTES.get(shape.op, MOST_BYTES)
     checks = (
         (shape.dtype in accepts.dtypes, f"operands in {', '.join(accepts.dtypes)} (got {shape.dtype})"),
@@ -119,26 +109,26 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         (shape.layout == accepts.layout, f"the weight in layout {accepts.layout} (got {shape.layout})"),
         (accepts.bias or not shape.bias, "no bias"),
         (shape.m > 0, "at least one row"),
-        (_bytes(shape) < most, f"operands of less than {most} bytes each (the largest has {_bytes(shape)})"),
-        (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (the largest has {_elements(shape)})"),
+        (_bytes(shape) < most, f"operands of less than {most} bytes each (got {_bytes(shape)})"),
+        (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (got {_elements(shape)})"),
     )
-    return "; ".join(f"{libtype} takes {wanted}" for right, wanted in checks if not right)
+    return "; ".join(f"{libtype} accepts {wanted}" for right, wanted in checks if not right)
 
 
 def _elements(shape: Shape) -> int:
-    """Elements of the largest operand of one product."""
+    """Return the elements of the largest operand of one product."""
     return max(shape.m * shape.k, shape.n * shape.k, shape.m * shape.n)
 
 
 def _bytes(shape: Shape) -> int:
-    """Bytes of the largest operand of one product."""
+    """Return the bytes of the largest operand of one product."""
     bits = dtype_bits(shape.dtype)
     return max(shape.m * shape.k * bits, shape.n * shape.k * bits, shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 @functools.lru_cache(maxsize=16384)
-def misfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
-    """Why an instance with a splitK cannot serve the sizes of a shape that its op accepts, as CK judges; "" where it can."""
+def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
+    """Return why an instance cannot serve a supported shape's sizes by CK's rules, or ""."""
     k, deep = shape.k, depth(instance)
     vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
     if k % vector:
@@ -151,12 +141,12 @@ def misfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> s
     if instance.scale and k % SCALED_K:
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {k})"
     if lds(instance) > LDS[device.gfx]:
-        return f"{instance.name} takes {lds(instance)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
+        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
     return _no_split(split, instance, shape, device) or _too_short(split, instance, shape)
 
 
 def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str:
-    """Why K, or a part of it, has too few tiles for the pipeline; "" where it has enough."""
+    """Return why K, or a part of it, has too few tiles for the pipeline, or ""."""
     parts = 1 << split if DEVICE_OPS[shape.op].split else 1
     steps, stages = -(-shape.k // (depth(instance) * parts)), _under_way(instance)
     if steps > stages:
@@ -165,45 +155,42 @@ def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str:
 
 
 def _under_way(instance: XdlInstance) -> int:
-    """Tiles of K that the pipeline of an instance loads ahead."""
+    """Return the tiles of K that the pipeline of an instance loads ahead."""
     if instance.op == "a8w8_bpreshuffle":
         return _SHUFFLED_STAGES.get(instance.pipeline, 3)
     if instance.pipeline != 2:
         return _STAGES[instance.pipeline]
-    # 32 KiB under way for each compute unit, whose blocks of fewer than four waves share them
+    # Each compute unit has 32 KiB in flight, shared by blocks of fewer than four waves.
     share = (32 << 10) // max(4 * WAVE // instance.threads, 1)
     return min(max(-(-share // ((instance.m + instance.n) * instance.k * FORMS[instance.op].bits // 8)), 2), 8)
 
 
 def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -> str:
-    """Why K cannot be cut into ``1 << split`` parts; "" where it can, or where the device op takes no notice of splitK."""
+    """Return why K cannot be split into ``1 << split`` parts, or "".
+
+    A device op that ignores splitK takes any.
+    """
     if not DEVICE_OPS[shape.op].split or split == 0:
-        return "" if split >= 0 else f"splitK is a logarithm of 0 or more (got {split})"
+        return "" if split >= 0 else f"splitK is a logarithm and must be 0 or more (got {split})"
     if not 0 < split <= MOST_SPLIT:
-        return f"splitK is a logarithm of 0 to {MOST_SPLIT} (got {split})"
+        return f"splitK is a logarithm and must be 0 to {MOST_SPLIT} (got {split})"
     if shape.bias:
-        return "a bias would be added once by each part of K"
+        return "splitK is not supported with a bias, which every part of K would add"
     if shape.outdtype == "bf16" and device.gfx == "gfx90a":
-        return "gfx90a has no atomic addition of bf16, which the parts of K need"
+        return "splitK of a bf16 output needs atomic addition of bf16, which gfx90a lacks"
     deep = depth(instance)
     if shape.k < deep << split or (instance.scale and shape.k % (SCALED_K << split)):
-        return f"K {shape.k} cannot be cut into {1 << split} parts of at least {deep}"
+        return f"K must have {1 << split} parts of at least {deep} (got {shape.k})"
     if shape.dtype == "fp4x2" and shape.k % (deep << split):
         return f"K must be a multiple of {deep << split} (got {shape.k})"
     return ""
 
 
 def depth(instance: XdlInstance) -> int:
-    """Elements of K of a block's tile."""
+    """Return the elements of K of a block's tile."""
     return instance.k * 2 if instance.op == "a4w4_blockscale" else instance.k
 
 
-def lds(instance: XdlInstance) -> int:
-    """Bytes of LDS of the tiles: a shuffled weight goes to registers at once, pipeline v4 has two tiles of each."""
-    rows = instance.m if "preshuffle" in instance.op or instance.op == "a4w4_blockscale" else instance.m + instance.n
-    return rows * instance.k * FORMS[instance.op].bits // 8 * (2 if instance.pipeline == 4 else 1)
-
-
 def tiles(instance: XdlInstance, shape: Shape) -> int:
-    """Blocks of an undivided K."""
+    """Return the blocks of an unsplit K."""
     return -(-shape.m // instance.m) * -(-shape.n // instance.n) * batches_of(shape)

@@ -1,4 +1,7 @@
-"""Sources of instances of Composable Kernel: a shared object each, which includes CK's headers and exports the functions of ``call.h``."""
+"""Sources of Composable Kernel's instances: one shared object each.
+
+A source includes CK's headers and exports the functions of ``call.h``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import attrs
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.xdl.instance import XdlInstance
+from tunedgemm_ck.xdl.names import XdlInstance
 
 IMPL = "ck/tensor_operation/gpu/device/impl/"
 
@@ -18,9 +21,11 @@ class DeviceOp:
     Attributes:
         header: the file that declares it.
         name: of the class, in ``ck::tensor_operation::device``.
-        since: the first release of ROCm whose CK has it as it is used here.
-        split: whether K can be split; without, the launch takes no notice of the solution's splitK, which AITER's tuner counts there too.
-        epilogue: operands of the epilogue besides a bias.
+        since: the first release of ROCm whose CK has it in the form used here.
+        split: whether K can be split. Otherwise the launch ignores the solution's splitK, which
+            AITER's
+            tuner counts there too.
+        epilogue: operands of the epilogue in addition to a bias.
         scaled: whether the class takes block scales, as template parameters and arguments.
     """
 
@@ -35,8 +40,9 @@ class DeviceOp:
 _V3 = "device_gemm_multiple_d_xdl_cshuffle_v3"
 _ROWS = ("w_scale", "x_scale")
 
-#: CK's changelog and the headers of 2024-10, 2025-07 and 2025-11. Scales of single rows need CK of ROCm 7.0: the class of ROCm 6.4 has
-#: the same header and takes whole tiles of scales alone, and its ``IsSupportedArgument`` says so.
+#: Sources: CK's changelog and the headers of 2024-10, 2025-07 and 2025-11. Scales of single rows
+#: need CK of ROCm 7.0. The class of ROCm 6.4 has the same header but takes only whole tiles of
+#: scales; its ``IsSupportedArgument`` rejects others.
 DEVICE_OPS = {
     "a16w16": DeviceOp(f"{_V3}.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3", "6.3"),
     "a8w8": DeviceOp(f"{_V3}.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3", "6.3", epilogue=_ROWS),
@@ -99,7 +105,8 @@ using Sum = {sum};
 """
 
 _EPILOGUE = """
-// The sum times the scales, plus the bias, rounded once: CK's own conversion to bfloat16 cuts in its older versions.
+// The sum times the scales, plus the bias, rounded once: older versions of CK's conversion to
+// bfloat16 truncate.
 struct Epilogue {{
   template <typename E, typename C, typename... Ds>
   __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&... ds) const {{
@@ -129,7 +136,7 @@ _COMBINE = {
 _TAIL = """
 {choice}
 
-// Asks the device for its properties, which takes longer than a launch: once for the same sizes.
+// Queries the device's properties once per set of sizes, since that takes longer than a launch.
 template <typename Op, typename Argument>
 bool supported(const TunedGemmCall& call, const Argument& argument) {{
   thread_local int64_t known[5] = {{-1, -1, -1, -1, -1}};
@@ -166,7 +173,7 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
 """
 
 
-#: Tiles that fit the sizes exactly need no bounds: as AITER's launchers choose.
+#: Tiles that fit the sizes exactly need no bounds checks; AITER's launchers choose alike.
 _EITHER = """\
 template <typename Act>
 auto with_gemm(const TunedGemmCall& call, const Act& act) {{
@@ -175,7 +182,7 @@ auto with_gemm(const TunedGemmCall& call, const Act& act) {{
 }}
 """
 
-#: Of a class that is told the parts of K after its other arguments, in versions that have parts at all.
+#: For a class that takes the parts of K after its other arguments, in versions that have parts.
 _SET_SPLIT = """\
 auto argument = {made};
   if constexpr (requires {{ Op{{}}.SetKBatch(&argument, 1); }}) {{
@@ -183,7 +190,7 @@ auto argument = {made};
   }}
   return argument;"""
 
-#: CK pads no mxfp4; rows beyond M are read as zeros and not written.
+#: CK does not pad mxfp4; rows beyond M are read as zeros and not written.
 _DEFAULT = """\
 template <typename Act>
 auto with_gemm(const TunedGemmCall&, const Act& act) {
@@ -193,7 +200,7 @@ auto with_gemm(const TunedGemmCall&, const Act& act) {
 
 
 def render(instance: XdlInstance, problem: Problem) -> str:
-    """The source of the shared object of an instance for a problem; the same in every process.
+    """Return the source of an instance's shared object for a problem, the same in every process.
 
     Raises:
         PluginError: the instance is of another op.
@@ -201,10 +208,12 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     if instance.op != problem.op:
         raise PluginError(f"ck: {instance.name} is an instance of {instance.op}, not of {problem.op}")
     op = DEVICE_OPS[problem.op]
-    told = f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
+    description = (
+        f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
+    )
     head = _HEAD.format(
         name=instance.name,
-        problem=told,
+        problem=description,
         header=IMPL + op.header,
         since=op.since,
         dtype=CK_TYPES[problem.dtype],
@@ -217,13 +226,15 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     else:
         middle = _epilogue(op, problem) + _gemm(op, instance, problem) + split + _argument(op, problem)
         choice = _EITHER.format(m=instance.m, n=instance.n, k=instance.k)
-    # a part of K that is no shorter than K is what older versions make of a split: sums of all of K, several times
+    # older versions turn a split into parts no shorter than K, which sums all of K several times
     checked = " || (call.split > 0 && argument.KRead >= call.k)" if problem.op == "a8w8_blockscale" else ""
     return head + middle + _TAIL.format(choice=choice, checked=checked)
 
 
 def flags(instance: XdlInstance, problem: Problem) -> tuple[str, ...]:
-    """Flags of hipcc beyond those of every shared object: how CK is meant to be inlined, and which fp8 its ``f8_t`` is."""
+    """Return hipcc's flags for this library: CK's inlining options, and the kind of fp8 of
+    ``f8_t``.
+    """
     del instance
     ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
     inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
@@ -231,7 +242,7 @@ def flags(instance: XdlInstance, problem: Problem) -> tuple[str, ...]:
 
 
 def _epilogue(op: DeviceOp, problem: Problem) -> str:
-    """The functor that turns sums into the output."""
+    """Return the functor that converts sums to the output."""
     scales, biases = len(op.epilogue), int(bool(problem.bias_dtype))
     names = "".join(f", float d{place}" for place in range(scales + biases))
     function = f"__host__ __device__ static constexpr float combined(float sum{names}) {_COMBINE[scales, biases]}"
@@ -239,9 +250,12 @@ def _epilogue(op: DeviceOp, problem: Problem) -> str:
 
 
 def _operands(op: DeviceOp, problem: Problem) -> list[tuple[str, str, str, str]]:
-    """Dtype, layout, field of the call and distance between batches of each operand of the epilogue; all have stride 0."""
-    found = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
-    return [*found, (CK_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else found
+    """Return the epilogue's operands: dtype, layout, field of the call, and batch stride.
+
+    The other strides of all of them are 0.
+    """
+    scales = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
+    return [*scales, (CK_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else scales
 
 
 def _sequence(numbers: tuple[int, ...]) -> str:
@@ -249,9 +263,10 @@ def _sequence(numbers: tuple[int, ...]) -> str:
 
 
 def _gemm(op: DeviceOp, of: XdlInstance, problem: Problem) -> str:
-    """The alias of CK's class with all parameters of the instance."""
+    """Return the alias of CK's class with all parameters of the instance."""
     operands = _operands(op, problem)
-    # operands along N are read as the name says, in the place of w_scale; x_scale has one value a row
+    # operands along N use the vector width that the name gives for w_scale; x_scale has one value
+    # per row
     vectors = {"w_scale": (of.store[1:] or (1,))[0], "x_scale": (of.store[2:] or (1,))[0], "bias": of.store[0]}
     store = (of.store[0], *(vectors[field] for _, _, field, _ in operands))
     types = f"{'In, float, In, float' if op.scaled else 'In, In'}, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, Sum"
@@ -270,12 +285,12 @@ using Gemm = ck::tensor_operation::device::{op.name}<
 """
 
 
-def _joined(operands: list[tuple[str, str, str, str]], place: int) -> str:
-    return ", ".join(operand[place] for operand in operands)
+def _joined(operands: list[tuple[str, str, str, str]], index: int) -> str:
+    return ", ".join(operand[index] for operand in operands)
 
 
 def _argument(op: DeviceOp, problem: Problem) -> str:
-    """The function that fills CK's argument from a call."""
+    """Return the function that fills CK's argument from a call."""
     operands = _operands(op, problem)
     count = len(operands)
     pointers = f"std::array<const void*, {count}>{{{', '.join(f'call.{field}' for _, _, field, _ in operands)}}}"
@@ -301,9 +316,9 @@ auto argument_of(const TunedGemmCall& call) {{
 
 
 def _mx(of: XdlInstance) -> str:
-    """The class and the argument of mxfp4, whose sizes count single values and whose tiles count bytes."""
+    """Return the class and the argument of mxfp4: sizes count values, tiles count bytes."""
     return f"""
-// Four e8m0 scales, each of 32 values, lie in a word.
+// A word has four e8m0 scales, each of 32 values.
 using Scales = int32_t;
 
 template <Spec Padding>

@@ -1,4 +1,4 @@
-/* cuBLASLt's algorithms: an id and attributes that can be asked for, set and checked. */
+/* cuBLASLt's algorithms: an id and attributes to read, set and check. */
 #include "fake.h"
 
 #ifdef FAKE_CUBLASLT
@@ -9,7 +9,7 @@
 enum { REDUCE_INPLACE = 1, REDUCE_COMPUTE = 2, REDUCE_OUTPUT = 4, SHARED_BYTES = 256 * 1024, MULTIPROCESSORS = 132, HITS = 8 };
 
 typedef struct { int id, rows, cols; } Tile;         /* of D */
-typedef struct { int id, depth, count; } Stage;      /* elements of K, buffers; 0 buffers: as many as fit */
+typedef struct { int id, depth, count; } Stage;      /* elements of K, buffers; 0: as many as fit */
 static const Tile TILES[] = {
     {11, 32, 32}, {15, 64, 64}, {17, 64, 128}, {18, 128, 64}, {20, 128, 128}, {23, 128, 256}, {24, 256, 128},
 };
@@ -35,7 +35,7 @@ typedef struct {
     uint32_t tile, reduction, swizzle, option, stages;
     uint16_t inner, cluster;
     int16_t types[6];    /* computation, scale, A, B, C, D */
-    uint16_t aligned[4]; /* bytes at whose multiples A, B, C and D must lie; 0: as the algorithm itself wants */
+    uint16_t aligned[4]; /* alignment of A, B, C and D in bytes; 0: the algorithm's */
     uint32_t version;
     uint64_t check;
 } Config;
@@ -89,7 +89,8 @@ static int opened(const Algo *algo, Config *out) {
     return SUCCESS;
 }
 
-/* Sums of what each attribute adds, so that one at a time leads to the best: each step away from the best tile and stages in the family's lists, and from swizzle 1 and option 2, costs. */
+/* Each attribute adds to the cost, so that single changes lead to the best: each step away from the
+ * best tile and stages of the family, and from swizzle 1 and option 2. */
 static double cost(const Config *c) {
     const Family *f = family(c->id);
     int tile = abs(position(f->tiles, c->tile) - position(f->tiles, f->best_tile));
@@ -175,14 +176,14 @@ int lt_plan(const Problem *p, const Algo *algo, Plan *plan) {
     return SUCCESS;
 }
 
-/* With FAKE_LT_ALIGNED an answer makes use of all the alignment that the preference promises. */
+/* With FAKE_LT_ALIGNED a result needs all the alignment that the preference promises. */
 static void use_alignment(const Object *preference, Config *config) {
     for (int i = 0; preference && lt_setting("FAKE_LT_ALIGNED", 0) > 0 && i < 4; i++) {
         config->aligned[i] = (uint16_t)lt_get(preference, F_ALIGN_A + i);
     }
 }
 
-/* What the heuristic looks at, best guess first: id, tile, stages, split K, reduction, cluster. */
+/* Candidates of the heuristic, best first: id, tile, stages, split K, reduction, cluster. */
 static const int GUESSES[][6] = {
     {66, 20, 15, 1, 0, 0}, {66, 20, 14, 1, 0, 0}, {66, 23, 15, 1, 0, 0}, {66, 20, 15, 2, REDUCE_COMPUTE, 0}, {71, 20, 35, 1, 0, 2},
     {71, 23, 35, 1, 0, 3}, {66, 20, 15, 4, REDUCE_COMPUTE, 0}, {21, 20, 8, 1, 0, 0}, {21, 15, 8, 1, 0, 0}, {11, 17, 0, 1, 0, 0},
@@ -246,13 +247,13 @@ int lt_heuristic(const Problem *p, const Object *preference, size_t max_workspac
     return *returned ? SUCCESS : lt_refuse(NOT_SUPPORTED, "the heuristic has no answer");
 }
 
-/* What a launch of this algorithm takes beyond the product itself, in microseconds; -1 for no algorithm of this library. */
+/* Simulated microseconds of a launch beyond the product; -1 for a foreign algorithm. */
 EXPORT double fake_cost_us(const Algo *algo) {
     Config config;
     return opened(algo, &config) || position(family(config.id)->tiles, config.tile) < 0 ? -1 : cost(&config);
 }
 
-/* Types that a product can have at all; the finer rules are those of problems. */
+/* Types of a product; problem.c has the finer rules. */
 static int typed(const int types[6]) {
     int in = types[2], out = types[5], fp8 = lt_is_fp8(in);
     int known = lt_size(in) && in != R_32I && types[3] == in && types[4] == out;
@@ -361,7 +362,7 @@ EXPORT int cublasLtMatmulAlgoCapGetAttribute(const Algo *algo, int attribute, vo
     return give(&value, 4, buffer, size, written, 0);
 }
 
-/* The attribute's place in the configuration and its bytes. */
+/* Address and size of an attribute in the configuration. */
 static void *field(Config *config, int attribute, size_t *size) {
     *size = 4;
     switch (attribute) {

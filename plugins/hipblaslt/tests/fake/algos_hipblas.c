@@ -1,4 +1,4 @@
-/* hipBLASLt's algorithms: opaque, told apart by the int32 at byte 0, found by asking for more than the heuristic has. */
+/* hipBLASLt's algorithms: opaque, with the index as int32 at byte 0; all are listed after the heuristic's. */
 #include "fake.h"
 
 #ifdef FAKE_HIPBLASLT
@@ -6,8 +6,8 @@
 
 enum {
     FIRST = 1000,  /* index of solution 0 */
-    GUESSED = 12,  /* the heuristic looks at solutions 0..11 */
-    HITS = 8,      /* and answers this many of them at most */
+    GUESSED = 12,  /* the heuristic considers solutions 0..11 */
+    HITS = 8,      /* and returns at most this many */
     WRONG = 12,    /* fastest, and wrong */
     FAILS = 17,    /* fails when launched */
     WINNER = 22
@@ -15,14 +15,14 @@ enum {
 
 typedef struct {
     int32_t index;
-    uint32_t problem; /* what it was made for */
+    uint32_t problem; /* signature of its problem */
     uint64_t check;   /* of index, problem, workspace and version */
 } Inside;
 _Static_assert(sizeof(Inside) == 16, "fills hipblasLtMatmulAlgo_t.data");
 
 static int solutions(void) { return (int)lt_setting("FAKE_LT_SOLUTIONS", 40); }
 
-/* What an algorithm depends on: types, sizes, operations, orders, epilogue and scale modes; no leading dimension, no pointer. */
+/* Hash of types, sizes, operations, orders, epilogue and scale modes, without leading dimensions and pointers. */
 static uint32_t signature(const Problem *p) {
     const int64_t parts[] = {
         p->a.type, p->d.type, p->a.order, p->a.transposed, p->b.transposed, p->m, p->n, p->k, p->batch, p->compute, p->epilogue, p->mode_a, p->mode_b,
@@ -37,7 +37,7 @@ static uint64_t check(const Inside *inside, size_t max_workspace) {
 
 static size_t workspace_of(int solution) { return solution % 5 == 4 ? 1 << 20 : 0; }
 
-/* A tiled A is read by two solutions of three; every seventh wants K in steps of 64. */
+/* Two solutions of three read a tiled A; every seventh needs K in multiples of 64. */
 static int fits(int solution, const Problem *p) {
     return (solution % 7 != 6 || p->k % 64 == 0) && (p->a.order == ORDER_COL || solution % 3 != 2);
 }
@@ -90,7 +90,7 @@ int lt_heuristic(const Problem *problem, const Object *preference, size_t max_wo
     return *returned ? SUCCESS : lt_refuse(NOT_SUPPORTED, "no solution");
 }
 
-/* What a launch of this algorithm takes beyond the product itself, in microseconds. */
+/* Simulated microseconds of a launch beyond the product. */
 EXPORT double fake_cost_us(const Algo *algo) {
     Inside inside;
     memcpy(&inside, algo->data, sizeof inside);

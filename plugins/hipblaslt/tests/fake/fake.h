@@ -1,8 +1,9 @@
-/* A library for tests with the interface of cuBLASLt or of hipBLASLt (-DFAKE_CUBLASLT, -DFAKE_HIPBLASLT).
+/* Test library with the interface of cuBLASLt or hipBLASLt (-DFAKE_CUBLASLT, -DFAKE_HIPBLASLT).
  *
- * It multiplies on host memory, checks every argument as strictly as the public headers and manuals say, and keeps the
- * reason of each refusal. Numbers here come from cublasLt.h, cublas_api.h and library_types.h of CUDA 13 and from
- * hipblaslt.h, hipblas-common.h and library_types.h of ROCm 7; they are not shared with the code under test.
+ * It multiplies in host memory, checks each argument as strictly as public headers and manuals, and
+ * keeps the reason of the last refusal. Numbers come from cublasLt.h, cublas_api.h and library_types.h
+ * of CUDA 13, and from hipblaslt.h, hipblas-common.h and library_types.h of ROCm 7. They are not shared
+ * with the code under test.
  */
 #ifndef FAKE_LT_H
 #define FAKE_LT_H
@@ -42,7 +43,7 @@ typedef struct { uint64_t data[8]; } Algo;
 enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 2, INVALID_VALUE = 3, EXECUTION_FAILED = 5, NOT_SUPPORTED = 7 };
 enum { OP_N = 111, OP_T = 112, OP_C = 113, COMPUTE_32F = 2, COMPUTE_32F_TF32 = 6, COMPUTE_32I = 9 };
 enum { L_TYPE = 2, L_ORDER = 3, L_ROWS = 4, L_COLS = 5, L_LD = 6, L_BATCH = 0, L_STRIDE = 1 };
-/* Computation and scale type are given at creation alone, so they have no number. */
+/* Computation and scale type are set at creation and have no number. */
 enum {
     D_COMPUTE = -1, D_SCALE_TYPE = -2, D_POINTER_MODE = 13, D_OP_A = 0, D_OP_B = 1, D_EPILOGUE = 2, D_BIAS = 3, D_BIAS_STRIDE = 23,
     D_SCALE_A = 5, D_SCALE_B = 6, D_BIAS_TYPE = 4, D_MODE_A = 31, D_MODE_B = 32
@@ -67,20 +68,20 @@ _Static_assert(sizeof(Result) == ALGO_BYTES + 32, "size of the heuristic's resul
 /* objects.c: handles and descriptors. */
 typedef enum { HANDLE, LAYOUT, DESC, PREFERENCE } Kind;
 typedef struct Object Object;
-int lt_is(const void *pointer, Kind kind);        /* whether this is a live object of that kind */
+int lt_is(const void *pointer, Kind kind);        /* whether a pointer is a live object of a kind */
 int64_t lt_get(const Object *object, int attribute);
-int lt_only_computed(const Object *object, const char *what); /* status: attributes that nothing here computes are as created */
+int lt_only_computed(const Object *object, const char *what); /* refuses changed attributes that the fake ignores */
 
-/* record.c: what was called and why it was refused. */
+/* record.c: counts of calls and reasons of refusals. */
 void lt_enter(const char *function);
 int lt_refuse(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void lt_quiet(int on); /* refusals of this thread are answers to our own questions, and not recorded */
+void lt_quiet(int on); /* 1: do not record this thread's refusals */
 double lt_setting(const char *name, double otherwise); /* a number from the environment */
-int lt_state(int place); /* of an answer of the heuristic: its own status, which the caller has to look at */
+int lt_state(int place); /* status of one result of the heuristic */
 uint64_t lt_hash(const void *bytes, size_t size, uint64_t seed);
 #define ENTER(name) lt_enter(PREFIX #name)
 
-/* problem.c: one product, D[m, n] = alpha * op(A)[m, k] op(B)[k, n] + beta * C[m, n] + bias[m]; ld and strides in elements. */
+/* problem.c: D[m, n] = alpha * op(A)[m, k] op(B)[k, n] + beta * C[m, n] + bias[m]; ld and strides in elements. */
 typedef struct {
     int type, order, transposed;
     int64_t rows, cols, ld, stride;
@@ -93,19 +94,19 @@ typedef struct {
     const float *scale_a, *scale_b;
 } Problem;
 int lt_problem(const Object *handle, const Object *desc, const Object *a, const Object *b, const Object *c, const Object *d, Problem *out);
-int lt_size(int type);                        /* bytes of an element, 0 for a type unknown here */
+int lt_size(int type);                        /* bytes of an element; 0 for an unknown type */
 int lt_is_fp8(int type);
 
 /* algos_cublas.c, algos_hipblas.c */
 typedef struct {
     size_t workspace;   /* bytes */
-    int align;          /* bytes, of pointers, leading dimensions and strides */
-    int aligned[4];     /* bytes, of the pointers of A, B, C and D alone; 0: no more than that */
+    int align;          /* bytes: alignment of pointers, leading dimensions and strides */
+    int aligned[4];     /* bytes: alignment of the pointers of A, B, C and D; 0: as align */
     int fails, wrong;   /* at the launch */
     float waves;
     double cost_us;
 } Plan;
-int lt_plan(const Problem *problem, const Algo *algo, Plan *plan); /* status; refuses an algorithm not made here or not for this problem */
+int lt_plan(const Problem *problem, const Algo *algo, Plan *plan); /* refuses a foreign algorithm or another problem's */
 int lt_heuristic(const Problem *problem, const Object *preference, size_t max_workspace, int count, Result *results, int *returned);
 
 /* product.c */

@@ -1,4 +1,4 @@
-/* The calls that ask for algorithms and run one, and what the library says of itself. */
+/* Heuristic, launch and version. */
 #include "fake.h"
 
 #include <stdatomic.h>
@@ -74,7 +74,7 @@ enum { WORKSPACE_ALIGN = 16 }; /* hipblaslt.h, hipblasLtMatmul */
 #endif
 
 static int room(const Plan *plan, const void *workspace, size_t size) {
-    int align = (int)lt_setting("FAKE_LT_WORKSPACE_ALIGN", WORKSPACE_ALIGN); /* torch's allocator on a CPU gives 64 */
+    int align = (int)lt_setting("FAKE_LT_WORKSPACE_ALIGN", WORKSPACE_ALIGN); /* torch's CPU allocator: 64 */
     if (size < plan->workspace) {
         return lt_refuse(INVALID_VALUE, "the algorithm wants a workspace of %zu bytes (got %zu)", plan->workspace, size);
     }
@@ -84,7 +84,7 @@ static int room(const Plan *plan, const void *workspace, size_t size) {
     return SUCCESS;
 }
 
-/* The whole workspace is written, so that one that is smaller than said is seen; a call that finds another's mark shares it. */
+/* The whole workspace is written: a smaller one, or one shared with another call, is detected. */
 static int compute(const Problem *p, const Operands *operands, const Plan *plan, void *workspace) {
     static atomic_uint_fast64_t calls;
     uint64_t mark = atomic_fetch_add(&calls, 1), found = mark;
@@ -134,7 +134,7 @@ EXPORT int P(Matmul)(const Object *handle, const Object *desc, const void *alpha
     operands.alpha = number(alpha, problem.scale_type);
     operands.beta = number(beta, problem.scale_type);
     status = compute(&problem, &operands, &plan, workspace);
-    /* 20 us and 1 ns a multiplication stand for the product: what it really takes is seen only where it takes longer. */
+    /* Simulated time of the product: 20 us and 1 ns a multiplication. */
     double product = 20 + 1e-3 * (double)problem.m * (double)problem.n * (double)problem.k * (double)problem.batch;
     double scale = lt_setting("FAKE_LT_COST", 1), until = now_us() > start + product ? now_us() : start + product;
     while (scale > 0 && now_us() < until + scale * plan.cost_us) {
@@ -196,7 +196,7 @@ EXPORT int hipblasLtGetGitRevision(const Object *handle, char *revision) {
     return status;
 }
 
-/* The caller frees the text, as with the library. */
+/* As in the library, the caller frees the text. */
 EXPORT int hipblasLtGetArchName(char **name) {
     ENTER(GetArchName);
     if (!name) {

@@ -8,7 +8,7 @@
 typedef struct {
     int attribute, size; /* bytes */
     int64_t initial;
-    int computed; /* 0: must stay as created, for nothing here computes with it */
+    int computed; /* 0: must keep its initial value */
 } Slot;
 
 #ifdef FAKE_CUBLASLT
@@ -47,7 +47,7 @@ enum { MOST = 48 };
 struct Object {
     Kind kind;
     Object *next;
-    int64_t values[MOST]; /* in the order of the kind's slots; the low bytes hold what was set */
+    int64_t values[MOST]; /* in the order of the kind's slots, in the low bytes */
 };
 
 static const char *const KINDS[] = {"handle", "matrix layout", "matmul descriptor", "preference"};
@@ -151,7 +151,7 @@ static int set(Object *object, Kind kind, int attribute, const void *buffer, siz
     }
     int32_t narrow;
     int8_t byte;
-    switch (size) { /* sign-extended, so that every value compares as a number */
+    switch (size) { /* sign-extended */
     case 1: memcpy(&byte, buffer, 1); object->values[i] = byte; break;
     case 4: memcpy(&narrow, buffer, 4); object->values[i] = narrow; break;
     default: memcpy(&object->values[i], buffer, 8);
@@ -180,7 +180,7 @@ static int get(const Object *object, Kind kind, int attribute, void *buffer, siz
     return SUCCESS;
 }
 
-/* Objects that were created and not destroyed, of all kinds. */
+/* Live objects of all kinds. */
 EXPORT long fake_live(void) {
     pthread_mutex_lock(&lock);
     long count = live_count;

@@ -1,4 +1,4 @@
-/* Reads one product off its descriptors and refuses what the libraries refuse. */
+/* Reads a product from its descriptors and refuses it like the libraries. */
 #include "fake.h"
 
 #include <string.h>
@@ -42,7 +42,7 @@ static int matrix(const Object *layout, char name, Matrix *out) {
     return SUCCESS;
 }
 
-/* Orders in memory: column-major everywhere; on AMD also two tiled orders of A, 16 columns by 4 packs of 16 bytes. */
+/* Memory orders: column-major; on AMD also two tiled orders of A, 16 columns by 4 packs of 16 bytes. */
 static int orders(const Problem *p) {
     if (p->b.order != ORDER_COL || p->c.order != ORDER_COL || p->d.order != ORDER_COL) {
         return lt_refuse(NOT_SUPPORTED, "B, C and D must be column-major (orders %d, %d, %d)", p->b.order, p->c.order, p->d.order);
@@ -88,8 +88,8 @@ static int types(const Problem *p) {
     return SUCCESS;
 }
 
-/* cuBLAS manual, cublasLtMatmul: fp8 wants op T, N and 16 bytes of alignment everywhere; int8 in the plain order wants op T, N,
- * leading dimensions, m and k divisible by 4. */
+/* cuBLAS manual, cublasLtMatmul: fp8 needs op T, N and an alignment of 16 bytes. Plain int8 needs op
+ * T, N and leading dimensions, m and k divisible by 4. */
 static int shapes_of_types(const Problem *p) {
 #ifdef FAKE_CUBLASLT
     int out = lt_size(p->d.type);

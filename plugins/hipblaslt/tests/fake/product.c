@@ -1,4 +1,4 @@
-/* The product itself, on host memory: operands as float, sums in double, one rounding at the end. */
+/* Product in host memory: operands as float, sums in double, one rounding. */
 #include "fake.h"
 
 #include <math.h>
@@ -47,7 +47,7 @@ static uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* fn: bias 7, 0x7f and 0xff are NaN; fnuz: bias 8, 0x80 is NaN; neither has infinities. */
+/* fn: bias 7, NaN 0x7f and 0xff; fnuz: bias 8, NaN 0x80; both without infinities. */
 static float e4m3(uint8_t bits, int fnuz) {
     int exponent = bits >> 3 & 15, mantissa = bits & 7, bias = fnuz ? 8 : 7;
     if (fnuz ? bits == 0x80 : (bits & 0x7f) == 0x7f) {
@@ -78,7 +78,7 @@ static void store(void *memory, int64_t i, int type, double value) {
     }
 }
 
-/* Where element (row, col) lies: column-major, or tiles of 16 columns by packs of 16 bytes along the rows. */
+/* Offset of an element: column-major, or tiles of 16 columns by 16-byte packs along the rows. */
 static int64_t offset(const Matrix *x, int64_t row, int64_t col) {
     if (x->order == ORDER_COL) {
         return row + col * x->ld;
@@ -87,7 +87,7 @@ static int64_t offset(const Matrix *x, int64_t row, int64_t col) {
     return col / 16 * 16 * x->ld + row / pack * 16 * pack + col % 16 * pack + row % pack;
 }
 
-/* A copy as [outer][k] floats of op(A), or of op(B) transposed. */
+/* Copy of op(A), or of op(B) transposed, as [outer][k] floats. */
 static float *packed(const Matrix *x, const void *memory, int64_t batch, int64_t outer, int64_t k, int k_along_rows) {
     float table[256];
     for (int bits = 0; lt_is_fp8(x->type) && bits < 256; bits++) {
@@ -117,8 +117,9 @@ static double dot(const float *x, const float *y, int64_t count) {
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-/* The scale of row `outer` of a packed operand in a block of K, and no smaller unit. VEC128: [k / 128][outers], outers
- * innermost. BLK128x128: [outers / 128][k / 128], K innermost, a row of K padded to a multiple of 4 (cuBLAS manual, 2D block scaling). */
+/* Scale of row `outer` of a packed operand in a block of K. VEC128: [k / 128][outers], outers innermost.
+ * BLK128x128: [outers / 128][k / 128], K innermost, a row of K padded to a multiple of 4 (cuBLAS
+ * manual, 2D block scaling). */
 static double scale(const float *scales, int mode, int64_t outer, int64_t outers, int64_t block, int64_t blocks) {
     switch (mode) {
     case SCALE_OUTER_VEC: return scales[outer];
@@ -140,7 +141,7 @@ static double element(const Problem *p, const float *a, const float *b, int64_t 
     return sum;
 }
 
-/* All of D; `wrong`: the last column sums only half of K. */
+/* Compute D; `wrong`: the last column sums half of K. */
 int lt_product(const Problem *p, const Operands *operands, int wrong) {
     for (int64_t batch = 0; batch < p->batch; batch++) {
         float *a = packed(&p->a, operands->a, batch, p->m, p->k, p->a.transposed);

@@ -1,4 +1,4 @@
-/* What was called how often, and why the last refused call was refused. */
+/* Counts of calls, and the reason of the last refusal. */
 #include "fake.h"
 
 #include <pthread.h>
@@ -66,7 +66,7 @@ uint64_t lt_hash(const void *bytes, size_t size, uint64_t seed) { /* FNV-1a */
     return hash;
 }
 
-/* The reason of the last refusal in any thread since the last reset, "" where there was none. */
+/* Reason of the last refusal in any thread since the last reset; "" for none. */
 EXPORT const char *fake_last_reason(void) {
     static _Thread_local char copy[sizeof reason];
     pthread_mutex_lock(&lock);
@@ -75,7 +75,7 @@ EXPORT const char *fake_last_reason(void) {
     return copy;
 }
 
-/* Calls of a function, named with or without the prefix; -1 for a name that is not known. */
+/* Calls of a function, named with or without the prefix; -1 for an unknown name. */
 EXPORT long fake_calls(const char *function) {
     for (int i = 0; i < FUNCTION_COUNT; i++) {
         if (!strcmp(FUNCTIONS[i], function) || !strcmp(FUNCTIONS[i] + strlen(PREFIX), function)) {
@@ -85,7 +85,7 @@ EXPORT long fake_calls(const char *function) {
     return -1;
 }
 
-/* Zero the counts and forget the reason; live objects stay. */
+/* Reset counts and reason; live objects stay. */
 EXPORT void fake_reset(void) {
     for (int i = 0; i < FUNCTION_COUNT; i++) {
         atomic_store(&counts[i], 0);

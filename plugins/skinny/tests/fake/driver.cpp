@@ -1,7 +1,9 @@
-// Fake drivers of CUDA and HIP: modules are shared libraries, launches are emulated before the call returns.
+// Fake drivers of CUDA and HIP: modules are shared libraries; a launch is emulated before it
+// returns.
 //
-// What is refused has a reason (`fake_last_reason`, of the calling thread). FAKE_SHARED_BYTES is the shared memory that a block may have,
-// FAKE_REGISTERS and FAKE_LOCAL_BYTES what a function tells of itself; FAKE_LAUNCH_STATUS is what every launch returns unemulated.
+// A refusal has a reason (`fake_last_reason`, per thread). FAKE_SHARED_BYTES is the most shared
+// memory of a block. FAKE_REGISTERS and FAKE_LOCAL_BYTES are a function's attributes. With
+// FAKE_LAUNCH_STATUS every launch returns that status, without emulation.
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -71,7 +73,7 @@ int refuse(Status status, const char *format, ...) {
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     reason = text;
-    // HIP has no number for an address that is not aligned.
+    // HIP has no error number for a misaligned address.
     return AMD && status == MISALIGNED_ADDRESS ? LAUNCH_FAILED : status;
 }
 
@@ -86,7 +88,8 @@ uint64_t checksum(const std::vector<char> &bytes) { // FNV-1a, as the fake compi
     return sum;
 }
 
-// The image at an address, whose end it tells itself; nothing of a memory that ends before. Read through a file: that cannot crash.
+// Returns the image at an address, up to the end that it states; empty where memory ends earlier.
+// It is read through a file, which cannot crash.
 bool image_at(const void *address, FILE *file, std::vector<char> *image) {
     Elf64_Ehdr header;
     const auto copied = [&](size_t bytes) { return ftruncate(fileno(file), 0) == 0 && pwrite(fileno(file), address, bytes, 0) == (ssize_t)bytes; };
@@ -164,13 +167,14 @@ int get(int *value, int attribute, Function *function) {
     return SUCCESS;
 }
 
-// The operands of a launch by its arguments, and in the registered buffers where there are any.
+// Finds the operands of a launch; with registered buffers they must be inside them.
 int find_operands(Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
     const size_t m = (size_t)a.m, n = (size_t)a.n, k = (size_t)a.k, splits = (size_t)a.splits, element = p.out == 2 ? 4 : 2;
     const size_t batches = launch.grid_z, width = p.dtype >= 2 ? 1 : 2, blocks = (k + 127) / 128;
-    // Scales in bytes: float32; of mxfp4 e8m0 for each 16 bytes, which beside a shuffled weight are padded to wholes of 256 rows and 8.
+    // Bytes of scales: float32; mxfp4 e8m0 per 16 bytes, with a shuffled weight padded to multiples
+    // of 256 rows and 8.
     const auto scales = [&](size_t rows, size_t by_block) {
         if (p.dtype == FP4) return p.shuffled ? (rows + 255) / 256 * 256 * ((k / 16 + 7) / 8 * 8) : rows * (k / 16);
         return 4 * (p.scale == 1 ? 1 : p.scale == 2 ? batches * rows : p.scale == 3 ? by_block * blocks : 0);
@@ -190,17 +194,17 @@ int find_operands(Launch &launch) {
     };
     std::lock_guard<std::mutex> held(lock);
     for (const Operand &each : launch.operands) {
-        if ((uintptr_t)each.begin % 16) return refuse(INVALID_VALUE, "%s lies at %p, which is no multiple of 16", each.name, (void *)each.begin);
+        if ((uintptr_t)each.begin % 16) return refuse(INVALID_VALUE, "%s at %p is no multiple of 16", each.name, (void *)each.begin);
         bool inside = buffers.empty() || !each.bytes;
         for (const Buffer &buffer : buffers) {
             inside |= each.begin >= buffer.begin && each.begin + each.bytes <= buffer.begin + buffer.bytes && (buffer.writable || !each.written);
         }
-        if (!inside) return refuse(ILLEGAL_ADDRESS, "%s, %zu bytes at %p, lies in no %sbuffer", each.name, each.bytes, (void *)each.begin, each.written ? "writable " : "");
+        if (!inside) return refuse(ILLEGAL_ADDRESS, "%s, %zu bytes at %p is in no %sbuffer", each.name, each.bytes, (void *)each.begin, each.written ? "writable " : "");
     }
     return SUCCESS;
 }
 
-// The kernels trust their arguments: what does not fit the program would be computed wrongly.
+// Kernels trust their arguments, so arguments that do not fit the program are refused here.
 int check(const Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
@@ -263,7 +267,8 @@ const char *text(int status) {
 
 } // namespace
 
-// For the tests: what launches may touch, in which order threads and blocks run, what was called, what the last launch moved.
+// Functions for the tests: registered buffers, order of threads and blocks, counted calls, bytes
+// moved.
 
 EXPORT void fake_register(const void *address, size_t bytes, int writable) {
     std::lock_guard<std::mutex> held(lock);
@@ -295,7 +300,7 @@ EXPORT int hipModuleLoadData(Module **made, const void *bytes) { return enter(__
 EXPORT int hipModuleUnload(Module *module) { return enter(__func__), unload(module); }
 EXPORT int hipModuleGetFunction(Function **found, Module *module, const char *name) { return enter(__func__), find(found, module, name); }
 EXPORT int hipFuncGetAttribute(int *value, int attribute, Function *function) { return enter(__func__), get(value, attribute, function); }
-// It takes the address of a host function, which a module has none of.
+// It takes the address of a host function; a module has none.
 EXPORT int hipFuncSetAttribute(const void *, int, int) { return enter(__func__), refuse(INVALID_DEVICE_FUNCTION, "no host function"); }
 EXPORT int hipModuleLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                                  void *, void **params, void **extra) {

@@ -1,4 +1,5 @@
-// The emulator: fibers that switch where threads wait for one another and after atomic operations, warps, matrix instructions, checked memory.
+// Emulator: fibers that switch where threads wait and after atomic operations; warps; matrix
+// instructions; checked memory.
 #include "emulator.h"
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct Fiber {
     std::deque<std::vector<Copy>> copies; // groups; the last is open
 };
 
-// What the lanes of a warp bring to a collective, and the result of a shuffle.
+// Arguments of a warp's lanes to a collective, and the result of a shuffle.
 struct Warp {
     unsigned arrived;
     Meeting meeting;
@@ -57,7 +58,7 @@ struct Random {  // splitmix64
     }
 };
 
-// A block that runs; its threads are the fibers from its place times their number on.
+// A running block; its threads are the fibers from its slot times their number on.
 struct Block {
     unsigned x, y, z, at_barrier, at_cluster, left; // of a cluster: its first block counts
     std::vector<Warp> warps;
@@ -65,7 +66,7 @@ struct Block {
     unsigned char *shared;
 };
 
-// One of each thread of the process that launches: fibers stay where they are.
+// One per launching thread of the process; fibers do not move.
 struct Machine {
     std::deque<Fiber> fibers; // they hold pointers into themselves
     std::vector<Block> blocks;
@@ -108,11 +109,11 @@ unsigned thread() { return machine().current % machine().launch->threads; }
     while (!m.fibers[m.current].waits) m.current++;
     unsigned waiting = 0;
     for (unsigned i = m.current / threads * threads, end = i + threads; i < end; i++) waiting += m.fibers[i].waits != NOTHING;
-    fail(LAUNCH_FAILED, "waits for ever at %s: %u of %u threads wait, %u have returned", MEETINGS[m.fibers[m.current].waits], waiting, threads,
+    fail(LAUNCH_FAILED, "waits forever at %s: %u of %u threads wait, %u have returned", MEETINGS[m.fibers[m.current].waits], waiting, threads,
          threads - waiting);
 }
 
-// Goes on with a thread that can: of a few, drawn, the most eager one, so that some threads are far behind others.
+// Resumes a ready thread: the most eager of a few drawn ones, so that some threads fall far behind.
 [[noreturn]] void next() {
     Machine &m = machine();
     if (m.ready.empty()) {
@@ -144,14 +145,14 @@ void wait(Meeting meeting) {
     if (!_setjmp(fiber.place)) next();
 }
 
-// Lets others go first, as a GPU may at any time.
+// Yields to other threads, as a GPU may at any time.
 void pause() {
     Machine &m = machine();
     m.ready.push_back(m.current);
     if (!_setjmp(m.fibers[m.current].place)) next();
 }
 
-// Puts one of the grid's blocks in a place.
+// Puts a block of the grid into a slot.
 void begin_block(unsigned place, unsigned number) {
     Machine &m = machine();
     Block &at = m.blocks[place];
@@ -172,20 +173,20 @@ void begin_block(unsigned place, unsigned number) {
     }
 }
 
-// The blocks of the next cluster, which may be one block, in the places from this one on.
+// Puts the blocks of the next cluster, maybe a single one, into the slots from this one on.
 void begin_cluster(unsigned place) {
     const unsigned number = machine().ahead.back(), along_x = machine().launch->grid_x;
     machine().ahead.pop_back();
     for (unsigned i = 0; i < cluster(); i++) begin_block(place + i, number % along_x + (number / along_x * cluster() + i) * along_x);
 }
 
-// Shared memory lies between margins that keep their bytes.
+// Margins around shared memory must keep their bytes.
 void end_block() {
     const Block &at = block();
     const unsigned char *begin = at.memory.data(), *end = begin + at.memory.size();
     for (const unsigned char *byte = begin; byte < end; byte++) {
         if (*byte != 0xFF && (byte < at.shared || byte >= at.shared + machine().launch->shared))
-            fail(ILLEGAL_ADDRESS, "the block has written beside its shared memory");
+            fail(ILLEGAL_ADDRESS, "the block has written outside its shared memory");
     }
     const unsigned place = machine().current / machine().launch->threads / cluster() * cluster();
     for (unsigned i = 0; i < cluster(); i++) {
@@ -194,7 +195,7 @@ void end_block() {
     if (!machine().ahead.empty()) begin_cluster(place);
 }
 
-// A thread of one block after another.
+// Runs a thread of one block after another.
 void live() {
     for (;;) {
         Launch *launch = machine().launch;
@@ -220,7 +221,8 @@ float half(uint16_t bits) {
     return sign * (exponent ? __builtin_ldexpf((float)(1024 + fraction), exponent - 25) : __builtin_ldexpf((float)fraction, -24));
 }
 
-// OCP 8-bit floating point specification, E4M3; of the other kind (AMD CDNA 3 ISA guide) all numbers are half as large.
+// OCP 8-bit floating point specification, E4M3; the numbers of fnuz (AMD CDNA 3 ISA guide) are half
+// as large.
 float fp8(uint8_t bits, bool fnuz) {
     const int exponent = bits >> 3 & 15, fraction = bits & 7;
     if (fnuz ? bits == 0x80 : (bits & 0x7F) == 0x7F) return __builtin_nanf("");
@@ -241,7 +243,8 @@ float element(const unsigned *words, int place, int dtype) {
     return value;
 }
 
-// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and for "mma.m16n8k32" with integers: element i of a lane's a, b, c.
+// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and for "mma.m16n8k32" with
+// integers: element i of a lane's a, b, c.
 void unpack32(const Warp &warp, float (*a)[32], float (*b)[16]) {
     const int in_word = warp.dtype >= 2 ? 4 : 2;
     for (int lane = 0; lane < 32; lane++) {
@@ -255,7 +258,8 @@ void unpack32(const Warp &warp, float (*a)[32], float (*b)[16]) {
     }
 }
 
-// AMD matrix instruction calculator, v_mfma_f32_16x16x16_f16, v_mfma_f32_16x16x16_bf16_1k, v_mfma_f32_16x16x32_fp8_fp8, v_mfma_i32_16x16x32_i8.
+// AMD matrix instruction calculator, v_mfma_f32_16x16x16_f16, v_mfma_f32_16x16x16_bf16_1k,
+// v_mfma_f32_16x16x32_fp8_fp8, v_mfma_i32_16x16x32_i8.
 void unpack64(const Warp &warp, float (*a)[32], float (*b)[16]) {
     const int count = warp.dtype >= 2 ? 8 : 4;
     for (int lane = 0; lane < 64; lane++) {
@@ -290,7 +294,7 @@ void shuffle(Warp &warp, unsigned wave) {
     for (unsigned lane = 0; lane < wave; lane++) warp.values[lane] = sent[lane ^ (unsigned)warp.mask];
 }
 
-// The lane's warp, after all of its lanes have come and the last has done the work.
+// Returns the lane's warp after all lanes have arrived and the last has done the work.
 template <typename Bring> Warp &meet(Meeting meeting, Bring bring, void (*work)(Warp &, unsigned)) {
     Machine &m = machine();
     const unsigned wave = (unsigned)m.launch->program->wave, first = m.current / wave * wave;
@@ -399,7 +403,7 @@ Operand &operand_at(const void *address, int bytes, const char *does) {
 void load(void *to, const void *from, int bytes) {
     Operand &operand = operand_at(from, bytes, "loads");
     const size_t place = (size_t)((const char *)from - operand.begin);
-    if (operand.once && !operand.seen[place]) fail(LAUNCH_FAILED, "loads byte %zu of %s, which nobody has stored", place, operand.name);
+    if (operand.once && !operand.seen[place]) fail(LAUNCH_FAILED, "loads byte %zu of %s, which no thread has stored", place, operand.name);
     operand.loaded += bytes;
     memcpy(to, from, (size_t)bytes);
 }
@@ -423,7 +427,7 @@ void arrive(const Copy &copy) {
         memset(copy.to, 0, copy.bytes);
 }
 
-// At once, or when it is awaited.
+// Arrives at once, or when awaited.
 void copy_async(void *to, const void *from, int bytes, bool there) {
     Machine &m = machine();
     if ((uintptr_t)to % (unsigned)bytes) fail(MISALIGNED_ADDRESS, "copies %d bytes to shared memory at %p, which is no multiple of that", bytes, to);

@@ -1,4 +1,5 @@
-// The emulated GPU: runs a program's blocks in a random order, several at a time, their threads as fibers in a random order.
+// Emulated GPU: runs a program's blocks in random order, several at a time, their threads as fibers
+// in random order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 #include "host.h"
 
-// What the kernels' entry takes: sizes and offsets are the C ABI's.
+// Arguments of the kernels' entry, with the C ABI's sizes and offsets.
 struct Args {
     void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
@@ -16,7 +17,7 @@ struct Args {
 };
 static_assert(sizeof(Args) == 96, "eight pointers, two sizes, two ints, one size");
 
-// Errors as CUDA numbers them; HIP has the same numbers.
+// CUDA's error numbers; HIP has the same.
 enum Status {
     SUCCESS = 0,
     INVALID_VALUE = 1,
@@ -58,5 +59,5 @@ struct Outcome {
 
 extern const HostTable EMULATOR;
 
-// The launch's output, partial sums and counters are changed; so are its operands' counts.
+// Changes the launch's output, partials and counters, and its operands' counts.
 Outcome emulate(Launch &launch);

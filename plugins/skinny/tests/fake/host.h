@@ -1,6 +1,8 @@
-// What an emulated kernel may call. The fake compilers put this file before a program's text, the fake drivers fill in `host_table`.
+// Interface of an emulated kernel. The fake compilers prepend this file to a program's text, and
+// the fake drivers fill in `host_table`.
 //
-// A thread of a block is a fiber; it runs until it must wait for others. Global memory is reached by `host_load` and `host_store` alone.
+// A thread of a block is a fiber; it runs until it must wait for others. Global memory is accessed
+// through `host_load` and `host_store` only.
 #pragma once
 
 struct HostTable {
@@ -18,7 +20,7 @@ struct HostTable {
     void (*await_copies)(int groups);
 };
 
-// What a program was compiled for: the fake drivers check launches against it.
+// Parameters of a compiled program; the fake drivers check launches against them.
 struct HostProgram {
     const char *arch;
     int rows, warps; // rows of the weight and warps of a unit of a block
@@ -59,35 +61,36 @@ extern const HostProgram host_program;
 const HostProgram host_program = {FAKE_ARCH, HOST_ROWS, HOST_WARPS, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE,
                                   SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE};
 }
-// Given, though only the text of the kernels uses them.
+// Always given, though only the kernels' text uses them.
 static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 5, "UNROLL and DTYPE");
 
-// Threads of the block are numbered from 0; a block's place is (x, y, z) in a grid of y splits and z products.
+// Threads of the block are numbered from 0; a block's index is (x, y, z) in a grid of y splits and
+// z products.
 inline unsigned host_thread() { return host_table->thread(); }
 inline unsigned host_block_x() { return host_table->block_x(); }
 inline unsigned host_block_y() { return host_table->block_y(); }
 inline unsigned host_block_z() { return host_table->block_z(); }
 inline unsigned host_grid_y() { return host_table->grid_y(); }
-// The dynamic shared memory, bytes 0xFF when the block begins.
+// Dynamic shared memory; bytes 0xFF when the block starts.
 inline unsigned char *host_shared() { return host_table->shared(); }
 // Waits for all threads of the block.
 inline void host_sync_block() { host_table->sync_block(); }
-// Waits for all threads of the blocks of the cluster: those with one x.
+// Waits for all threads of the cluster: the blocks with the same x.
 inline void host_sync_cluster() { host_table->sync_cluster(); }
-// What lies in the shared memory of a block of the cluster where `mine` lies in this one's.
+// Address in another block's shared memory that corresponds to `mine` in this one's.
 inline const void *host_shared_of(const void *mine, unsigned block) { return host_table->shared_of(mine, block); }
-// The value of the lane with number `lane ^ mask`; all lanes of the warp take part.
+// Value of lane `lane ^ mask`; all lanes of the warp take part.
 inline float host_shuffle_xor(float value, int mask) { return host_table->shuffle_xor(value, mask); }
-// c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1 fp16, 2 int8, whose c is int, 3 fp8 e4m3fn,
-// 4 fp8 e4m3fnuz.
+// c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1
+// fp16, 2 int8, whose c is int, 3 fp8 e4m3fn, 4 fp8 e4m3fnuz.
 inline void host_mma(void *c, const unsigned *a, const unsigned *b, int dtype) { host_table->mma(c, a, b, dtype); }
-// Returns what was there.
+// Returns the old value.
 inline unsigned host_atomic_add_one(unsigned *counter) { return host_table->atomic_add_one(counter); }
-// Both fail on addresses outside the operands, and on those that are no multiple of `bytes`.
+// Both fail on addresses outside the operands, and on misaligned ones.
 inline void host_load(void *to, const void *from, int bytes) { host_table->load(to, from, bytes); }
 inline void host_store(void *to, const void *from, int bytes) { host_table->store(to, from, bytes); }
-// Copies to shared memory in groups, as cp.async: each arrives at once or when all but so many groups are awaited, bytes 0xFF lie there until
-// then. Zeros where there is nothing to copy.
+// Copies to shared memory in groups, like cp.async. A copy arrives at once or when its group is
+// awaited; until then the bytes are 0xFF. Zeros where there is nothing to copy.
 inline void host_copy_async(void *shared, const void *from, int bytes, bool there) { host_table->copy_async(shared, from, bytes, there); }
 inline void host_commit_copies() { host_table->commit_copies(); }
 inline void host_await_copies(int groups) { host_table->await_copies(groups); }

@@ -1,7 +1,9 @@
-// Fake NVRTC and hipRTC: "compile" is the host's C++ compiler, and the code object is a shared library with a checksum after it.
+// Fake NVRTC and hipRTC: the host's C++ compiler compiles, and the code object is a shared library
+// with a checksum appended.
 //
-// FAKE_RTC_FAIL fails every compilation, its text in the log; FAKE_RTC_SECONDS is how long each takes at least; FAKE_RTC_COUNT names a
-// file that gets a byte for each; FAKE_RTC_VERSION is the version told, as 13.0.
+// FAKE_RTC_FAIL fails every compilation, with its text in the log. FAKE_RTC_SECONDS is the least
+// time of each. FAKE_RTC_COUNT names a file that gets a byte for each. FAKE_RTC_VERSION is the
+// version, such as 13.0.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -35,7 +37,7 @@ extern char **environ;
 
 namespace {
 
-// nvrtc.h and hiprtc.h number these alike.
+// nvrtc.h and hiprtc.h have the same numbers.
 enum Result { SUCCESS, OUT_OF_MEMORY, PROGRAM_CREATION_FAILURE, INVALID_INPUT, INVALID_PROGRAM, INVALID_OPTION, COMPILATION };
 const char *const RESULTS[] = {
     PREFIX "_SUCCESS", PREFIX "_ERROR_OUT_OF_MEMORY", PREFIX "_ERROR_PROGRAM_CREATION_FAILURE", PREFIX "_ERROR_INVALID_INPUT",
@@ -77,10 +79,10 @@ bool among(const std::string &text, std::initializer_list<const char *> words) {
     return false;
 }
 
-// What the host's compiler is told instead; false for an option that the real compiler would not take.
-bool translate(const std::string &option, std::string *arch, std::vector<std::string> *told) {
+// Translates an option for the host's compiler; false for one that the real compiler refuses.
+bool translate(const std::string &option, std::string *arch, std::vector<std::string> *flags) {
     std::string rest;
-    if (begins(option, "-D", &rest) || begins(option, "--define-macro=", &rest)) return told->push_back("-D" + rest), true;
+    if (begins(option, "-D", &rest) || begins(option, "--define-macro=", &rest)) return flags->push_back("-D" + rest), true;
 #ifdef FAKE_HIPRTC
     if (begins(option, "--offload-arch=", arch)) return among(arch->substr(0, arch->find(':')), {"gfx90a", "gfx942", "gfx950"});
     return among(option, {"-O1", "-O2", "-O3", "-std=c++14", "-std=c++17", "-std=c++20", "-ffp-contract=on", "-ffp-contract=off", "-ffp-contract=fast", "-w"});
@@ -93,13 +95,13 @@ bool translate(const std::string &option, std::string *arch, std::vector<std::st
 #endif
 }
 
-int run(const std::vector<std::string> &command, const std::string &said) {
+int run(const std::vector<std::string> &command, const std::string &log_path) {
     std::vector<char *> words;
     for (const std::string &word : command) words.push_back(const_cast<char *>(word.c_str()));
     words.push_back(nullptr);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 1, said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&files, 1, log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_adddup2(&files, 1, 2);
     pid_t child;
     int status = -1;
@@ -108,22 +110,22 @@ int run(const std::vector<std::string> &command, const std::string &said) {
     return !failed && waitpid(child, &status, 0) == child ? status : -1;
 }
 
-Result build(Program &program, const std::string &arch, std::vector<std::string> told) {
+Result build(Program &program, const std::string &arch, std::vector<std::string> flags) {
     std::string folder = setting("TMPDIR").empty() ? "/tmp" : setting("TMPDIR");
     folder += "/fake-rtc-XXXXXX";
     if (!mkdtemp(folder.data())) return OUT_OF_MEMORY;
-    const std::string source = folder + "/program.cpp", made = folder + "/program.so", said = folder + "/log";
+    const std::string source = folder + "/program.cpp", library = folder + "/program.so", log_path = folder + "/log";
     std::ofstream(source) << "#line 1 \"" << program.name << "\"\n" << program.source << "\nextern \"C\" {\nextern const unsigned host_args_bytes;\n"
                           << "const unsigned host_args_bytes = sizeof(Args);\n}\n";
     std::vector<std::string> command = {COMPILER, "-O1", "-std=c++17", "-shared", "-fPIC", "-fno-gnu-unique", "-Wall", "-Wno-unknown-pragmas",
                                         "-DSKINNY_HOST", "-DFAKE_ARCH=\"" + arch + "\""};
     command.push_back(arch[0] == 'g' ? "-DFAKE_WAVE=64" : "-DFAKE_WAVE=32");
-    command.insert(command.end(), told.begin(), told.end());
-    command.insert(command.end(), {"-include", HOST_H, source, "-o", made});
-    const int status = run(command, said);
-    program.log = content(said);
-    program.code = content(made);
-    for (const std::string &file : {source, made, said}) unlink(file.c_str());
+    command.insert(command.end(), flags.begin(), flags.end());
+    command.insert(command.end(), {"-include", HOST_H, source, "-o", library});
+    const int status = run(command, log_path);
+    program.log = content(log_path);
+    program.code = content(library);
+    for (const std::string &file : {source, library, log_path}) unlink(file.c_str());
     rmdir(folder.c_str());
     if (status || program.code.empty()) return COMPILATION;
     const uint64_t sum = checksum(program.code);
@@ -146,7 +148,7 @@ EXPORT int NAMED(Version)(int *major, int *minor) {
     if (!major || !minor) return INVALID_INPUT;
     *major = 13;
     *minor = 0;
-    if (const std::string told = setting("FAKE_RTC_VERSION"); !told.empty()) sscanf(told.c_str(), "%d.%d", major, minor);
+    if (const std::string version = setting("FAKE_RTC_VERSION"); !version.empty()) sscanf(version.c_str(), "%d.%d", major, minor);
     return SUCCESS;
 }
 
@@ -166,9 +168,9 @@ EXPORT int NAMED(DestroyProgram)(Program **program) {
 EXPORT int NAMED(CompileProgram)(Program *program, int count, const char *const *options) {
     if (!program) return INVALID_PROGRAM;
     std::string arch;
-    std::vector<std::string> told;
+    std::vector<std::string> flags;
     for (int i = 0; i < count; i++) {
-        if (!translate(options[i], &arch, &told)) return refuse(*program, INVALID_OPTION, std::string("error: unrecognized option ") + options[i]);
+        if (!translate(options[i], &arch, &flags)) return refuse(*program, INVALID_OPTION, std::string("error: unrecognized option ") + options[i]);
     }
     if (arch.empty()) return refuse(*program, INVALID_OPTION, "error: no architecture");
     if (const std::string path = setting("FAKE_RTC_COUNT"); !path.empty()) std::ofstream(path, std::ios::app) << '.';
@@ -176,7 +178,7 @@ EXPORT int NAMED(CompileProgram)(Program *program, int count, const char *const 
         std::this_thread::sleep_for(std::chrono::duration<double>(atof(text.c_str())));
     if (const std::string text = setting("FAKE_RTC_FAIL"); !text.empty())
         return refuse(*program, COMPILATION, program->name + "(12): error: " + text + "\n\n1 error detected in the compilation of \"" + program->name + "\".");
-    return build(*program, arch, told);
+    return build(*program, arch, flags);
 }
 
 EXPORT int NAMED(GetProgramLogSize)(Program *program, size_t *size) {

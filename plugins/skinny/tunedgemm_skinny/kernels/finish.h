@@ -1,7 +1,9 @@
-// The end of every block: the sums of its warps along K, then those of the splits, then scales, bias, rounding and the output.
+// Epilogue of every block: reduction over warps along K, then over splits; scales, bias, rounding,
+// output.
 //
-// Splits meet in a cluster, where each block adds up its share of the columns from the shared memory of all (CLUSTER of them), or in global
-// memory, where whoever comes last adds up everything. Either way they are added in their order: the same bits each time.
+// Splits meet in a cluster of CLUSTER blocks, where each block reduces its share of the columns
+// from the shared memory of all. Or they meet in global memory, where the last block to arrive does
+// the fixup. Either way they are added in the order of K, so the bits are the same each time.
 
 DEVICE float bias_at(const Args &args, long long column) {
 #if BIAS == 0
@@ -25,7 +27,7 @@ typedef u16 Out;
 DEVICE Out out_of(float sum) { return OUT == 0 ? bfloat_of(sum) : half_of(sum); }
 #endif
 
-// A sum with its scales, of x and of the weight: 1: one each, 2: one a row.
+// Applies the scales of x and of the weight: SCALE 1 one each, 2 one per row.
 DEVICE float scaled(const Args &args, long long row, long long column, Sum sum) {
 #if SCALE == 1 || SCALE == 2
     return (float)sum * scale_at(args.x_scale, SCALE == 2 ? row : 0) * scale_at(args.w_scale, SCALE == 2 ? column : 0);
@@ -34,10 +36,11 @@ DEVICE float scaled(const Args &args, long long row, long long column, Sum sum) 
 #endif
 }
 
-// Where a thread's sums lie: a row of x and TOGETHER columns, some of which the output may not have.
+// Position of a thread's sums: a row of x and TOGETHER columns, some of them maybe outside the
+// output.
 struct Place {
     long long row, column;
-    int offset;  // in the sums of a warp
+    int offset;  // in a warp's sums
     bool there, whole;
 };
 
@@ -62,7 +65,7 @@ DEVICE void put(const Args &args, const Place &place, const Sums &sums) {
         UNROLLED for (int i = 0; i < TOGETHER; i++) if (place.column + i < args.n) store<sizeof(Out)>(to + i, &out.value[i]);
 }
 
-// `sums`, in shared memory: [WARPS_K][M][PITCH], of which each warp has written its part.
+// Reduces `sums` in shared memory, [WARPS_K][M][PITCH], which the warps have written.
 DEVICE void finish(const Args &args, Sum *sums) {
     const u32 chunks = M * ROWS / TOGETHER;
     Sum *mine = (Sum *)args.partial + (long long)block_y() * args.m * args.n;
@@ -98,7 +101,7 @@ DEVICE void finish(const Args &args, Sum *sums) {
         UNROLLED for (int split = 0; split < CLUSTER; split++) UNROLLED for (int i = 0; i < TOGETHER; i++) sum.value[i] += parts[split].value[i];
         put(args, place, sum);
     }
-    sync_cluster();  // no block ends while another reads its sums
+    sync_cluster();  // a block must not end while another reads its sums
 #else
     if (args.splits == 1) return;
 

@@ -1,11 +1,13 @@
-// Three machines behind one set of names: CUDA, HIP, and the host of the tests. Nothing is included: run-time compilers have no headers.
+// One set of names for CUDA, HIP and the tests' host. No includes: run-time compilers have no
+// headers.
 //
-// A piece is 16 neighbouring bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows` and `tiles` have one at a time. A matrix
-// instruction contracts over K in any order, as long as both operands have the same, so what a lane of `tiles` loads at once is what it gives
-// to two instructions, unexchanged; NVIDIA's take fp8 as fp16, which makes four. Of mxfp4 an element is a byte here, two values along K.
+// A piece is 16 adjacent bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows`
+// and `tiles` load one at a time. A matrix instruction may contract over K in any order that both
+// operands share. So a lane of `tiles` passes a piece to two instructions without a shuffle; NVIDIA
+// converts fp8 to fp16, which makes four. An element of mxfp4 is a byte here, two values along K.
 //
-// A shuffled weight has the pieces of SHUFFLED neighbouring rows side by side, and after them those of the same rows further along K. Beside it
-// scales of blocks of x lie transposed.
+// A shuffled weight has the pieces of SHUFFLED adjacent rows next to each other, then the same
+// rows' next pieces along K. Block scales of x are then transposed.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -15,7 +17,7 @@ struct Args {
     void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
     int m, splits;
-    long long per_split;  // elements of K that each split but the last has, a multiple of VEC; where SCALE is 3, of what a warp takes at once
+    long long per_split;  // elements of K of each split but the last; a multiple of VEC, with SCALE 3 of a warp's step
 };
 
 struct alignas(16) Bytes16 {
@@ -24,7 +26,7 @@ struct alignas(16) Bytes16 {
 
 #define INT8 (DTYPE == 2)
 #define FP8 (DTYPE == 3 || DTYPE == 4)  // e4m3fn, e4m3fnuz
-#define FP4 (DTYPE == 5)                // e2m1, a scale for each piece; multiplied as bfloat16
+#define FP4 (DTYPE == 5)                // e2m1, a scale per piece; multiplied as bfloat16
 #if DTYPE <= 1
 typedef u16 Element;
 #define PIECE 8
@@ -33,8 +35,8 @@ typedef u8 Element;
 #define PIECE 16
 #endif
 #define LOAD (VEC * 16 / PIECE)  // bytes of a load
-#define SPREAD (SHUFFLED ? SHUFFLED : 1)  // how far apart lie a row's pieces, in pieces
-#define X_PIECES (X_WIDE ? 4 : 1)         // of x for one of the weight: beside mxfp4 x may be bfloat16
+#define SPREAD (SHUFFLED ? SHUFFLED : 1)  // distance of a row's pieces, in pieces
+#define X_PIECES (X_WIDE ? 4 : 1)         // pieces of x per piece of the weight: bfloat16 x with an mxfp4 weight has 4
 #if INT8
 typedef int Sum;
 #else
@@ -43,20 +45,20 @@ typedef float Sum;
 
 #ifdef FAMILY_wgmma
 #define THREADS (4 * WAVE * WARPS_N * WARPS_K)
-#define EACH (64 * N_EACH)  // rows of the weight that a group of four warps has
-#define STEP (8 * PIECE)    // elements of K that a group multiplies at once
+#define EACH (64 * N_EACH)  // weight rows of a group of four warps
+#define STEP (8 * PIECE)    // elements of K in a step of a group
 #else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
 #ifdef FAMILY_tiles
-#define EACH (16 * N_EACH)  // rows of the weight that a warp has
-#define STEP (4 * PIECE)    // elements of K that a warp multiplies at once
+#define EACH (16 * N_EACH)  // weight rows of a warp
+#define STEP (4 * PIECE)    // elements of K in a step of a warp
 #else
 #define EACH N_EACH
 #define STEP (WAVE * PIECE)
 #endif
 #endif
-#define ROWS (EACH * WARPS_N)        // rows of the weight that a block has: columns of the output
-#define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread adds up and stores at once
+#define ROWS (EACH * WARPS_N)        // weight rows of a block: columns of the output
+#define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread reduces and stores at once
 
 #if defined(FAMILY_tiles) && X_SHARED && STAGES
 #define X_IN_RING 1  // x comes through the ring, too
@@ -66,7 +68,7 @@ typedef float Sum;
 #ifdef FAMILY_rows
 #define PITCH ROWS
 #else
-#define PITCH (ROWS + 4)  // from a row of sums to the next: the lanes of a warp write to different banks
+#define PITCH (ROWS + 4)  // stride of a row of sums; the lanes of a warp write to different banks
 #endif
 
 struct alignas(4 * TOGETHER) Sums {
@@ -107,7 +109,7 @@ DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 as_bits(float value) { return __builtin_bit_cast(u32, value); }
 DEVICE float multiply_add(float one, float two, float sum) { return __builtin_fmaf(one, two, sum); }
 
-// IEEE 754 binary16; the host's compiler may have no type of it.
+// IEEE 754 binary16; the host's compiler may lack the type.
 DEVICE float float_of_half(u16 half) {
     const u32 sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u;
     if (exponent == 31) return as_float(sign | 0x7F800000u | fraction << 13);
@@ -119,7 +121,7 @@ DEVICE u16 half_of(float value) {
     const u32 bits = as_bits(value), sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u) return (u16)(sign | 0x7E00u);
     if (size >= 0x477FF000u) return (u16)(sign | 0x7C00u);  // from 65520 on
-    if (size < 0x38800000u) {                               // below 2^-14: a whole number of 2^-24, rounded by the addition
+    if (size < 0x38800000u) {                               // below 2^-14: a multiple of 2^-24, rounded by the addition
         const float shifted = as_float(size) + as_float(0x3F000000u);
         return (u16)(sign | (as_bits(shifted) - 0x3F000000u));
     }
@@ -137,7 +139,7 @@ DEVICE int dot4(u32 one, u32 two, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(signed char)(one >> i) * (int)(signed char)(two >> i);
     return sum;
 }
-// OCP 8-bit floating point, e4m3; the other kind has a bias of 8, one zero, and in place of the other the only NaN.
+// OCP 8-bit floating point, e4m3; fnuz has a bias of 8, and its only NaN in place of negative zero.
 DEVICE float float_of_fp8(u8 bits) {
     const u32 sign = (bits & 0x80u) << 24, exponent = bits >> 3 & 15u, fraction = bits & 7u, lower = DTYPE == 3 ? 0 : 1;
     if (lower ? bits == 0x80u : (bits & 0x7Fu) == 0x7Fu) return as_float(sign | 0x7FC00000u);
@@ -246,8 +248,9 @@ typedef Sum Sums4 __attribute__((ext_vector_type(4)));
 typedef float Floats2 __attribute__((ext_vector_type(2)));
 typedef short Shorts4 __attribute__((ext_vector_type(4)));
 typedef _Float16 Halves4 __attribute__((ext_vector_type(4)));
-// v_mfma_..._16x16x16, and of 8 bits 16x16x32: A[i][k], B[k][j]: i, j = lane % 16, k = 4 (of 8 bits 8) * (lane / 16) + element;
-// C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16. CDNA 2 has 16x16x16 of int8, too.
+// v_mfma_..._16x16x16, for 8 bits 16x16x32. A[i][k], B[k][j]: i, j = lane % 16, k = 4 (8 bits: 8) *
+// (lane / 16) + element; C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16. CDNA 2 has 16x16x16
+// for int8, too.
 DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
     Sums4 sums = {c[0], c[1], c[2], c[3]};
     const Words2 left = {a[0], a[1]}, right = {b[0], b[1]};
@@ -287,7 +290,7 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
 #define ROLLED _Pragma("unroll 1")
 #define SHARED u8 *shared = dynamic_shared
 
-extern __shared__ __align__(1024) u8 dynamic_shared[];  // as the 128-byte swizzle needs it
+extern __shared__ __align__(1024) u8 dynamic_shared[];  // alignment of the 128-byte swizzle
 
 DEVICE u32 thread() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -295,8 +298,9 @@ DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void fence() { __threadfence(); }
-// From sm_90 on a kernel may begin while the one before it ends. Until this returns it touches nothing but the weight, which it brings to L2;
-// that is no read: what another kernel has yet to write goes there too. The kernel after it may begin as soon as there is room.
+// From sm_90 on a kernel may start before the previous one ends. Until this returns it only
+// prefetches the weight to L2, where later writes of the previous kernel go, too. The next kernel
+// may then start.
 DEVICE void await_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
@@ -313,8 +317,9 @@ DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 as_bits(float value) { return __float_as_uint(value); }
 DEVICE float multiply_add(float one, float two, float sum) { return __fmaf_rn(one, two, sum); }
 
-// What nobody writes while the kernel runs: x is read again and again, from L1; each element of the weight once, past it. They are
-// volatile to stay in their order in PTX. ptxas may still sink some to their use, to save registers; the copies of a ring it cannot.
+// Loads of operands, which are constant during the kernel: x repeatedly, through L1; the weight
+// once, past it. They are volatile, to keep their order in PTX. ptxas may still sink some to their
+// use, to save registers; it cannot sink the copies of a ring.
 template <int BYTES> struct Loads;
 template <> struct Loads<16> {
     static METHOD void cached(u32 *to, const void *from) {
@@ -333,7 +338,7 @@ template <> struct Loads<8> {
         asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
 };
-template <> struct Loads<4> {  // neighbours come from L1, here and below
+template <> struct Loads<4> {  // adjacent loads hit L1, here and below
     static METHOD void cached(u32 *to, const void *from) {
         asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
     }
@@ -357,7 +362,7 @@ template <> struct Loads<1> {
 };
 template <int BYTES> DEVICE void load(void *to, const void *from) { Loads<BYTES>::cached((u32 *)to, from); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { Loads<BYTES>::once((u32 *)to, from); }
-// Written by other multiprocessors meanwhile: from L2.
+// Loads from L2 of values that other multiprocessors write.
 template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
     u32 *words = (u32 *)to;
     if (BYTES == 16)
@@ -367,8 +372,8 @@ template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
         asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
 }
 
-// From memory to shared memory past the registers; zeros where it is not `there`. `await_copies` waits for a thread's own: what others read
-// needs a barrier after it.
+// Copies global to shared memory asynchronously; zeros where not `there`. `await_copies` waits for
+// this thread's copies only; a barrier must follow before other threads read them.
 template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
     const u32 to = (u32)__cvta_generic_to_shared(shared), bytes = there ? BYTES : 0;
     if (BYTES == 16)
@@ -377,11 +382,11 @@ template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool
         asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" : : "r"(to), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 }
 #if CLUSTER
-// All threads of the blocks of a cluster, which see then what any of them has written to its shared memory.
+// Barrier of a cluster; afterwards each block sees the shared memory that the others wrote.
 DEVICE void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
-// What lies in another block's shared memory where `mine` lies in this one's.
+// Loads from another block's shared memory at the offset of `mine` in this one's.
 DEVICE Sums sums_of(const Sum *mine, u32 block) {
     Sums found;
     u32 at, *words = (u32 *)found.value;
@@ -440,7 +445,7 @@ DEVICE int dot4(u32 one, u32 two, int sum) {
     asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(one), "r"(two));
     return sum;
 }
-// Exact: fp16 has every number of e4m3.
+// Exact: fp16 represents every e4m3 number.
 DEVICE void halves_of_fp8(u32 word, u32 *to) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[0]) : "h"((u16)word));
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[1]) : "h"((u16)(word >> 16)));
@@ -452,12 +457,13 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
 }
 
 #ifdef FAMILY_wgmma
-// What threads have copied to shared memory, for instructions that read it asynchronously.
+// Makes threads' copies to shared memory visible to asynchronous matrix instructions.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
-// PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next. An instruction takes two of a step's eight pieces.
+// PTX ISA, "Matrix descriptor": 128-byte swizzle, a stride of 1024 bytes per eight rows. An
+// instruction takes two of a step's eight pieces.
 DEVICE unsigned long long described(const u8 *tile, int part) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
 }
@@ -478,7 +484,8 @@ DEVICE unsigned long long described(const u8 *tile, int part) {
 #define PRODUCTS_OF(rows) "wgmma.mma_async.sync.aligned.m64n" rows KIND
 #define FOUR(i) REGISTER(sum[i]), REGISTER(sum[i + 1]), REGISTER(sum[i + 2]), REGISTER(sum[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
-// Begins the products of part `part` of a step: 64 rows of the weight, M of x, 32 bytes along K. They are added to the sums, or replace them.
+// Issues the products of part `part` of a step: 64 weight rows, M rows of x, 32 bytes along K. They
+// are added to the accumulators, or replace them.
 DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bool add) {
     const unsigned long long left = described(weight, part), right = described(x, part);
 #if M == 8
@@ -501,8 +508,8 @@ DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bo
 
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
-// The piece from `k` on of the row that begins at `row`, of the weight ONCE; zeros from `end` on where it is not WHOLE. `k` and `end` are
-// multiples of VEC.
+// Loads the piece at `k` of a row; ONCE for the weight. Unless WHOLE, zeros from `end` on. `k` and
+// `end` are multiples of VEC.
 template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, long long k, long long end) {
     Bytes16 found = {{0u, 0u, 0u, 0u}};
     UNROLLED for (int part = 0; part < PIECE; part += VEC) {
@@ -517,23 +524,27 @@ template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, lon
     return found;
 }
 
-// Copies go 4, 8 or 16 bytes at a time, and AMD has none.
+// A copy has 4, 8 or 16 bytes. AMD has none.
 #define ASYNCHRONOUS (LOAD >= 4 && COLUMNS == 8)
 #if STAGES && !ASYNCHRONOUS
 #error "no asynchronous copies"
 #endif
 #if ASYNCHRONOUS
-// The piece from `k` on of a row whose pieces lie APART, zeros from `end` on, on its way into a slot of the lane's own.
+// Starts the copy of the piece at `k` into the lane's slot, zeros from `end` on. The row's pieces
+// are APART pieces from each other.
 template <int APART> DEVICE void begin_bytes(u8 *slot, const Element *row, long long k, long long end) {
     UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + APART * k + part, k + part < end);
 }
 #endif
 
 #if STAGES
-// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k, slot, u)` for each of the UNROLL steps of a turn,
-// `k` being the lane's own. The block's turns share what lies from `begin` to `stop`; a warp begins `offset` later, a lane `skew` later
-// still, and its elements end at `end`. Copies of a turn begin STAGES - 1 turns before it is used. `also(slot, k)` begins what all
-// warps of the block use, from their turn's first `k` on: then they wait for one another in each turn.
+// Streams a lane's COUNT rows through its part of a ring of STAGES stages, and calls `use(weight,
+// k, slot, u)` for each of the UNROLL steps of an iteration, with the lane's `k`.
+//
+// The block's iterations cover `begin` to `stop`. A warp starts `offset` later, a lane `skew` later
+// still; a lane's elements end at `end`. Copies of an iteration start STAGES - 1 iterations before
+// its use. `also(slot, k)` starts the copies that all warps of the block share, from the
+// iteration's first `k`; then each iteration has a barrier.
 template <int COUNT, typename Also, typename Use>
 DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, long long stop, long long offset, long long skew, long long end,
                          Also also, Use use) {
@@ -555,7 +566,7 @@ DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, 
     for (long long at = begin; at < stop; at += turn) {
 #if X_IN_RING
         await_copies<STAGES - 2>();
-        sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
+        sync_block();  // all copies have arrived, and no thread reads the slot to fill next
         fill();
 #else
         fill();
@@ -576,7 +587,7 @@ DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, 
 DEVICE int shuffle_xor(int value, int mask) { return (int)as_bits(shuffle_xor(as_float((u32)value), mask)); }
 
 #if BATCHED
-// The operands of the block's own product: they lie one after another, z of them in the grid.
+// Returns the operands of the block's product of the batch, the grid's third axis.
 DEVICE Args batch_of(Args args) {
     const long long z = block_z(), sums = z * args.m * args.n;
     args.x = (Element *)args.x + z * args.m * args.k;
@@ -591,7 +602,7 @@ DEVICE Args batch_of(Args args) {
 }
 #endif
 
-// Where row `row` of the weight begins.
+// Returns the start of a weight row.
 DEVICE const Element *weight_at(const Args &args, long long row) {
     const long long within = row % SPREAD;
     return (const Element *)args.weight + (row - within) * args.k + within * PIECE;
@@ -603,22 +614,23 @@ DEVICE float scale_at(const void *scales, long long place) {
     return as_float(bits);
 }
 
-// Elements 2i and 2i + 1 of 16 bits, exactly.
+// Converts elements 2i and 2i + 1 to 16 bits, exactly.
 DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : float_of_half((u16)word); }
 DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF0000u) : float_of_half((u16)(word >> 16)); }
 
 #if FP4 && COLUMNS == 8 && !defined(SKINNY_HOST)
-// Whether any lane of the warp has it: the same answer for all.
+// Returns whether any lane of the warp has the flag, the same for all lanes.
 DEVICE bool any_lane(bool mine) { return __any_sync(~0u, mine); }
 DEVICE u32 low_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x5410); }
 DEVICE u32 high_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x7632); }
-// Opaque: the compiler would merge it with shifts to the left, which go through another pipeline than those to the right.
+// Opaque to the compiler, which would merge it with left shifts; these use another pipeline than
+// right ones.
 DEVICE u32 two_elements_on(u32 word) {
     u32 found;
     asm("shr.u32 %0, %1, 8;" : "=r"(found) : "r"(word));
     return found;
 }
-// Two products of bfloat16 each; a product by a power of two is exact.
+// Multiplies two bfloat16 pairs; a product with a power of two is exact.
 DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     u32 product;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(one), "r"(two), "r"(0x80008000u));
@@ -631,7 +643,7 @@ DEVICE bool any_lane(bool mine) {
     for (int mask = WAVE / 2; mask; mask /= 2) lanes += host_shuffle_xor(lanes, mask);
     return lanes > 0;
 }
-#else  // AMD's matrix instructions work for all lanes, whichever are masked: none may be where they are
+#else  // AMD's matrix instructions ignore the lane mask, so no lane may be masked there
 DEVICE bool any_lane(bool mine) { return __builtin_amdgcn_ballot_w64(mine) != 0; }
 #endif
 DEVICE u32 low_halves(u32 one, u32 two) { return (one & 0xFFFFu) | two << 16; }
@@ -643,7 +655,7 @@ DEVICE u32 multiply_bfloats(u32 one, u32 two) {
 }
 #endif
 
-// To the nearest, ties to even; a NaN stays one (its fraction might be rounded away).
+// Rounds to nearest even; a NaN stays a NaN, though its fraction could round away.
 DEVICE u16 bfloat_of(float value) {
     const u32 bits = as_bits(value);
     return value != value ? (u16)0x7FC0u : (u16)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);

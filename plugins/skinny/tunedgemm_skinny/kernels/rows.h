@@ -1,13 +1,14 @@
-// Family `rows`, for few rows of x: each warp multiplies N_EACH rows of the weight with all M rows of x by fused multiply-adds,
-// or of int8 by products of four.
+// Family `rows`, for few rows of x: each warp multiplies N_EACH weight rows with all M rows of x,
+// by fused multiply-adds, for int8 by dot products of four.
 //
-// A step is a piece for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared memory, filled
-// by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
+// A step is a piece per lane; UNROLL steps are adjacent. The weight comes through a ring of STAGES
+// stages in shared memory, filled by asynchronous copies. With STAGES 0 it comes through registers,
+// with the loads of UNROLL steps at once. x comes from L1, or with X_SHARED from shared memory.
 
-// What a warp works on: its rows of the weight, and its part of K.
+// Work of a warp: its weight rows and its part of K.
 struct Work {
     const Element *x, *shared_x, *rows[N_EACH];
-    long long begin, end, k, length;  // of the split; of a row of x in global and in shared memory
+    long long begin, end, k, length;  // range of the split; length of a row of x in global and in shared memory
     int m;
 };
 
@@ -21,7 +22,7 @@ template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int row, long long k
 #endif
 }
 
-// One step at a lane's `k`.
+// Multiplies one step at the lane's `k`.
 template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Bytes16 *weight, long long k, Sum (*sum)[N_EACH]) {
     UNROLLED for (int m = 0; m < M; m++) {
         const Bytes16 x = x_at<WHOLE>(work, m, k);
@@ -46,7 +47,7 @@ template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Bytes16 
     }
 }
 
-// STEPS steps from a lane's `k` on, through registers.
+// Multiplies STEPS steps from the lane's `k` on, through registers.
 template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, Sum (*sum)[N_EACH]) {
     Bytes16 weight[STEPS][N_EACH];
     UNROLLED for (int u = 0; u < STEPS; u++)
@@ -54,7 +55,8 @@ template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long
     UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
 }
 
-// The sums of a warp's lanes: each step halves the values that a lane has while there are several, then adds them up.
+// Reduces the sums of a warp's lanes: each step halves a lane's values while it has several, then
+// adds them.
 DEVICE void gather(Sum *values, u32 lane, Sum *to) {
     u32 place = 0, mask = WAVE / 2, others = 0;
     UNROLLED for (int half = N_EACH / 2; half >= 1; half /= 2, mask /= 2) {
@@ -79,11 +81,11 @@ extern "C" KERNEL void skinny(Args args) {
 #endif
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long first = (long long)block_x() * ROWS + along_n * N_EACH, limit = (block_y() + 1) * args.per_split;
-    Sum *sums = (Sum *)shared;  // where x and the ring were
+    Sum *sums = (Sum *)shared;  // reuses the memory of x and the ring
     Element *shared_x = (Element *)shared;
     Work work = {(const Element *)args.x, shared_x, {}, block_y() * args.per_split, limit < args.k ? limit : args.k, args.k,
                  (args.per_split + PIECE - 1) / PIECE * PIECE, args.m};
-    UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row the last one again: its sums go nowhere
+    UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row repeat it; its sums are dropped
         work.rows[r] = weight_at(args, first + r < args.n ? first + r : args.n - 1);
     if (lane % 8 == 0)  // 128 bytes
         UNROLLED for (int r = 0; r < N_EACH; r++) UNROLLED for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u++) {

@@ -1,14 +1,18 @@
-// Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 rows of the weight with all of x by matrix instructions.
+// Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 weight rows with
+// all of x by matrix instructions.
 //
-// The weight is the left operand, so that the long side of the instruction lies along N and x fills its short side. A step is 64 bytes
-// of K: four groups of lanes with a piece each. Both operands go to the registers as they lie in memory. The weight comes through a ring of
-// STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with
-// X_SHARED, from shared memory: through the ring too, or, where there is none, all of the split's before the first step.
+// The weight is the left operand: the instruction's long side is along N, and x fills its short
+// side. A step is 64 bytes of K, a piece for each of four groups of lanes. Fragments are in memory
+// order.
+//
+// The weight comes through a ring of STAGES stages in shared memory, filled by asynchronous copies.
+// With STAGES 0 it is loaded directly, UNROLL steps at once. x comes from L1, or with X_SHARED from
+// shared memory: through the ring, or without a ring all x of the split before the first step.
 
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
 
 #if COLUMNS == 8
-#define HELD 2  // rows of a tile that a lane has
+#define HELD 2  // rows of a tile per lane
 #define LANE_ROW (lane / 4)
 #define LANE_GROUP (lane % 4)
 #else
@@ -18,56 +22,57 @@
 #endif
 
 #if FP8 && COLUMNS == 8
-#define PRODUCTS 4  // instructions that a piece makes: NVIDIA's take fp8 as fp16, for those of fp8 itself sum less exactly on some
+#define PRODUCTS 4  // instructions per piece: NVIDIA's take fp8 as fp16, because some fp8 instructions sum less exactly
 #else
-#define PRODUCTS 2  // of mxfp4 each of a piece's four words makes as many
+#define PRODUCTS 2  // mxfp4: per word of a piece's four
 #endif
 
-#define OWN (COLUMNS == 8 ? 2 : 1)  // rows of a tile of x whose sums a lane has
+#define OWN (COLUMNS == 8 ? 2 : 1)  // rows of a tile of x in a lane's accumulators
 #define BLOCK_SCALES (SCALE == 3 && !FP4)
 #if FP4
-#define BLOCK STEP  // elements of K whose scales are loaded at once; each piece has its own
+#define BLOCK STEP  // elements of K whose scales are loaded at once; a scale per piece
 #else
-#define BLOCK 128  // elements of K, and rows of the weight, that share a scale where they are of blocks
+#define BLOCK 128  // elements of K, and weight rows, of a block scale
 #endif
 
-// What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
+// Work of a lane: its rows of the weight and of x, from its group's elements to the end.
 struct Work {
     const Element *rows[N_EACH][HELD], *xs[SHORT];
     const u8 *shared_x;
     long long begin, end;
 #if BLOCK_SCALES
-    const float *x_scale, *w_scale;  // of the first row of x whose sums the lane has; of the warp's rows of the weight, all in one block
-    long long stop;                  // where the split ends
-    u32 by_row, by_block;            // from a row's scale of x to the next row's, and to its next block's
-    int left;                        // rows of x from the lane's first one on
+    const float *x_scale, *w_scale;  // of the lane's first accumulated row of x; of the warp's weight rows, all in one block
+    long long stop;                  // end of the split
+    u32 by_row, by_block;            // stride of the scales of x by row, and by block
+    int left;                        // rows of x from the lane's first one
 #elif FP4
-    const u8 *w_scales[N_EACH][HELD], *x_scales[SHORT];  // of those rows
-    u32 group;                                          // of the lane: how many pieces after the warp's k its own is
+    const u8 *w_scales[N_EACH][HELD], *x_scales[SHORT];  // scales of those rows
+    u32 group;                                          // the lane's piece, counted from the warp's k
 #endif
 };
 
-// The scales of a block of K: of what is multiplied, and for few rows of x of what comes next, so that nobody waits for them. Of many
-// rows they would take too many registers.
+// Scales of a block of K: the current one, and for few rows of x the next one, to hide its loads.
+// For many rows they would take too many registers.
 #define SCALES_AHEAD (SHORT <= 2 || FP4)
 struct Scales {
 #if BLOCK_SCALES
     float x[SHORT][OWN], weight;
 #elif FP4
-    u8 x[SHORT], weight[N_EACH][HELD];  // e8m0: 2 to the power of it less 127, 255 is a NaN
+    u8 x[SHORT], weight[N_EACH][HELD];  // e8m0: 2^(value - 127); 255 is a NaN
 #endif
 };
 
 #if FP4
-// The scales of a row begin here; the one of piece `piece` lies `scale_place` further. Beside a shuffled weight they are in AITER's order: of each
-// 32 rows and 8 pieces those of four pieces apart and of 16 rows apart are neighbours.
+// Start of a row's scales; that of piece `piece` is `scale_place` further. With a shuffled weight
+// they have AITER's order: within 32 rows and 8 pieces, scales 4 pieces apart and 16 rows apart are
+// adjacent.
 DEVICE const u8 *scales_at(const void *scales, long long row, long long pieces) {
     return (const u8 *)scales + (SHUFFLED ? row / 32 * ((pieces + 7) / 8) * 256 + row % 16 * 4 + row / 16 % 2 : row * pieces);
 }
 DEVICE long long scale_place(long long piece) { return SHUFFLED ? piece / 8 * 256 + piece % 4 * 64 + piece / 4 % 2 * 2 : piece; }
 #endif
 
-// Those at `k`, zeros from the end on.
+// Loads the scales at `k`, zeros from the end on.
 DEVICE void load_scales(const Work &work, Scales &scales, long long k) {
 #if BLOCK_SCALES
     const bool there = k < work.stop;
@@ -91,20 +96,20 @@ DEVICE void load_scales(const Work &work, Scales &scales, long long k) {
 #endif
 }
 
-// Before the step at `k`, the first of a block; the next block begins at `after`.
+// Runs before the step at `k`, the first of a block; the next block starts at `after`.
 DEVICE void next_scales(const Work &work, Scales (&scales)[2], long long k, long long after) {
     if (SCALES_AHEAD) scales[0] = scales[1];
     load_scales(work, SCALES_AHEAD ? scales[1] : scales[0], SCALES_AHEAD ? after : k);
 }
 
-// A part of a piece as the instructions take it, two words each.
+// A fragment of a piece, two words per instruction.
 struct Factors {
     u32 word[2 * PRODUCTS];
 };
 
 DEVICE Factors factors_of(const Bytes16 &piece) {
     Factors found;
-#if FP4  // of bfloat16, in the order of the others: elements i and i + 4
+#if FP4  // bfloat16, ordered like the others: elements i and i + 4
     UNROLLED for (int i = 0; i < 2; i++) {
         found.word[2 * i] = low_halves(piece.word[i], piece.word[i + 2]);
         found.word[2 * i + 1] = high_halves(piece.word[i], piece.word[i + 2]);
@@ -118,13 +123,14 @@ DEVICE Factors factors_of(const Bytes16 &piece) {
 }
 
 #if FP4
-// The first factor of eight numbers, and the second, by an e8m0 scale: two of the same bfloat16. The three bits of an e2m1, where a bfloat16 has
-// the low ones of its exponent and the first of its fraction, are a number 2^126 times too small: the first is 2^126 times the scale. Where
-// there is no such bfloat16, for scales above 2, it is the largest, and the rest is in the second; so is a NaN.
+// Both factors of eight numbers by an e8m0 scale, each as two equal bfloat16. The three bits of an
+// e2m1, placed at the low exponent bits and the first fraction bit of a bfloat16, are 2^126 times
+// too small. So the first factor is 2^126 times the scale. Scales above 2 exceed bfloat16: then the
+// first factor is the largest, and the second has the rest. A NaN is in the second factor, too.
 DEVICE u32 first_factor(u32 e8m0) { return ((e8m0 < 128 ? e8m0 : 128) + 126) * 0x00800080u; }
 DEVICE u32 second_factor(u32 e8m0) { return e8m0 == 255 ? 0x7FC07FC0u : (e8m0 < 128 ? 127 : e8m0 - 1) * 0x00800080u; }
 
-// Eight numbers of e2m1 as bfloat16, exactly: the elements i and i + 4 in word i.
+// Converts eight e2m1 numbers to bfloat16, exactly; word i has the elements i and i + 4.
 DEVICE Factors factors_of(u32 word, u32 factor) {
     const u32 later = two_elements_on(word);
     Factors found;
@@ -140,7 +146,7 @@ DEVICE void multiply_factors(Factors &factors, u32 factor) {
 }
 #endif
 
-// The products of a part of a step: of the factors of the weight and `right(s)` of x.
+// Multiplies a part of a step: the weight's factors with `right(s)` of x.
 template <typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*sum)[SHORT][4], const Factors (&factors)[N_EACH][HELD], Right right_of) {
     UNROLLED for (int s = 0; s < SHORT; s++) {
         const Factors x = right_of(s);
@@ -168,7 +174,8 @@ template <typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*
 }
 
 #if FP4
-// One step, as below. Scales above 2 are rare: where there is one, parts are multiplied in a loop, whose code is short, with both factors.
+// Multiplies one step, as below. Scales above 2 are rare; they take a loop of short code with both
+// factors.
 template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
     Bytes16 ws[N_EACH][HELD], xs[SHORT];
     u32 largest = 0;
@@ -194,14 +201,15 @@ template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], c
     }
     ROLLED for (int part = 0; part < 4; part++) {
         multiply_words(0, part, true);
-        UNROLLED for (int i = 0; i < 3; i++) {  // the next word to the first place: registers have no index
+        UNROLLED for (int i = 0; i < 3; i++) {  // rotate the next word to the front: registers cannot be indexed
             UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) ws[t][h].word[i] = ws[t][h].word[i + 1];
             UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) xs[s].word[i] = xs[s].word[i + 1];
         }
     }
 }
 #else
-// One step, by all lanes of the warp: of the weight and of x, of whose tile `s` `x_of(s, i)` is the piece, or piece `i` of X_PIECES.
+// Multiplies one step by all lanes of the warp; `x_of(s, i)` is piece `i` of X_PIECES of tile `s`
+// of x.
 template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
     Factors factors[N_EACH][HELD];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
@@ -209,17 +217,18 @@ template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], c
 }
 #endif
 
-// Bytes that a tile of x has of a step.
+// Bytes of a tile of x in a step.
 #define X_STEP (X_PIECES * WAVE * 16)
 
-// Piece `i` of a step's X_PIECES, which are a lane's of tile `s` of x.
+// Returns piece `i` of the lane's X_PIECES of a step, of tile `s` of x.
 template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int s, long long k, int i) {
     if (!X_WIDE) return bytes_at<false, WHOLE>(work.xs[s], k, work.end);
     if (WHOLE || k < work.end) return bytes_at<false, true>(work.xs[s], X_PIECES * k + PIECE * i, 0);
     return {{0u, 0u, 0u, 0u}};
 }
 
-// STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
+// Multiplies STEPS steps from `k` on, through registers; the next ones start at `after`. `ready`
+// waits for the copy of x to shared memory.
 template <int STEPS, bool WHOLE, typename Ready>
 DEVICE void advance(const Work &work, long long k, long long after, Scales (&scales)[2], Sum (*sum)[SHORT][4], Ready ready) {
     Bytes16 weight[STEPS][N_EACH][HELD];
@@ -240,13 +249,14 @@ DEVICE void advance(const Work &work, long long k, long long after, Scales (&sca
 }
 
 #if X_SHARED && !STAGES
-// x of the split on its way to shared memory, [steps of K][SHORT] tiles, each in the order in which the lanes of a warp read it.
+// Starts the copy of the split's x to shared memory: [steps of K][SHORT] tiles, in the lanes' read
+// order.
 DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end) {
     const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * X_PIECES * WAVE);
     for (u32 piece = thread(); piece < pieces; piece += THREADS) {
         const u32 lane = piece % WAVE, i = piece / WAVE % X_PIECES, tile = piece / (WAVE * X_PIECES), row = tile % SHORT * COLUMNS + LANE_ROW;
         const long long k = X_PIECES * (begin + (long long)(tile / SHORT) * STEP + LANE_GROUP * PIECE) + PIECE * i;
-        if (row >= (u32)args.m) continue;  // the products with others go nowhere
+        if (row >= (u32)args.m) continue;  // products with other rows are dropped
         const Element *from = (const Element *)args.x + row * X_PIECES * args.k;
 #if ASYNCHRONOUS
         begin_bytes<1>(shared + piece * 16, from, k, X_PIECES * end);
@@ -260,7 +270,7 @@ DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end
 }
 #endif
 
-// x is there, for all threads of the block.
+// Waits until x has arrived for all threads of the block.
 DEVICE void await_x() {
 #if ASYNCHRONOUS
     await_copies<0>();
@@ -276,7 +286,7 @@ extern "C" KERNEL void skinny(Args args) {
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
     Sum *sums = (Sum *)shared;
-    Work work;  // beyond the last row the last one again: its products go nowhere
+    Work work;  // beyond the last row repeat it; its products are dropped
     work.begin = begin;
     work.end = end - PIECE * LANE_GROUP;
     work.shared_x = shared + 16 * lane;
@@ -299,7 +309,7 @@ extern "C" KERNEL void skinny(Args args) {
     work.group = LANE_GROUP;
 #endif
     const long long span = UNROLL * STEP;
-    if (SHUFFLED ? LANE_ROW == 0 : LANE_GROUP == 0)  // 128 bytes are two steps of a row, or a piece of eight rows that are shuffled
+    if (SHUFFLED ? LANE_ROW == 0 : LANE_GROUP == 0)  // 128 bytes: two steps of a row, or a piece of eight shuffled rows
         UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
             for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u += UNROLL > 1 && !SHUFFLED ? 2 : 1) {
                 const long long k = begin + (u / UNROLL * WARPS_K + along_k) * span + u % UNROLL * STEP;
@@ -321,14 +331,14 @@ extern "C" KERNEL void skinny(Args args) {
 #endif
     if (SCALES_AHEAD) load_scales(work, scales[1], begin + along_k * span);
 #if X_IN_RING
-    // A slot of x: [WARPS_K][UNROLL][SHORT][X_PIECES] of a tile, in the order in which the lanes of a warp read them.
+    // A stage of x: [WARPS_K][UNROLL][SHORT][X_PIECES] of a tile, in the lanes' read order.
     u8 *const x_ring = shared + STAGES * UNROLL * N_EACH * HELD * THREADS * 16;
     const u32 pieces = WARPS_K * UNROLL * SHORT * X_PIECES * WAVE;
     const auto begin_x = [&](int slot, long long turn) {
         UNROLLED for (u32 piece = thread(); piece < pieces; piece += THREADS) {
             const u32 i = piece / WAVE % X_PIECES, tile = piece / (WAVE * X_PIECES), row = tile % SHORT * COLUMNS + piece % WAVE / 4;
             const long long k = X_PIECES * (turn + tile / SHORT * STEP + piece % 4 * PIECE) + PIECE * i;
-            if (row < (u32)args.m)  // the products with others go nowhere
+            if (row < (u32)args.m)  // products with other rows are dropped
                 begin_bytes<1>(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * X_PIECES * args.k, k, X_PIECES * end);
         }
     };
@@ -363,7 +373,7 @@ extern "C" KERNEL void skinny(Args args) {
     ready();
 #endif
 
-    if (STAGES || X_SHARED) sync_block();  // the sums lie where the ring and x were
+    if (STAGES || X_SHARED) sync_block();  // the sums reuse the memory of the ring and x
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
 #if COLUMNS == 8
         const u32 row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;

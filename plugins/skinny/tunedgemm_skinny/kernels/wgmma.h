@@ -1,20 +1,23 @@
-// Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64 rows of the weight with all of x by Hopper's
-// asynchronous matrix instructions, which read both operands from shared memory.
+// Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64
+// weight rows with all of x. Hopper's asynchronous matrix instructions read both operands from
+// shared memory.
 //
-// The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, whose pieces lie exchanged by the row's number (the
-// 128-byte swizzle of the instruction's descriptors). All threads of a block copy both operands into a ring of STAGES slots; a slot has the
-// UNROLL steps of a turn for each of the WARPS_K groups along K.
+// The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, in the
+// 128-byte swizzle of the instruction's descriptors. All threads of a block copy both operands into
+// a ring of STAGES stages. A stage has the UNROLL steps of an iteration for each of the WARPS_K
+// groups.
 
-#define DEEP (WARPS_K * UNROLL)       // steps of a slot
-#define WEIGHT_BYTES (ROWS * 128)     // of a step
+#define DEEP (WARPS_K * UNROLL)       // steps of a stage
+#define WEIGHT_BYTES (ROWS * 128)     // per step
 #define X_BYTES (M * 128)
 #define SLOT_BYTES (DEEP * (WEIGHT_BYTES + X_BYTES))
-// Eight threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
+// Eight threads copy a row's 128 bytes. Rows per thread, and steps that all threads copy at once.
 #define ROWS_EACH (8 * ROWS > THREADS ? 8 * ROWS / THREADS : 1)
 #define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
 
 #if SCALE == 3
-// The scales of a step, which is a block of K: those of the rows of x whose sums a lane has, and those of a group's tiles.
+// Scales of a step, which is a block of K: of a lane's accumulated rows of x, and of a group's
+// tiles.
 struct Scales {
     float x[M / 8][2], weight[N_EACH];
 
@@ -42,10 +45,10 @@ extern "C" KERNEL void skinny(Args args) {
     const long long turn = DEEP * STEP;
     Sum *sums = (Sum *)shared;
 
-    // Threads of a warp have pieces that lie side by side: those of a row, or of a shuffled weight those of eight rows.
+    // The threads of a warp copy adjacent pieces: of a row, or of eight rows of a shuffled weight.
     const u32 first = SHUFFLED ? thread() / 64 * 8 + thread() % 8 : thread() / 8, row_of = first % ROWS, step_of = first / ROWS;
     const u32 chunk = SHUFFLED ? thread() / 8 % 8 : thread() % 8, x_chunk = thread() % 8;
-    const Element *rows[ROWS_EACH];  // beyond the last row the last one again: its products go nowhere
+    const Element *rows[ROWS_EACH];  // beyond the last row repeat it; its products are dropped
     UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
         const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
         rows[r] = weight_at(args, row < args.n ? row : args.n - 1);
@@ -68,7 +71,7 @@ extern "C" KERNEL void skinny(Args args) {
             }
             UNROLLED for (u32 place = thread() / 8; place < DEEP * M; place += THREADS / 8) {
                 const u32 row = place % M, step = place / M;
-                if (row < (u32)args.m)  // the products with others go nowhere
+                if (row < (u32)args.m)  // products with other rows are dropped
                     begin_bytes<1>(x_slot + step * X_BYTES + row * 128 + (x_chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k,
                                    at + step * STEP + x_chunk * PIECE, end);
             }
@@ -79,7 +82,8 @@ extern "C" KERNEL void skinny(Args args) {
 
     Sum sum[N_EACH][M / 2];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] = 0;
-    // Adds the products of a step, where they are made; with FP8 they are made apart, for the instruction adds up less exactly than float32.
+    // Multiplies a step into the accumulators; FP8 has its own, because the instruction sums less
+    // exactly than float32.
     const auto multiply = [&](const u8 *slot, u32 step, Sum (*to)[M / 2]) {
         UNROLLED for (int part = 0; part < 4; part++) UNROLLED for (int t = 0; t < N_EACH; t++)
             multiply_group(to[t], slot + step * WEIGHT_BYTES + (along_n * EACH + 64 * t) * 128, slot + DEEP * WEIGHT_BYTES + step * X_BYTES, part,
@@ -92,7 +96,7 @@ extern "C" KERNEL void skinny(Args args) {
     for (long long at = begin; at < end; at += turn) {
         await_copies<STAGES - 2>();
         fence_copies();
-        sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
+        sync_block();  // all copies have arrived, and no thread reads the slot to fill next
         const u8 *const slot = shared + used * SLOT_BYTES;
         const bool works = at + along_k * (UNROLL * STEP) < end;
 #if FP8
@@ -106,7 +110,7 @@ extern "C" KERNEL void skinny(Args args) {
                 multiply(slot, step, made);
                 commit_products();
 #if SCALE == 3
-                // Those of the next step are on their way meanwhile.
+                // The next step's scales load meanwhile.
                 const Scales next(args, along_n, lane, at + (u + 1 < UNROLL ? step + 1 : DEEP + along_k * UNROLL) * STEP, end);
                 await_products();
                 UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++)
@@ -129,7 +133,7 @@ extern "C" KERNEL void skinny(Args args) {
         used = used == STAGES - 1 ? 0 : used + 1;
     }
 
-    sync_block();  // the sums lie where the ring was
+    sync_block();  // the sums reuse the ring's memory
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) {
         const u32 row = 64 * t + 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
         sums[(along_k * M + column) * PITCH + along_n * EACH + row] = sum[t][i];

@@ -1,1 +1,4 @@
-"""The Triton kernels, one file a family. Importing a family imports Triton; importing this folder does not."""
+"""Triton kernels, one file a family.
+
+Importing a family imports Triton; importing this folder does not.
+"""

@@ -1,6 +1,6 @@
-"""gemm: the general masked product on the matrix units, with split-K summed by the last program to arrive."""
+"""gemm: general masked product on the matrix units; the last program to arrive sums split-K."""
 
-# ruff: noqa: PLR0917, PLR1714 (Triton kernels take all they use as parameters, and know no sets)
+# ruff: noqa: PLR0917, PLR1714 (Triton kernels take all they use as parameters, and have no sets)
 import triton
 import triton.language as tl
 
@@ -9,9 +9,10 @@ from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product
 
 @triton.jit
 def places(base, row, k, rows, K, SHUFFLED: tl.constexpr):
-    """Addresses [row, k] of a plain operand, or of a weight whose packs of 16 bytes of SHUFFLED rows lie side by side.
+    """Return addresses [row, k] of a plain operand, or of a weight whose packs of 16 bytes of
+    SHUFFLED rows are adjacent.
 
-    Rows past the edge are not stored: the loop needs no mask but for a ragged K.
+    Rows past the edge are not stored, so the loop needs a mask only for a ragged K.
     """
     row = within(row, rows).to(tl.int64)
     if SHUFFLED > 0:
@@ -30,10 +31,12 @@ def gemm(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SCALE: tl.constexpr, SHUFFLED: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, CACHE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); of each of B products where BATCHED.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B
+    products.
 
-    Grid: (tiles, SPLIT_K, B). SWAP computes the transposed tile, weight @ x.T, so that the long side of the matrix
-    instruction lies along N where M is small. CACHE is how the weight's loads treat the caches. UPCAST is for the interpreter, whose bfloat16 dot is wrong.
+    Grid: (tiles, SPLIT_K, B). SWAP computes the transposed tile, weight @ x.T, so that the long
+    side of the matrix instruction is along N where M is small. CACHE is the cache modifier of the
+    weight's loads. UPCAST is for the interpreter, whose bfloat16 dot is wrong.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     counter = tile

@@ -1,10 +1,10 @@
 """gemv: multiply and sum on the vector units, for up to four rows of activations at a time.
 
-A tensor-core tile has at least 16 rows of activations, so ``tl.dot`` would idle there; the weight is read exactly once
-either way, and what counts is how many of its loads are in flight.
+A tensor-core tile has at least 16 rows of activations, of which ``tl.dot`` would waste most. The
+weight is read exactly once either way, so the number of its loads in flight decides.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -13,7 +13,9 @@ from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
 
 @triton.jit
 def _weight(at, k, left, EVEN_K: tl.constexpr):
-    """A tile [BLOCK_N, BLOCK_K] of the weight in float32; each byte is read once, so the caches need not keep it."""
+    """Load a tile [BLOCK_N, BLOCK_K] of the weight in float32; each byte is read once, so the
+    caches need not keep it.
+    """
     if EVEN_K:
         tile = tl.load(at, eviction_policy="evict_first")
     else:
@@ -23,7 +25,7 @@ def _weight(at, k, left, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _row(at, k, left, EVEN_K: tl.constexpr):
-    """A piece [1, BLOCK_K] of one row of activations in float32; every program reads it again."""
+    """Load a piece [1, BLOCK_K] of one row of activations in float32; every program reads it."""
     if EVEN_K:
         piece = tl.load(at, eviction_policy="evict_last")
     else:
@@ -33,15 +35,19 @@ def _row(at, k, left, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _products(w, row, PACK: tl.constexpr):
-    """Products [BLOCK_N, BLOCK_K], each thread's PACK neighbours summed at once: so many times fewer registers for sums."""
+    """Return products [BLOCK_N, BLOCK_K / PACK], each a sum of a thread's PACK neighbours, which
+    saves registers.
+    """
     return tl.sum(tl.reshape(w * row, [w.shape[0], w.shape[1] // PACK, PACK]), 2)
 
 
 @triton.jit
 def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SCALE: tl.constexpr, EVEN_K: tl.constexpr):
-    """Sums of PACK products of the weight's tile and a row of x; with SCALE "block" times the scales of their blocks.
+    """Return sums of PACK products of the weight's tile and a row of x; with SCALE "block" times
+    their scales.
 
-    Scales of x lie [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]; the tile lies in one block of rows.
+    Scales of x are [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]. The
+    tile is within one block of rows.
     """
     pack: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     sums = _products(w, _row(x, k, left, EVEN_K), pack)
@@ -55,7 +61,9 @@ def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SC
 
 @triton.jit
 def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
-    """Sum [BLOCK_N, lanes] for each row, all in one exchange between warps -> [BLOCK_N, 1, 2 or 4] in the order of rows."""
+    """Sum [BLOCK_N, lanes] for each row in one exchange between warps; return [BLOCK_N, 1, 2 or 4]
+    in the order of rows.
+    """
     if ROWS == 1:
         totals = tl.sum(acc0, 1)[:, None]
     elif ROWS == 2:
@@ -68,7 +76,9 @@ def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
 
 @triton.jit
 def _store(totals, x_scale, w_scale, out, bias, n, row, M, N, ROWS: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, scaled, bias added, in the output's dtype."""
+    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, scaled and with bias, in the output's
+    dtype.
+    """
     j = tl.arange(0, totals.shape[1])
     if SCALE == "tensor":
         totals *= tl.load(x_scale) * tl.load(w_scale)
@@ -88,12 +98,14 @@ def gemv(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, ONE_TRIP: tl.constexpr, SCALE: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); of each of B products where BATCHED.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B
+    products.
 
-    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows).
-    One trip of the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
-    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x num_warps every thread
-    holds 16 consecutive bytes of both operands in the same place, and nothing passes through shared memory in the loop.
+    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows). One trip of
+    the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
+    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x
+    num_warps every thread holds 16 consecutive bytes of both operands at the same offset, and the
+    loop does not use shared memory.
     """
     tile, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = group * tl.num_programs(0) + tile
@@ -109,14 +121,14 @@ def gemv(
         w_scale += batch * N
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    # Rows past an edge repeat the last row and are not stored: no mask in the loop but for a ragged K.
+    # Rows past an edge repeat the last row and are not stored, so only a ragged K needs a mask.
     weight += tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
     row = group * ROWS
     x0 = x + tl.minimum(row, M - 1).to(tl.int64) * K + k
     x1 = x + tl.minimum(row + 1, M - 1).to(tl.int64) * K + k
     x2 = x + tl.minimum(row + 2, M - 1).to(tl.int64) * K + k
     x3 = x + tl.minimum(row + 3, M - 1).to(tl.int64) * K + k
-    # Sums of the 16 bytes that a thread holds side by side.
+    # Sums over the 16 adjacent bytes that a thread holds.
     acc0 = tl.zeros([BLOCK_N, BLOCK_K * x.dtype.element_ty.primitive_bitwidth // 128], tl.float32)
     acc1 = acc0
     acc2 = acc0

@@ -1,10 +1,12 @@
-"""moe: one stage of a mixture of experts as one grouped product: blocks of (token, expert) pairs of one expert by its matrix.
+"""moe: one stage of a mixture of experts as a grouped product: blocks of (token, expert) pairs by
+their expert's matrix.
 
-The first stage has the activation in it, the second the weight of the routing. The grid is of the most blocks there can be; which
-pairs a block has, and whether it is there, is on the device (`kernels.moe_sort`), so a captured graph serves any routing.
+The first stage includes the activation, the second the weight of the routing. The grid covers the
+most blocks of any routing. The pairs of a block are found on the device (`kernels.moe_sort`), so a
+captured graph serves any routing.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -16,7 +18,7 @@ from tunedgemm_triton.kernels.tile import product, tile_of, zeros
 
 @triton.jit
 def _spread(rows, SWAP: tl.constexpr):
-    """A value for each row of x, as it lies in the tile."""
+    """Broadcast a value for each row of x over the tile."""
     return rows[None, :] if SWAP else rows[:, None]
 
 
@@ -26,10 +28,11 @@ def _added(
     SCALE: tl.constexpr, ALIKE: tl.constexpr, SWAP: tl.constexpr, DECODE: tl.constexpr, SHUFFLED: tl.constexpr, PROMOTE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """acc + a @ b.T of one step of K at *at*: scaled where each step has scales of its own.
+    """Return acc + a @ b.T of one step of K at *at*, scaled where each step has separate scales.
 
-    of_x is what `moe` loads for the step: the scales of the rows [BLOCK_M], or of their groups [BLOCK_M, BLOCK_K / 32] for mxfp4; of_w the
-    address of the expert's scales (for mxfp4 of those of all experts), n its rows, of which *first* is the first; ALIKE: they share a block.
+    of_x has the scales of the step: of the rows [BLOCK_M], or for mxfp4 of their groups [BLOCK_M,
+    BLOCK_K / 32]. of_w is the address of the expert's scales (for mxfp4 of all experts'). n are the
+    weight's rows from *first*; ALIKE: they share a block of scales.
     """
     if SCALE == "mx":
         group = at // 32 + tl.arange(0, of_x.shape[1])
@@ -50,7 +53,7 @@ def _added(
 
 @triton.jit
 def _sums(acc, of_x, of_w, n, height, SCALE: tl.constexpr, SWAP: tl.constexpr):
-    """Sums in float32, times the scales of whole tensors or of rows."""
+    """Return sums in float32, times the scales of whole tensors or of rows."""
     acc = acc.to(tl.float32)
     if SCALE == "tensor":
         acc *= of_x * tl.load(of_w)
@@ -61,7 +64,7 @@ def _sums(acc, of_x, of_w, n, height, SCALE: tl.constexpr, SWAP: tl.constexpr):
 
 @triton.jit
 def activated(gate, up, ACT: tl.constexpr, GATED: tl.constexpr):
-    """The activation of stage 1's sums as the op has it; *up* is what a gate is multiplied with."""
+    """Return the op's activation of stage 1's sums; *up* is the factor of a gate."""
     if ACT == "swiglu":
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0)
@@ -81,7 +84,7 @@ def _finish(
     acc, more, of_x, of_w, factor, out, rows, n, pairs, N, height,
     ACT: tl.constexpr, GATED: tl.constexpr, WEIGHTED: tl.constexpr, SCALE: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """Scale, weight and activate a tile's sums and store them to the rows of their pairs."""
+    """Scale, weight and activate a tile's sums; store them to the rows of their pairs."""
     acc = _sums(acc, of_x, of_w, n, height, SCALE, SWAP)
     if WEIGHTED:
         acc *= factor
@@ -103,12 +106,15 @@ def moe(
     SCALE: tl.constexpr, SHUFFLED: tl.constexpr, ALONE: tl.constexpr, JOINED: tl.constexpr, DECODE: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out[pair, N] = act(x[row, K] @ weight[expert, N, K].T), scaled, weighted; of *pairs* pairs in at most *blocks* blocks.
+    """Compute out[pair, N] = act(x[row, K] @ weight[expert, N, K].T), scaled, weighted, of *pairs*
+    pairs in *blocks* blocks.
 
-    Grid: (blocks * tiles of N, SPLIT_K). row is the pair's token BY_TOKEN, else the pair. GATED: the expert has 2 N rows, the second half is
-    what the first is multiplied with. K counts elements, of which mxfp4 (SCALE "mx") has two in a byte.
-    ALONE: block b is pair b, and its expert ids[b]; else block b has the pairs order[b * BLOCK_M :] of expert owners[b], and there are
-    used[0] blocks. JOINED (ALONE only): out is [tokens, N], the sum over a token's pairs in their order, by the last program to arrive.
+    Grid: (blocks * tiles of N, SPLIT_K). row is the pair's token BY_TOKEN, else the pair. GATED:
+    the expert has 2 N rows; the second half multiplies the first. K counts elements, of which mxfp4
+    (SCALE "mx") has two in a byte. ALONE: block b is pair b, and its expert ids[b]. Otherwise block
+    b has the pairs order[b * BLOCK_M :] of expert owners[b], and used[0] blocks are valid. JOINED
+    (ALONE only): out is [tokens, N]; the last program to arrive sums a token's pairs in their
+    order.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -129,7 +135,8 @@ def moe(
     width = K // 2 if SCALE == "mx" else K  # elements as stored
     step: tl.constexpr = BLOCK_K // 2 if SCALE == "mx" else BLOCK_K
     k = tl.arange(0, step)
-    # Rows of padding repeat the block's first, and are not stored: one row for all blocks would be asked of one slice of L2 by all of them.
+    # Rows of padding repeat the block's first and are not stored. One row for all blocks would make
+    # all of them read one slice of L2.
     first = block if ALONE else tl.load(order + block * BLOCK_M, mask=here, other=0)
     place = tl.where(rows < pairs, rows, first).to(tl.int64)
     if BY_TOKEN:
@@ -139,7 +146,7 @@ def moe(
     b_at = places(weight, n, k, height, width, SHUFFLED)
     c_at = places(weight, N + n, k, height, width, SHUFFLED)
     first_n = n
-    if SCALE == "mx":  # their scales lie in one order over all experts
+    if SCALE == "mx":  # their scales have one order over all experts
         first_n = (expert * height).to(tl.int32) + tl.minimum(n, N - 1)
         group = tl.arange(0, BLOCK_K // 32)
     elif SCALE == "block":
@@ -189,7 +196,8 @@ def moe(
         acc = _sums(acc, by_row, w_scale, n, height, SCALE, SWAP)
         if WEIGHTED:
             acc *= _spread(factor, SWAP)
-        # The only pair of the block is in its first row; one of no expert adds nothing, whatever its weight.
+        # The only pair of the block is in its first row; one without an expert adds 0, even if its
+        # weight is NaN.
         line = tl.sum(tl.where(_spread((rows < pairs) & here, SWAP), acc, 0.0), 1 if SWAP else 0)
         token = block // TOPK
         partial += (token * tiles_n + tile_n).to(tl.int64) * (TOPK * BLOCK_N) + tl.arange(0, BLOCK_N)
@@ -205,7 +213,8 @@ def moe(
         halves: tl.constexpr = 2 if GATED else 1
         within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
         partial += tile.to(tl.int64) * (SPLIT_K * size * halves) + within
-        # Sums of int8 have more bits than float32 only where the rounding is far below that of the output.
+        # Where sums of int8 have more bits than float32, the rounding is far below that of the
+        # output.
         tl.store(partial + part * size, acc.to(tl.float32))
         if GATED:
             tl.store(partial + (SPLIT_K + part) * size, more.to(tl.float32))

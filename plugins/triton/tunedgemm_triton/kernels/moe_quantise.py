@@ -1,6 +1,8 @@
-"""Quantisation of a stage's input as `tunedgemm.ops.formats.quant` does it: one scale a tensor, a row, 128 or 32 elements of a row.
+"""Quantisation of a stage's input, equal to `tunedgemm.ops.formats.quant`: a scale for a tensor, a row, 128 or
+32 elements of a row.
 
-A group of zeros has the scale 1 (mxfp4: byte 0); one with a NaN or an infinity has a scale that is not finite (255) and values 0.
+A group of zeros has the scale 1 (mxfp4: byte 0). One with a NaN or an infinity has a scale that is
+not finite (mxfp4: byte 255) and values 0.
 """
 
 # ruff: noqa: PLR0917 (Triton kernels take all they use as parameters)
@@ -10,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def _row_is_there(row, ids, experts, OF_PAIRS: tl.constexpr):
-    """Whether a row holds values: rows of pairs without an expert were never stored."""
+    """Return whether a row holds values; rows of pairs without an expert were never stored."""
     there = row >= 0
     if OF_PAIRS:
         expert = tl.load(ids + row)
@@ -20,32 +22,36 @@ def _row_is_there(row, ids, experts, OF_PAIRS: tl.constexpr):
 
 @triton.jit
 def _size_bits(values):
-    """The bits of magnitudes in float32: in their order, NaN being the largest."""
+    """Return the bits of float32 magnitudes, which have the same order; NaN is the largest."""
     return values.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _scale_of(top, LIMIT: tl.constexpr):
-    """Bits of the largest magnitude -> the scale: 1 where it is 0 or vanishes when divided."""
+    """Return the scale for the bits of the largest magnitude: 1 where the quotient is 0."""
     scale = tl.div_rn(top.to(tl.float32, bitcast=True), LIMIT)
     return tl.where(scale == 0.0, 1.0, scale)
 
 
 @triton.jit
 def _cast(values, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
-    """values / scale, saturated and rounded, ties to even; 0 where the scale is not finite."""
+    """Return values / scale, saturated and rounded, ties to even; 0 for a scale that is not finite."""
     values = tl.div_rn(values.to(tl.float32), scale + tl.zeros_like(values).to(tl.float32))
     values = tl.where(scale < float("inf"), values, 0.0)
     values = tl.minimum(tl.maximum(values, -LIMIT, propagate_nan=tl.PropagateNan.ALL), LIMIT, propagate_nan=tl.PropagateNan.ALL)
     if dtype.is_int():
-        # Adding and taking away 1.5 * 2^23 rounds to whole numbers.
+        # Adding and subtracting 1.5 * 2^23 rounds to whole numbers.
         values = (values + 12582912.0) - 12582912.0
     return values.to(dtype)
 
 
 @triton.jit
 def moe_top(x, ids, tops, rows, experts, K, BLOCK: tl.constexpr, OF_PAIRS: tl.constexpr):
-    """tops[program]: bits of the largest magnitude of every programs-th row of x [rows, K]. Grid: (programs,)."""
+    """Store to tops[program] the bits of the largest magnitude of every programs-th row of x [rows,
+    K].
+
+    Grid: (programs,).
+    """
     top = tl.zeros([BLOCK], tl.int32)
     for turn in range(tl.cdiv(rows - tl.program_id(0), tl.num_programs(0))):
         row = tl.program_id(0) + turn * tl.num_programs(0)
@@ -62,10 +68,13 @@ def moe_quantise(
     x, ids, tops, q, scale, experts, K, programs,
     KIND: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, TOPS: tl.constexpr, OF_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """q[rows, K] and its scales of x[rows, K]. Grid: (rows, tiles of BLOCK along K, or 1 for KIND "row").
+    """Quantise x[rows, K] to q[rows, K] and its scales.
 
-    KIND "tensor" takes the largest of tops[:programs], TOPS covering them; "given" the scale tops[0]; both store it to scale[0].
-    "row" stores scale[rows]; "block" scale[rows, ceil(K / 128)].
+    Grid: (rows, tiles of BLOCK along K, or 1 for KIND "row").
+
+    KIND "tensor" takes the largest of tops[:programs], which TOPS covers; "given" takes the scale
+    tops[0]. Both store it to scale[0]. "row" stores scale[rows]; "block" stores scale[rows, ceil(K
+    / 128)].
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     there = _row_is_there(row, ids, experts, OF_PAIRS)
@@ -106,7 +115,9 @@ def moe_quantise(
 
 @triton.jit
 def _codes(values):
-    """4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even code."""
+    """Return 4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even
+    code.
+    """
     bits = values.to(tl.int32, bitcast=True)
     size = tl.abs(values)
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32) + (size >= 1.75).to(tl.int32)
@@ -116,9 +127,11 @@ def _codes(values):
 
 @triton.jit
 def moe_quantise_mx(x, ids, q, scale, experts, K, BLOCK: tl.constexpr, OF_PAIRS: tl.constexpr):
-    """mxfp4 q[rows, K / 2], the even element in the low nibble, and its e8m0 scale[rows, K / 32] of x[rows, K].
+    """Quantise x[rows, K] to mxfp4 q[rows, K / 2], even elements in low nibbles, and e8m0
+    scale[rows, K / 32].
 
-    Grid: (rows, tiles of BLOCK along K). The scale is amax / 6 rounded up to a power of two, read off the bits of amax.
+    Grid: (rows, tiles of BLOCK along K). The scale is amax / 6 rounded up to a power of two, found
+    from the bits of amax.
     """
     row = tl.program_id(0).to(tl.int64)
     there = _row_is_there(row, ids, experts, OF_PAIRS)
@@ -131,7 +144,7 @@ def moe_quantise_mx(x, ids, q, scale, experts, K, BLOCK: tl.constexpr, OF_PAIRS:
     power = tl.maximum((top >> 23) - 2 + ((top & 0x7FFFFF) > 0x400000).to(tl.int32), 1)
     power = tl.where(top >= 0x7F800000, 255, tl.where(top <= 3, 0, power))
     tl.store(scale + row * (K // 32) + group, power.to(tl.uint8), mask=group < K // 32)
-    # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite has no values.
+    # 1 / 2^(b - 127) has the exponent field 254 - b; values of a group that is not finite are 0.
     inverse = (tl.maximum(254 - power, 0) << 23).to(tl.float32, bitcast=True)[:, None]
     finite = (power < 255)[:, None]
     low = tl.where(finite, _codes(even * inverse), 0)

@@ -1,6 +1,7 @@
-"""Which pairs a block of a grouped product has: (token, expert) pairs by expert, in their own order, each expert's padded to whole blocks.
+"""Sort of (token, expert) pairs by expert, stable, with each expert's pairs padded to whole blocks.
 
-A stable counting sort, without the host knowing how many pairs an expert has: the same bits each time, safe in a captured graph.
+It is a counting sort on the device: the host does not know how many pairs an expert has. So it
+gives the same bits each time and is safe in a captured graph.
 """
 
 # ruff: noqa: PLR0917 (Triton kernels take all they use as parameters)
@@ -10,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _chunk(ids, segment, pairs, experts, CHUNK: tl.constexpr):
-    """(places, experts, whether there is such an expert) of the pairs of a segment."""
+    """Return (index, expert, whether the expert exists) of the pairs of a segment."""
     at = segment * CHUNK + tl.arange(0, CHUNK)
     expert = tl.load(ids + at, mask=at < pairs, other=-1)
     return at, expert, (expert >= 0) & (expert < experts)
@@ -18,7 +19,10 @@ def _chunk(ids, segment, pairs, experts, CHUNK: tl.constexpr):
 
 @triton.jit
 def moe_count(ids, counts, pairs, experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
-    """counts[segment, EXPERTS]: pairs of each expert in each CHUNK of pairs. Grid: (segments,)."""
+    """Store counts[segment, EXPERTS], the pairs of each expert in each CHUNK of pairs.
+
+    Grid: (segments,).
+    """
     segment = tl.program_id(0)
     _at, expert, known = _chunk(ids, segment, pairs, experts, CHUNK)
     found = tl.histogram(tl.where(known, expert, 0), EXPERTS, mask=known)
@@ -30,9 +34,11 @@ def moe_sort(
     ids, counts, order, owners, used, pairs, experts,
     CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, ONE_SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """order [blocks * BLOCK_M]: the pairs' places by expert, *pairs* for padding; owners [blocks]: whose they are; used [1]: blocks there are.
+    """Store order [blocks * BLOCK_M], pairs by expert with *pairs* as padding, owners [blocks], and
+    used [1], the valid blocks.
 
-    Grid: (experts, segments of CHUNK pairs). A pair whose id is no expert's is in no block. ONE_SEGMENT counts by itself.
+    Grid: (experts, segments of CHUNK pairs). A pair whose id is not an expert is in no block.
+    ONE_SEGMENT needs no `moe_count`.
     """
     mine, segment = tl.program_id(0), tl.program_id(1)
     at, expert, known = _chunk(ids, segment, pairs, experts, CHUNK)
@@ -64,7 +70,10 @@ def moe_sort(
 
 @triton.jit
 def moe_join(parts, ids, out, experts, N, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
-    """out[token, N]: the sum of parts[token * TOPK + j, N] over the pairs that have an expert, in the order of j. Grid: (tokens, tiles of N)."""
+    """Sum parts[token * TOPK + j, N] over pairs with an expert to out[token, N], in the order of j.
+
+    Grid: (tokens, tiles of N).
+    """
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_N], tl.float32)

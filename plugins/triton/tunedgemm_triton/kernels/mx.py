@@ -1,11 +1,13 @@
-"""mx: the product of mxfp4 weights, e2m1 values with an e8m0 scale for each 32 of K, by activations in mxfp4 or bf16.
+"""mx: product of mxfp4 weights, e2m1 values with an e8m0 scale for each 32 of K, by activations in
+mxfp4 or bf16.
 
-With DECODE both operands become bf16 in registers, exactly, before an ordinary product; else `tl.dot_scaled` multiplies them as they
-are, which is one instruction on gfx950 and sm_100, and which Triton takes apart elsewhere. Two values of a byte need not be put in
-order: even and odd elements of K are two products.
+With DECODE both operands become bf16 in registers, exactly, before an ordinary product. Otherwise
+`tl.dot_scaled` multiplies them directly: one instruction on gfx950 and sm_100, which Triton lowers
+to others elsewhere. The two values of a byte need no reordering: even and odd elements of K are two
+products.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -15,10 +17,11 @@ from tunedgemm_triton.kernels.tile import finish, tile_of, within, zeros
 
 @triton.jit
 def scales_at(row, group, width, SHUFFLED: tl.constexpr):
-    """Where the e8m0 scale of *row* [R] and *group* [G] lies, each row having *width* of them: [R, G].
+    """Return offsets [R, G] of the e8m0 scales of *row* [R] and *group* [G]; each row has *width*
+    of them.
 
-    In the order of AITER's e8m0_shuffle, of each 32 rows and 8 groups the element (a * 16 + r, b * 4 + c) lies at place
-    ((c * 16 + r) * 2 + b) * 2 + a; a row has ceil8(width).
+    In the order of AITER's e8m0_shuffle, element (a * 16 + r, b * 4 + c) of each 32 rows and 8
+    groups is at ((c * 16 + r) * 2 + b) * 2 + a, and a row has ceil8(width) scales.
     """
     row = row.to(tl.int64)
     if SHUFFLED > 0:
@@ -31,7 +34,7 @@ def scales_at(row, group, width, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def _widened(bits, UPCAST: tl.constexpr):
-    """The bits of bf16 as bf16, or as float32 for the interpreter, whose bf16 product is wrong."""
+    """Return bits as bf16, or as float32 for the interpreter, whose bf16 product is wrong."""
     if UPCAST:
         wide = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -41,9 +44,10 @@ def _widened(bits, UPCAST: tl.constexpr):
 
 @triton.jit
 def _decoded(codes, powers, UPCAST: tl.constexpr):
-    """The values of the low four bits of *codes* [R, C], e2m1, by their scales *powers* [R, C]: exact in bf16.
+    """Return the values of the low four bits of *codes* [R, C], e2m1, times *powers* [R, C]: exact
+    in bf16.
 
-    A code of 2 and more is the head of a float with another bias; 1 is a half.
+    A code of 2 or more is the head of a float with another bias; 1 is a half.
     """
     codes = codes.to(tl.uint16)
     size = codes & 7
@@ -53,7 +57,9 @@ def _decoded(codes, powers, UPCAST: tl.constexpr):
 
 @triton.jit
 def _powers(scale, UPCAST: tl.constexpr):
-    """2^(byte - 127) of e8m0 scales [R, G], 255 being NaN, for each byte of two values: [R, 16 * G]."""
+    """Return 2^(byte - 127) of e8m0 scales [R, G], NaN for 255, for each byte of two values: [R, 16
+    * G].
+    """
     scale = scale.to(tl.uint16)
     bits = tl.where(scale == 0, 0x40, tl.where(scale == 255, 0x7FC0, scale << 7))
     every = tl.broadcast_to(bits[:, :, None], [scale.shape[0], scale.shape[1], 16])
@@ -62,7 +68,9 @@ def _powers(scale, UPCAST: tl.constexpr):
 
 @triton.jit
 def halves(packed, scale, PLAIN: tl.constexpr, UPCAST: tl.constexpr):
-    """Even and odd elements of K of a tile: of mxfp4 bytes and their scales, or of PLAIN bf16, two in 32 bits."""
+    """Return even and odd elements of K of a tile: of mxfp4 bytes and their scales, or of PLAIN
+    bf16, two in 32 bits.
+    """
     if PLAIN:
         even = _widened(packed & 0xFFFF, UPCAST)
         odd = _widened(packed >> 16, UPCAST)
@@ -78,10 +86,11 @@ def mx_dot(
     acc, x, x_scale, weight, w_scale,
     PLAIN: tl.constexpr, SWAP: tl.constexpr, DECODE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """acc + x @ weight.T, or with SWAP acc + weight @ x.T.
+    """Return acc + x @ weight.T, or with SWAP acc + weight @ x.T.
 
-    weight [BLOCK_N, BLOCK_K / 2] and x [BLOCK_M, BLOCK_K / 2] are bytes of two e2m1 values each, the scales [rows, BLOCK_K / 32].
-    PLAIN x, which goes with DECODE, is bf16 without a scale: [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
+    weight [BLOCK_N, BLOCK_K / 2] and x [BLOCK_M, BLOCK_K / 2] are bytes of two e2m1 values each,
+    the scales [rows, BLOCK_K / 32]. PLAIN x, which goes with DECODE, is bf16 without a scale:
+    [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
     """
     if DECODE:
         x_even, x_odd = halves(x, x_scale, PLAIN, UPCAST)
@@ -104,10 +113,11 @@ def mx(
     DECODE: tl.constexpr, PLAIN: tl.constexpr, SHUFFLED: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) of mxfp4 operands; PLAIN: x is bf16 and x_scale is not read.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) of mxfp4 operands; PLAIN: x is bf16
+    and x_scale is not read.
 
-    Grid: (tiles, SPLIT_K). K is a multiple of 32. Where SHUFFLED is not 0 the weight's packs of so many rows lie side by side, and
-    the scales in the order of AITER's e8m0_shuffle.
+    Grid: (tiles, SPLIT_K). K is a multiple of 32. SHUFFLED is the number of rows of the weight
+    whose packs are adjacent; if it is not 0, the scales are in the order of AITER's e8m0_shuffle.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)

@@ -1,9 +1,9 @@
-"""tma: a persistent kernel fed by the tensor memory accelerator (sm_90 and later), one program a multiprocessor.
+"""tma: persistent kernel fed by the tensor memory accelerator (sm_90 and later).
 
-The descriptors are made on the host and passed by value, so a captured graph keeps its own copies.
+The host makes the descriptors and passes them by value, so a captured graph keeps copies.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -12,7 +12,7 @@ from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product
 
 @triton.jit
 def box(operand, batch, row, k, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, BATCHED: tl.constexpr):
-    """The box [BLOCK, BLOCK_K] of an operand that begins at (row, k), of one product of a batch."""
+    """Load the box [BLOCK, BLOCK_K] of an operand at (row, k), of one product of a batch."""
     if BATCHED:
         found = tl.reshape(operand.load([batch, row, k]), [BLOCK, BLOCK_K])
     else:
@@ -27,11 +27,13 @@ def tma(
     SPECIALIZE: tl.constexpr, SPLIT_K: tl.constexpr, SCALE: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); x and weight are tensor descriptors of [BLOCK, BLOCK_K] boxes.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); x and weight are
+    descriptors of [BLOCK, BLOCK_K] boxes.
 
-    Grid: (programs,), each taking every grid-th of B x tiles x SPLIT_K items, the parts of a tile side by side.
-    SPECIALIZE gives loads and products to different warps; on sm_90 Triton 3.6 does so only with num_warps = 4 and an
-    unflattened loop. A flattened loop loads the next tile while this one is stored. SWAP as in `gemm`.
+    Grid: (programs,); each takes every grid-th of B x tiles x SPLIT_K items, in which the parts of
+    a tile are adjacent. SPECIALIZE gives loads and products to different warps; on sm_90 Triton 3.6
+    does so only with num_warps = 4 and an unflattened loop. A flattened loop loads the next tile
+    while this one is stored. SWAP as in `gemm`.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     blocks = tl.cdiv(K, BLOCK_K)
@@ -40,8 +42,9 @@ def tma(
     items = tiles_m * tiles_n * SPLIT_K
     if BATCHED:
         items *= B
-    # Scales and stores count tiles by themselves: where warps are specialised Triton 3.6 moves the first row of a descriptor's load by
-    # half a tile for the second consumer, and would move a shared value once more where that consumer's rows are found.
+    # Scales and stores count tiles separately. With specialised warps Triton 3.6 moves the first
+    # row of a descriptor's load by half a tile for the second consumer, and would move a shared
+    # value twice.
     own = tl.program_id(0) - tl.num_programs(0)
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=flatten, warp_specialize=SPECIALIZE):
         tile, part = item // SPLIT_K, item % SPLIT_K

@@ -1,4 +1,6 @@
-"""streamk: the last tiles, which would not fill all multiprocessors, are shared by all of them in equal numbers of steps along K."""
+"""streamk: all programs share the last tiles, which would not fill all multiprocessors, in equal
+numbers of steps along K.
+"""
 
 # ruff: noqa: PLR0917, SIM102 (Triton kernels take all they use as parameters, and evaluate both sides of an `and`)
 import triton
@@ -11,10 +13,12 @@ from tunedgemm_triton.kernels.tile import product, store_tile, tile_of, zeros
 
 @triton.jit
 def _plan(tiles, blocks):
-    """What a program does -> (its whole tiles, all programs' whole tiles, steps of a share, the share's first step and its end).
+    """Return a program's work: (its whole tiles, all programs' whole tiles, steps of a share, the
+    share's first step and end).
 
-    The last round is shared, and the one before as well where the last fills less than an eighth of the programs: of more tiles
-    than programs a shared one has nine parts at most. Steps of shared tiles count on from one tile to the next.
+    Programs share the last wave, and the one before as well where the last fills less than an
+    eighth of them. So with more tiles than programs a shared tile has at most nine parts. Steps of
+    shared tiles are numbered across tiles.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     rounds = tl.maximum(tiles // programs - (tiles % programs * 8 < programs).to(tl.int32), 0)
@@ -25,7 +29,10 @@ def _plan(tiles, blocks):
 
 @triton.jit
 def _piece(item, rounds, whole, begin, end, blocks):
-    """A program's piece of work: its tile, and the first and the end of its steps along K. Whole tiles come before the share."""
+    """Return a program's piece of work: its tile, first step along K and end.
+
+    Whole tiles come before the share.
+    """
     shared = begin // blocks + item - rounds
     if item < rounds:
         tile = item * tl.num_programs(0) + tl.program_id(0)
@@ -43,7 +50,9 @@ def _sums(
     x, weight, tile_m, tile_n, first, last, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1, of operands that are not described."""
+    """Return sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1, of operands without
+    descriptors.
+    """
     k = tl.arange(0, BLOCK_K)
     acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype.element_ty)
     x = places(x, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), k, M, K, 0)
@@ -63,13 +72,15 @@ def _sums(
 
 @triton.jit
 def _halves(acc):
-    """The left and the right half of a tile's columns."""
+    """Return the left and the right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(acc, [acc.shape[0], 2, acc.shape[1] // 2]), (0, 2, 1)))
 
 
 @triton.jit
 def _keep(acc, partial, WIDTH: tl.constexpr, PARTS: tl.constexpr):
-    """Store sums, columns of a tile of so many, to a slot; a part of them at a time takes so much less shared memory on the way."""
+    """Store columns of a tile of WIDTH columns to a slot; storing one of PARTS at a time takes less
+    shared memory.
+    """
     if PARTS == 1:
         rows, columns = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
         tl.store(partial + rows[:, None] * WIDTH + columns[None, :], acc)
@@ -84,7 +95,7 @@ def _leave(
     acc, out, bias, partial, tile_m, tile_n, whole, slot, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of a piece: to the output those of a whole tile, to a slot those of a part."""
+    """Store the sums of a whole tile to the output, those of a part to a slot."""
     if whole:
         m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -98,7 +109,9 @@ def _meet(
     out, bias, partial, counters, whole, share, begin, end, blocks, tiles_m, tiles_n, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Arrive at the tiles that this program has a part of; the last to arrive adds the parts in the order of K."""
+    """Arrive at the tiles of which this program has a part; the last to arrive adds the parts in
+    the order of K.
+    """
     size: tl.constexpr = BLOCK_M * BLOCK_N
     strip: tl.constexpr = BLOCK_M // 2
     within = tl.arange(0, strip)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -108,11 +121,11 @@ def _meet(
         if one < other:
             if arrives_last(counters + shared, other - one + 1):
                 leave_zero(counters + shared)
-                # Only the first of a tile's programs can have begun with another one.
+                # Only the first of a tile's programs can have begun with another tile.
                 start = partial + (2 * one + (one * share < step).to(tl.int32)) * size
                 tile_m, tile_n = tile_of(whole + shared, tiles_m, tiles_n, GROUP_M)
                 n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-                # Half a tile at a time leaves registers for two parts that are on their way.
+                # Half a tile at a time leaves registers for two parts in flight.
                 for row in range(0, BLOCK_M, strip):
                     at = row * BLOCK_N + within
                     total = tl.load(start + at, cache_modifier=".cg")
@@ -127,13 +140,14 @@ def streamk(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]).
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) (Osama et al., Stream-K, 2023).
 
-    Grid: (programs,). Each program takes whole tiles, then an equal share of the last one or two rounds' steps along K. A shared
-    tile's programs leave partial sums, two slots a program: slot 0 where its share begins with the piece, else slot 1. They meet
-    when all their steps are done, and none waits; parts are added in the order of K, so that the bits never change
-    (Osama et al., Stream-K, 2023). Operands that are described come in one loop over all of a program's steps: the next piece is
-    loaded while one is stored. It is flat by hand, since Triton 3.6 does not flatten loops with bounds of their own.
+    Grid: (programs,). Each program takes whole tiles, then an equal share of the last one or two
+    waves' steps along K. The programs of a shared tile leave partial sums, two slots a program:
+    slot 0 where its share begins with the piece, else slot 1. They meet when all their steps are
+    done, and none waits. The last adds the parts in the order of K, so that the bits never change.
+    With descriptors one loop covers all of a program's steps: the next piece is loaded while one is
+    stored. It is flattened by hand, since Triton 3.6 does not flatten loops whose bounds vary.
     """
     tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K)
     rounds, whole, share, begin, end = _plan(tiles_m * tiles_n, blocks)

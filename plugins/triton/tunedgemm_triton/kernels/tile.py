@@ -1,6 +1,8 @@
-"""What the families on the matrix units share: which tile a program computes, its products, its scales, its sums and its stores."""
+"""Parts of the families on the matrix units: tile order, products, scales, accumulators, fixup and
+stores.
+"""
 
-# ruff: noqa: PLR0917, SIM102, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM102, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -9,7 +11,9 @@ from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
 
 @triton.jit
 def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Index of a program -> (tile of M, tile of N): GROUP_M tiles of M side by side share the weight in L2."""
+    """Return (tile of M, tile of N) of a program: GROUP_M consecutive tiles of M share the weight
+    in L2.
+    """
     if GROUP_M == 1:  # one division fewer before the first load
         found = index // tiles_n, index % tiles_n
     else:
@@ -22,17 +26,18 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def within(row, rows):
-    """Rows to load: those past the edge begin anew with the first ones.
+    """Return the rows to load; those past the edge wrap to the first ones.
 
-    If they repeated the last row, all tiles of the edge would ask one slice of L2 for it, over and over: an H200 took 17.5 us for M = 200
-    where it takes 7.2 for M = 256. A remainder would spread all, and be computed before the first load.
+    If they repeated the last row, all tiles of the edge would read it from one slice of L2: an H200
+    took 17.5 us for M = 200 where it takes 7.2 for M = 256. A remainder would spread all rows, but
+    delay the first load.
     """
     return tl.minimum(tl.where(row < rows, row, row - rows), rows - 1)
 
 
 @triton.jit
 def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, dtype: tl.constexpr):
-    """Sums of a tile, int32 for products of int8, else float32."""
+    """Return the zero accumulator of a tile, int32 for products of int8, else float32."""
     rows: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
     columns: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
     return tl.zeros([rows, columns], tl.int32 if dtype.is_int() else tl.float32)
@@ -40,9 +45,10 @@ def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, dtyp
 
 @triton.jit
 def product(a, b, acc, SWAP: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr):
-    """acc + a[BLOCK_M, BLOCK_K] @ b[BLOCK_N, BLOCK_K].T, transposed with SWAP.
+    """Return acc + a[BLOCK_M, BLOCK_K] @ b[BLOCK_N, BLOCK_K].T, transposed with SWAP.
 
-    PROMOTE adds sums of so many fp8 products to *acc* outside the matrix unit; 0 leaves all to it.
+    Sums of PROMOTE fp8 products are added to *acc* outside the matrix unit; 0 leaves all of them to
+    it.
     """
     if UPCAST:
         if not a.dtype.is_int():
@@ -59,16 +65,18 @@ def product(a, b, acc, SWAP: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.con
 
 @triton.jit
 def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Scales where K is in *block* of 128, of rows of x and of the weight: one number for a tile of up to 128 rows of the weight.
+    """Load the scales of *block* of 128 of K, of rows of x and of the weight: one number for up to
+    128 rows of the weight.
 
-    Scales of x lie [M, blocks], or [blocks, M] with SCALE "column"; those of the weight [blocks of N, blocks].
+    Scales of x are [M, blocks], or [blocks, M] with SCALE "column"; those of the weight [blocks of
+    N, blocks].
     """
     blocks = tl.cdiv(K, 128)
     row = within(m, M).to(tl.int64)
     at = block * M + row if SCALE == "column" else row * blocks + block
     by_m = tl.load(x_scale + at)
     if BLOCK_N <= 128:
-        # A tile of BLOCK_N rows lies in one block of the weight.
+        # A tile of BLOCK_N rows is within one block of the weight.
         by_n = tl.load(w_scale + (first_n // 128) * blocks + block)
     else:
         n = within(first_n + tl.arange(0, BLOCK_N), N)
@@ -78,7 +86,9 @@ def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constex
 
 @triton.jit
 def factors(by_m, by_n, SWAP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What a tile's products are multiplied by. Asked for after the products, so that these do not wait for the loads."""
+    """Return the factors of a tile's products; call it after the products, so that these do not
+    wait for the loads.
+    """
     if BLOCK_N <= 128:
         by_m *= by_n
         found = by_m[None, :] if SWAP else by_m[:, None]
@@ -89,7 +99,7 @@ def factors(by_m, by_n, SWAP: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def scaled(acc, x_scale, w_scale, m, n, M, N, SCALE: tl.constexpr, SWAP: tl.constexpr):
-    """Sums in float32, times the scales of the whole tensors or of rows."""
+    """Return sums in float32, times the scales of whole tensors or of rows."""
     acc = acc.to(tl.float32)
     if SCALE == "tensor":
         acc *= tl.load(x_scale) * tl.load(w_scale)
@@ -105,7 +115,9 @@ def scaled(acc, x_scale, w_scale, m, n, M, N, SCALE: tl.constexpr, SWAP: tl.cons
 
 @triton.jit
 def store_tile(acc, out, bias, m, n, M, N, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr):
-    """Store float32 sums [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with SWAP, bias added, in the output's dtype."""
+    """Store float32 sums [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with SWAP, with bias, in the
+    output's dtype.
+    """
     if HAS_BIAS:
         added = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
         acc += added[:, None] if SWAP else added[None, :]
@@ -123,7 +135,9 @@ def finish(
     acc, x_scale, w_scale, bias, out, partial, counter, part, m, n, M, N,
     SPLIT_K: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """Scale and store a tile's sums; where K is split, put them to *partial* and let the last program to arrive do so."""
+    """Scale and store a tile's sums; with split-K store them to *partial*, and the last program to
+    arrive does the rest.
+    """
     if SPLIT_K == 1:
         total = scaled(acc, x_scale, w_scale, m, n, M, N, SCALE, SWAP)
         store_tile(total, out, bias, m, n, M, N, HAS_BIAS, SWAP)

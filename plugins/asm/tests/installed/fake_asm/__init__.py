@@ -1,6 +1,5 @@
-"""The plugin's own backend over the fake HIP runtime, as a distribution that the tuner's processes find; ``FAKE_ASM_LIBRARY`` names it.
-
-Its kernels are those of ``TUNEDGEMM_ASM_PACKS``.
+"""Register the backend over the fake HIP runtime for child processes. ``FAKE_ASM_LIBRARY`` names
+the library, ``TUNEDGEMM_ASM_PACKS`` the packs.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""The plugin's backends over fake compilers, whose objects compute in host memory: the CPU stands for an H200 and for an MI300X."""
+"""The plugin's backends over fake compilers; the CPU emulates an H200 and an MI300X.
+
+The objects compute in host memory.
+"""
 
 from __future__ import annotations
 
 import attrs
 import tunedgemm_ck
 from tunedgemm.plugin import Device
-from tunedgemm_ck import Templates
+from tunedgemm_ck import TemplateBackend
 
 H200, MI300X = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
 
-def _over(real: Templates, host: Device) -> Templates:
+def _over(real: TemplateBackend, host: Device) -> TemplateBackend:
     return attrs.evolve(real, family=attrs.evolve(real.family, libtype=f"fake{real.family.libtype}"), host=host)
 
 

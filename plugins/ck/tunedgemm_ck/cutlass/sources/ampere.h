@@ -1,10 +1,11 @@
-// The kernel of an instance on sm_80, sm_86 and sm_89, by CUTLASS's multistage kernels. The text before this defines
+// The kernel of an instance on sm_80, sm_86 and sm_89, by CUTLASS's multistage kernels. The text
+// before this one defines
 //   problem::Input, Output, Bias (void: none), scale
 //   instance::Tile, Warp (shapes of CUTLASS), stages
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/activation.h"
 #include "cutlass/gemm/kernel/default_gemm_universal_with_visitor.h"
-// The visitors use names that the header above brings.
+// The visitors use names from the header above.
 #include "cutlass/epilogue/threadblock/fusion/visitors.hpp"
 
 namespace tunedgemm {
@@ -28,8 +29,8 @@ using Accumulator = std::conditional_t<kInteger, int32_t, float>;
 
 using Threads = fusion::OutputTileThreadLayout<Tile, Warp, Output, kAlignOutput, 1>;
 template <class Element>
-using OfWeight = fusion::VisitorRowBroadcast<Threads, Element, Stride<_0, _1, int64_t>>;  // one value a row of the weight
-using OfX = fusion::VisitorColBroadcast<Threads, float, Stride<_1, _0, int64_t>>;         // one value a row of x
+using OfWeight = fusion::VisitorRowBroadcast<Threads, Element, Stride<_0, _1, int64_t>>;  // one value per row of the weight
+using OfX = fusion::VisitorColBroadcast<Threads, float, Stride<_1, _0, int64_t>>;         // one value per row of x
 using OfTensor = fusion::VisitorScalarBroadcast<float, Stride<_0, _0, _0>, 2>;           // the product of two
 using Store = fusion::VisitorAuxStore<Threads, Output, kRound, Stride<int64_t, _1, int64_t>>;
 template <template <class> class Function>
@@ -57,7 +58,7 @@ using Fusion = fusion::Sm80EVT<Store, Sum>;
 
 using Instruction = cutlass::gemm::GemmShape<16, 8, kInteger ? 32 : 16>;
 using Operator = std::conditional_t<kInteger, cutlass::arch::OpMultiplyAddSaturate, cutlass::arch::OpMultiplyAdd>;
-// Up to 8 rows of tiles go side by side, so that blocks of a wave share what they read.
+// Up to 8 rows of tiles are adjacent, so that blocks of a wave share what they read.
 using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
 using Kernel = typename cutlass::gemm::kernel::DefaultGemmWithVisitor<
     Input, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, kAlignInput, Input, cutlass::layout::ColumnMajor,

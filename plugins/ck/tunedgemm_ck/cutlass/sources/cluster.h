@@ -1,10 +1,10 @@
-// The launch of a kernel of sm_90, whose blocks come in clusters.
+// The launch of a kernel of sm_90, whose blocks form clusters.
 #include "cute/tensor.hpp"
 #include "cutlass/device_kernel.h"
 
 namespace tunedgemm {
 
-// What a device must be told before the first launch: more shared memory than kernels have unasked.
+// Sets up a device before the first launch: kernels need an opt-in for more shared memory.
 template <class Kernel>
 cudaError_t set_up_kernel() {
   return cudaFuncSetAttribute(cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);

@@ -1,11 +1,13 @@
-// The product of a stage of fmoe on sm_90, by CUTLASS's grouped kernels: of each expert its rows times its weight. The text before this
-// defines
+// The product of a stage of fmoe on sm_90, by CUTLASS's grouped kernels: of each expert its rows
+// times its weight. The text before this one defines
 //   problem::   the stage, as tunedgemm_ck.stages describes it
 //   instance::Tile, Cluster, Mainloop, Epilogue (tags of CUTLASS), swap
-// How many rows an expert has is known on the device alone: sizes, addresses and strides of each product are written there, into the
-// object's own memory. Rows lie expert by expert, and so do the sums. Scales of tensors and rows are multiplied in by the kernels that
-// read the sums (moe_kernels.h), those of blocks in the main loop. Where the operands are swapped the product is out^T = weight rows^T:
-// CUTLASS's M is along the weight's rows, its N along those of the tokens, and its output is column-major, which is the same memory.
+// Only the device knows how many rows an expert has: it writes sizes, addresses and strides of each
+// product into the object's own memory. Rows and sums are stored expert by expert. The kernels that
+// read the sums (moe_kernels.h) apply scales of tensors and rows; the main loop applies block
+// scales. With swapped operands the product is out^T = weight rows^T: CUTLASS's M is along the
+// weight's rows, its N along those of the tokens, and its output is column-major, which is the same
+// memory.
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/epilogue/fusion/operations.hpp"
@@ -29,7 +31,7 @@ using Element = std::conditional_t<
 constexpr bool kSwap = instance::swap;
 constexpr bool kFirst = problem::stage == 1;
 constexpr bool kBlocks = problem::kind == Kind::block;
-// Sums of quantised factors, whose scales come later, may be larger than fp16 takes.
+// Sums of quantised factors, scaled later, may exceed fp16's range.
 constexpr Type kSum = problem::kind == Kind::none ? problem::quantised : Type::bf16;
 
 using Input = Element<problem::quantised>;
@@ -42,7 +44,8 @@ constexpr int kAlignInput = 16 / sizeof(Input);
 constexpr int kAlignSum = 16 / sizeof(Sum);
 using LayoutSum = std::conditional_t<kSwap, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
 
-// Scales of blocks lie with K contiguous, of the tokens one a row and 128 of K, of the weight one for 128 rows and 128 of K.
+// Block scales have K contiguous: one per row and 128 of K for tokens, one per 128 rows and 128 of
+// K for the weight.
 constexpr int kBlock = moe::kBlock;
 using BlockScales =
     cutlass::detail::Sm90BlockwiseScaleConfig<kSwap ? kBlock : 1, kSwap ? 1 : kBlock, kBlock, GMMA::Major::K, GMMA::Major::K>;
@@ -68,16 +71,17 @@ using Arguments = typename Kernel::Arguments;
 
 // ---- memory ---------------------------------------------------------------------------------------------------------------------
 
-// Of a stage's product: weights of each expert [wide, depth], rows [pairs, depth], sums [pairs, wide].
+// The operands of a stage's product: weights of each expert [wide, depth], rows [pairs, depth],
+// sums [pairs, wide].
 inline int64_t depth_of(const TunedGemmMoe& call) { return kFirst ? call.model_dim : call.inter_dim; }
 inline int64_t wide_of(const TunedGemmMoe& call) { return kFirst ? call.inter_dim * (problem::gated ? 2 : 1) : call.model_dim; }
 
-// Where an object's own memory has what, in bytes from the workspace's beginning.
+// Offsets in an object's own memory, in bytes from the beginning of the workspace.
 struct Memory {
-  int64_t tops, rows, scales, sums;                     // of stage 1 the quantised rows of the hidden states; sums [pairs, wide]
+  int64_t tops, rows, scales, sums;                     // stage 1: quantised rows of the hidden states; sums [pairs, wide]
   int64_t sizes, a, b, d, of_a, of_b, of_d;             // by expert: sizes, addresses, strides
-  int64_t scales_a, scales_b, scales_of_a, scales_of_b; // of scales of blocks: addresses, layouts
-  int64_t kernel;                                       // what CUTLASS asks for
+  int64_t scales_a, scales_b, scales_of_a, scales_of_b; // of block scales: addresses, layouts
+  int64_t kernel;                                       // CUTLASS's workspace
 };
 
 inline Memory memory_of(const TunedGemmMoe& call, moe::Pieces& pieces) {

@@ -1,8 +1,8 @@
-// The kernel of an instance on sm_90, by CUTLASS's collectives. The text before this defines
+// The kernel of an instance on sm_90, by CUTLASS's collectives. The text before this one defines
 //   problem::Input, Output, Bias (void: none), scale
 //   instance::Tile, Cluster, Mainloop, Epilogue, Scheduler (tags of CUTLASS), swap
-// Both operands lie with K contiguous. Where the operands are swapped the product is out^T = weight x^T: CUTLASS's M is N here, its N
-// is M, and its output is column-major, which is the same memory.
+// Both operands have K contiguous. With swapped operands the product is out^T = weight x^T:
+// CUTLASS's M is N here, its N is M, and its output is column-major, which is the same memory.
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/epilogue/fusion/operations.hpp"
@@ -27,16 +27,17 @@ using Accumulator = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t, f
 
 // ---- epilogue: (accumulator * x_scale) * w_scale + bias, in float32 -------------------------------------------------------------
 
-// A vector with one value for each of CUTLASS's rows (M), or for each of its columns (N); its last stride is that of a batch.
-// The addresses of a batch's rows need not be multiples of 16 bytes: values for rows are loaded one by one (alignment 1).
+// A vector with one value per row (M) or column (N) of CUTLASS's product; its last stride is that
+// of a batch. A batch's rows need not begin at multiples of 16 bytes: values per row are loaded
+// singly (alignment 1).
 template <class Element, bool rows>
 using Vector = std::conditional_t<
     rows, fusion::Sm90ColBroadcast<0, instance::Tile, Element, float, Stride<_1, _0, int64_t>, 1>,
     fusion::Sm90RowBroadcast<0, instance::Tile, Element, float, Stride<_0, _1, int64_t>>>;
 template <class Element>
-using OfX = Vector<Element, !kSwap>;  // one value a row of x
+using OfX = Vector<Element, !kSwap>;  // one value per row of x
 template <class Element>
-using OfWeight = Vector<Element, kSwap>;  // one value a row of the weight
+using OfWeight = Vector<Element, kSwap>;  // one value per row of the weight
 
 template <template <class> class Function, class Result>
 using Compute = fusion::Sm90Compute<Function, Result, float, kRound>;
@@ -69,7 +70,8 @@ constexpr int kAlignInput = 16 / sizeof(Input);
 constexpr int kAlignOutput = 16 / sizeof(Output);
 using LayoutOutput = std::conditional_t<kSwap, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
 
-// Scales of blocks lie with K contiguous, of x one a row and 128 of K, of the weight one for 128 rows and 128 of K.
+// Block scales have K contiguous: one per row and 128 of K for x, one per 128 rows and 128 of K for
+// the weight.
 constexpr int kBlock = 128;
 using BlockScales =
     cutlass::detail::Sm90BlockwiseScaleConfig<kSwap ? kBlock : 1, kSwap ? 1 : kBlock, kBlock, GMMA::Major::K, GMMA::Major::K>;
@@ -151,8 +153,8 @@ inline auto output_stride(const TunedGemmCall& call) {
   }
 }
 
-// Tiles that lie side by side before the next row of tiles begins, so that the tiles of a wave are near each other in both
-// directions and share more of what the second-level cache holds. Only in long grids, and only where no tile is added for it.
+// Number of adjacent tiles before the next row of tiles, so that the tiles of a wave are close in
+// both directions and share more of L2. Only in long grids, and only where it adds no tile.
 inline int swizzle(Shape<int, int, int, int> sizes, int multiprocessors) {
   const int64_t rows = ceil_div(get<0>(sizes), size<0>(instance::Tile{})), columns = ceil_div(get<1>(sizes), size<1>(instance::Tile{}));
   if (rows * columns > 2 * multiprocessors) {
@@ -163,7 +165,8 @@ inline int swizzle(Shape<int, int, int, int> sizes, int multiprocessors) {
   return 1;
 }
 
-// *split* parts of K of each tile, in order; 1 leaves the cut to stream-K: the tiles of an uneven wave are cut evenly.
+// *split* parts of K of each tile, in order; 1 lets stream-K split the tiles of an uneven wave
+// evenly.
 template <class Scheduler>
 void schedule(typename Scheduler::Arguments& arguments, int side, int split) {
   if constexpr (!std::is_void_v<instance::Scheduler>) arguments.max_swizzle_size = side;
@@ -191,8 +194,8 @@ inline Arguments to_arguments(const TunedGemmCall& call, int multiprocessors) {
 
 // ---- what launch.h asks for -----------------------------------------------------------------------------------------------------
 
-// Stream-K counts finished parts in the workspace, from 0 at each launch, and leaves the counts there. CUTLASS clears them by a
-// memset on the stream, which a graph replays with the kernel.
+// Stream-K counts finished parts in the workspace, from 0 at each launch, and leaves the counts
+// there. CUTLASS clears them by a memset on the stream, which a graph replays with the kernel.
 template <bool stream_k>
 struct Counters {
   explicit Counters(const Arguments&) {}

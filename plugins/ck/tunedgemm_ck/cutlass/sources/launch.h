@@ -1,15 +1,15 @@
-// The two functions that Python calls, over what the headers before define:
+// The two functions that Python calls. The headers before this one define:
 //   Call                                        the struct that Python fills
-//   sized(call)                                 whether its sizes are sizes at all
-//   aligned_of(call)                            the addresses that must be multiples of 16 bytes
-//   Prepared                                    all that a launch needs and that follows from the call
-//   set_up()                                    what a device must be told once before the first launch
+//   sized(call)                                 whether its sizes are valid
+//   aligned_of(call)                            addresses that must be multiples of 16 bytes
+//   Prepared                                    everything that a launch needs, derived from the call
+//   set_up()                                    sets up a device before the first launch
 //   workspace_bytes(call, multiprocessors)      or -1 where the kernel cannot serve the sizes
 //   prepare(call, multiprocessors, prepared)    false where it cannot
 //   launch(prepared, stream)
 //
-// A call whose bytes are those of an earlier call of the thread is a launch and no more: what was prepared (TMA descriptors, grid)
-// stays in a table. No state is shared by threads but what is the same for all of them.
+// A call whose bytes equal those of an earlier call of the thread is only a launch: a table keeps
+// what was prepared (TMA descriptors, grid). Threads share only immutable state.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -23,7 +23,8 @@ constexpr int kSlots = 64;  // a power of two
 
 static std::atomic<int> known[kDevices];
 
-// Multiprocessors of a device, which is set up at the first question; 0 where the runtime failed, whose error goes to *error*.
+// Returns the multiprocessors of a device, which the first query sets up; 0 where the runtime
+// failed, with its error in *error*.
 inline int multiprocessors_of(int device, cudaError_t& error) {
   const bool kept = device >= 0 && device < kDevices;
   int count = kept ? known[device].load(std::memory_order_acquire) : 0;
@@ -31,7 +32,7 @@ inline int multiprocessors_of(int device, cudaError_t& error) {
   error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) error = set_up();
   if (error != cudaSuccess) {
-    cudaGetLastError();  // this runtime is linked in: nobody else could clear its error
+    cudaGetLastError();  // this runtime is linked statically: no other code could clear its error
     return 0;
   }
   if (kept) known[device].store(count, std::memory_order_release);

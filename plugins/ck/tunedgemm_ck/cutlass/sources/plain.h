@@ -1,4 +1,4 @@
-// The call of every op but fmoe: what a kernel's header and launch.h need to know of it.
+// The call of every op except fmoe, for a kernel's header and launch.h.
 #include <array>
 #include <cstdint>
 
@@ -14,7 +14,7 @@ inline bool sized(const Call& call) {
 
 inline std::array<const void*, 4> aligned_of(const Call& call) { return {call.x, call.weight, call.out, call.workspace}; }
 
-// The stride from one product of a batch to the next; 0 where there is one.
+// The stride between products of a batch; 0 for one product.
 inline int64_t batch_stride(const Call& call, int64_t elements) { return call.batches > 1 ? elements : 0; }
 
 }  // namespace tunedgemm

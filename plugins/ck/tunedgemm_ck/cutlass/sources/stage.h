@@ -1,4 +1,5 @@
-// A stage of fmoe, over the product in grouped.h: its kernels, which follow each other on the stream, and what launch.h asks for.
+// A stage of fmoe, over the product in grouped.h: its kernels, in order on the stream, and what
+// launch.h asks for.
 #include <array>
 #include <cstdint>
 #include <new>
@@ -26,7 +27,8 @@ inline std::array<const void*, 7> aligned_of(const Call& call) {
   return {call.hidden, call.w1, call.w2, call.w1_scale, call.w2_scale, call.out, call.workspace};
 }
 
-// Bytes of the workspace, -1 where the kernel cannot serve the sizes. A call of null addresses has offsets in their place.
+// Returns the bytes of the workspace, -1 where the kernel cannot serve the sizes. With null
+// addresses a call has offsets in their place.
 inline int64_t planned(const Call& call, int multiprocessors, void* prepared) {
   const moe::Layout layout = moe::layout_of(call, problem::kind, problem::quantised);
   moe::Pieces pieces{layout.end};
@@ -47,10 +49,10 @@ inline cudaError_t launch_product(Prepared& prepared, cudaStream_t stream) {
   return launch_kernel<Kernel, instance::Cluster>(prepared.params, prepared.grid, stream);
 }
 
-// Which scales of the sums are still to be multiplied in.
+// The scales that the sums still lack.
 constexpr Kind kLeft = kBlocks ? Kind::none : problem::kind;
 
-// Templates, so that an object has the kernels of its own stage alone.
+// Templates, so that an object has only the kernels of its stage.
 template <bool first>
 std::enable_if_t<first, cudaError_t> launch_stage(Prepared& prepared, cudaStream_t stream) {
   using moe::at;

@@ -1,16 +1,18 @@
-// The routing as CK's kernels read it: the rows of each expert, padded to whole blocks of a tile's rows.
+// The routing as CK's kernels read it: the rows of each expert, padded to whole blocks of a tile's
+// rows.
 namespace tunedgemm::ck_moe {
 
-// A row is token | place among the token's experts << 24; behind an expert's last row it is the number of tokens, which is beyond the
-// operands, so that CK reads zeros and writes nothing.
+// A row is token | index among the token's experts << 24. Padding rows have the number of tokens,
+// which is beyond the operands, so that CK reads zeros and writes nothing.
 struct Blocks {
   int32_t* rows;     // [most * tile]
-  float* weights;    // [most * tile], of the routing; 0 where there is no row
+  float* weights;    // [most * tile], of the routing; 0 for padding
   int32_t* experts;  // [most]
-  int32_t* valid;    // [1]: rows of the blocks that are in use
+  int32_t* valid;    // [1]: rows of the used blocks
 };
 
-// Blocks that any routing of these sizes has at most: each hit expert leaves less than a block empty.
+// The maximum of blocks for any routing of these sizes: each hit expert leaves less than one block
+// empty.
 inline int64_t most_blocks(int64_t pairs, int64_t experts, int64_t tile) {
   const int64_t hit = pairs < experts ? pairs : experts;
   const int64_t most = (pairs + hit * (tile - 1)) / tile;
@@ -19,7 +21,8 @@ inline int64_t most_blocks(int64_t pairs, int64_t experts, int64_t tile) {
 
 constexpr int pad_threads = 256;
 
-// A block an expert, whose place follows from the counts of those before it: no order of the blocks matters.
+// One block per expert, whose offset follows from the counts before it, so that the order of blocks
+// does not matter.
 __global__ void __launch_bounds__(pad_threads)
     pad(const int32_t* order, const int32_t* offset, const float* weight, Blocks blocks, int tokens, int topk, int tile) {
   __shared__ int before[pad_threads];

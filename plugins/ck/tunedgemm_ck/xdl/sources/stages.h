@@ -1,16 +1,17 @@
-// The launch of a stage. Stage 1: routing, hidden states quantised, CK's product and activation in 16 bits, those quantised. Stage 2: CK's
-// product, which adds the rows of a token's pairs to the output atomically. The intermediate lies by pair, as CK's kernels have it, not by
-// place.
+// The launch of a stage. Stage 1: routing, quantisation of hidden states, CK's product and
+// activation in 16 bits, quantisation of those. Stage 2: CK's product, which adds the rows of a
+// token's pairs to the output atomically. The intermediate is stored by pair, as CK's kernels
+// expect, not by place.
 namespace tunedgemm::stage {
 
 namespace problem = tunedgemm::problem;
 using moe::at;
 static_assert(first == (problem::stage == 1) && weighted == (first == problem::weight_first) && problem::gated == first);
 
-// Where an object's own memory lies, in bytes from the beginning of the workspace.
+// Offsets of an object's own memory, in bytes from the beginning of the workspace.
 struct Own {
   int64_t hidden, hidden_scale;           // stage 1: the hidden states, quantised
-  int64_t raw;                            // stage 1: the intermediate before it is quantised
+  int64_t raw;                            // stage 1: the intermediate before quantisation
   int64_t tops;                           // of moe::Quantised
   int64_t rows, weights, experts, valid;  // of ck_moe::Blocks
   int64_t end;
@@ -33,7 +34,8 @@ inline Own own_of(const TunedGemmMoe& call, const moe::Layout& shared) {
   return own;
 }
 
-// The intermediate as CK's stage 1 leaves it: nothing was written for a pair of no expert, which counts as zeros.
+// The intermediate as CK's stage 1 writes it: a pair beyond the experts has no values and counts as
+// zeros.
 struct Raw {
   moe::Rows<problem::hidden> rows;
   const int32_t* place;
@@ -43,7 +45,7 @@ struct Raw {
   }
 };
 
-// What CK's kernel reads and writes; x_scale and w_scale are null without scales.
+// The operands of CK's kernel; x_scale and w_scale are null without scales.
 struct Operands {
   const void *x, *weight;
   const void *x_scale, *w_scale;
@@ -69,8 +71,9 @@ auto argument_of(const TunedGemmMoe& call, const Operands& on) {
   }
 }
 
-// Asks the device for its properties, which takes longer than a launch: once for the same sizes. CK counts elements and bytes of an
-// operand in 32 bits, elements also of all experts' weights together, tokens in 24 and a token's experts in 7.
+// Queries the device's properties once per set of sizes, since that takes longer than a launch. CK
+// counts elements and bytes of an operand in 32 bits, also the elements of all experts' weights
+// together, tokens in 24 bits and a token's experts in 7.
 inline bool supported(const TunedGemmMoe& call) {
   thread_local int64_t known[6] = {-1, -1, -1, -1, -1, -1};
   const int64_t sizes[6] = {call.tokens, call.model_dim, call.inter_dim, call.experts, call.topk, call.split};
@@ -86,7 +89,7 @@ inline bool supported(const TunedGemmMoe& call) {
   return true;
 }
 
-// Rows to where they were.
+// Keeps each row's index.
 template <class Values>
 hipError_t quantise(const Values& values, int64_t rows, const moe::Quantised& out, hipStream_t stream) {
   if constexpr (scaled) return moe::launch_quantise<problem::kind, problem::quantised>(values, moe::Itself{}, rows, out, stream);

@@ -1,4 +1,4 @@
-"""The plugin's own backends over the fake libraries, as a distribution that the tuner's processes find; ``FAKE_LT_FOLDER`` holds them."""
+"""Backends over the fake libraries in ``FAKE_LT_FOLDER``, for processes that tests start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device
-from tunedgemm_hipblaslt import Lt
+from tunedgemm_hipblaslt import LtBackend
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import Library, bind_functions
 
@@ -19,5 +19,5 @@ def _load(abi: Abi) -> Library:
     return bind_functions(abi, str(path))
 
 
-hip = Lt(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, host=Device("gfx942", 304, "amd-instinct-mi300x"))
-cu = Lt(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, host=Device("sm_90", 132, "nvidia-h200"))
+hip = LtBackend(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, emulated=Device("gfx942", 304, "amd-instinct-mi300x"))
+cu = LtBackend(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, emulated=Device("sm_90", 132, "nvidia-h200"))

@@ -1,4 +1,7 @@
-"""The plugin's own backend over the fake GPUs, as a distribution that the tuner's processes find; ``FAKE_SKINNY_FOLDER`` holds them."""
+"""The plugin's own backend over the fake GPUs, as a distribution that the tuner's processes find.
+
+``FAKE_SKINNY_FOLDER`` holds them.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+"""Hot functions: one cache key, one look-up and one call, generated from an op's operands.
+
+The source text is compiled once per signature, as attrs does for its methods. It is made from names of operands alone, and
+stands in `linecache`, so that tracebacks show it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+import linecache
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.ops.serving import Arguments, Call, Place, Serving
+
+if TYPE_CHECKING:
+    pass
+
+#: Names that the generated source uses itself.
+_TAKEN = {"key", "call", "operands", "error", "get", "resolve", "demote", "general", "is_grad_enabled", "forward_ad"}
+
+
+def hot_function(
+    serving: Serving,
+    operands: Sequence[str],
+    *,
+    otype: str = "otype",
+    fields: Sequence[str] = (),
+    general: Call | None = None,
+    place: Place | None = None,
+) -> Call:
+    """Make the function of some operands over a dispatcher's launchers.
+
+    Without *general* it takes the operands, then the fields, then *otype*, all by position; absent operands are None.
+
+    Args:
+        serving: the dispatcher.
+        operands: names in the op's order; optional ones end in ``?`` and come last, as in `Op.operands`.
+        otype: name of the argument for the dtype of the output.
+        fields: names of what the op's `shape_of` takes besides operands.
+        general: a function whose signature and docstring the hot function gets. It is called where an argument is given that is
+            neither one of the operands nor *otype*; the default of such an argument is None.
+        place: from the function's arguments to those of `Serving.call`; needed with *general*.
+    """
+    from torch import is_grad_enabled
+    from torch.autograd import forward_ad
+
+    names = tuple(name.removesuffix("?") for name in operands)
+    optional = tuple(name.removesuffix("?") for name in operands if name.endswith("?"))
+    others: tuple[str, ...] = ()
+    if general is None:
+        name, signature = f"{serving.op.name}_hot", ", ".join((*names, *fields, otype))
+        place = functools.partial(_place, len(names), tuple(fields))
+    else:
+        name, signature = general.__name__, _signature(general)
+        others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, otype))
+    make = _compiled(name, signature, names, optional, otype, tuple(fields), others)
+    inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
+    if general is not None:
+        inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
+        inner.__doc__, inner.__annotations__ = general.__doc__, general.__annotations__
+        inner.__module__, inner.__qualname__ = general.__module__, general.__qualname__
+    if place is None:
+        raise AssertionError(f"{name}: a general function needs a place")
+    return serving.hot(inner, place)
+
+
+def _place(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
+    """Return the arguments of a hot function without *general* as those of `Serving.call`."""
+    return arguments[:count], arguments[-1], dict(zip(fields, arguments[count:-1], strict=True))
+
+
+def _signature(function: Call) -> str:
+    """Return the parameters of a function as source text, with None for each default; the values are set afterwards."""
+    parameters = inspect.signature(function).parameters.values()
+    parts = [f"{one.name}=None" if one.default is not one.empty else one.name for one in parameters]
+    keywords = [place for place, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]
+    if keywords:
+        parts.insert(keywords[0], "*")
+    return ", ".join(parts)
+
+
+@functools.cache
+def _compiled(
+    name: str,
+    signature: str,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    otype: str,
+    fields: tuple[str, ...],
+    others: tuple[str, ...],
+) -> Callable[..., Call]:
+    """Compile the source of a hot function; returns what makes one of a dispatcher's methods."""
+    for word in (name, *names, otype, *fields, *others):
+        if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
+            raise ValueError(f"hot function {name!r}: {word!r} cannot name an argument")
+    source = _source(name, signature, names, optional, otype, fields, others)
+    filename = f"<tunedgemm hot function {name} #{len(_SOURCES)}>"
+    _SOURCES.append(filename)
+    # An entry without a time of change stays, as for attrs' methods.
+    linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, filename, "exec"), scope)
+    made: Callable[..., Call] = scope["make"]
+    return made
+
+
+_SOURCES: list[str] = []
+
+
+def _source(
+    name: str,
+    signature: str,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    otype: str,
+    fields: tuple[str, ...],
+    others: tuple[str, ...],
+) -> str:
+    """Write the source of a hot function."""
+    required = [operand for operand in names if operand not in optional]
+    everything = _tuple(names)
+    lines = ["def make(get, resolve, demote, general, is_grad_enabled, forward_ad):", f"    def {name}({signature}):"]
+    if others:
+        parameters = [part.removesuffix("=None") for part in signature.split(", ")]
+        first = parameters.index("*") if "*" in parameters else len(parameters)
+        given = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
+        lines += [f"        if {_any_given(others)}:", f"            return general({', '.join(given)})"]
+    if len(optional) == 1:
+        lines += [f"        if {optional[0]} is None:"]
+        lines += [f"            {line}" for line in _body(required, (), otype, fields, everything)]
+        lines += [f"        {line}" for line in _body(names, (), otype, fields, everything)]
+    else:
+        lines += [f"        {line}" for line in _body(required, optional, otype, fields, everything)]
+    return "\n".join([*lines, f"    return {name}"]) + "\n"
+
+
+def _body(required: Sequence[str], optional: Sequence[str], otype: str, fields: Sequence[str], everything: str) -> list[str]:
+    """Write the statements that serve a call: key, look-up, launch."""
+    extra = "".join(f", {field}={field}" for field in fields)
+    operands, run = _tuple(required), f"call({', '.join(required)})"
+    lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
+    lines += [f"    {line}" for line in _key(required, otype, fields)]
+    if optional:
+        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trimmed(required, optional)}"]
+        lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
+        operands, run = "operands", "call(*operands)"
+    return [
+        *lines,
+        "    call = get(key)",
+        "except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol",
+        f"    return resolve(None, {everything}, {otype}{extra})",
+        "if call is None:",
+        f"    return resolve(key, {operands}, {otype}{extra})",
+        "try:",
+        f"    return {run}",
+        "except Exception as error:  # a kernel of a plugin may raise anything",
+        f"    return demote(error, key, {operands}, {otype}{extra})",
+    ]
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)},)"
+
+
+def _any_given(names: Sequence[str]) -> str:
+    return " or ".join(f"{name} is not None" for name in names)
+
+
+def _trimmed(required: Sequence[str], optional: Sequence[str]) -> str:
+    """Write the operands without the absent ones at the end."""
+    text = _tuple(required)
+    for count, name in enumerate(optional, 1):
+        text = f"{_tuple([*required, *optional[:count]])} if {name} is not None else {text}"
+    return text
+
+
+def _key(names: Sequence[str], otype: str, fields: Sequence[str]) -> list[str]:
+    """Write the cache key of operands that are all given.
+
+    An operand may be refused where it is not contiguous while another is copied, so each has its own place, but for the first two:
+    every launcher copies or takes them alike.
+    """
+    each = [f"{name}.shape, {name}.dtype, {name}.get_device(), type({name})," for name in names]
+    aligned = f"not ({' | '.join(f'{name}.data_ptr()' for name in names)}) & 15"
+    first = " and ".join([aligned, *(f"{name}.is_contiguous()" for name in names[:2])])
+    rest = "".join(f" {name}.is_contiguous()," for name in names[2:])
+    needs = " or ".join(f"{name}.requires_grad" for name in names)
+    return [
+        "key = (",
+        *(f"    {line}" for line in each),
+        f"    {', '.join([otype, *fields])},",
+        f"    {first},{rest}",
+        f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",
+        ")",
+    ]
+
+
+def _part(name: str) -> str:
+    """Write what an optional operand adds to a cache key."""
+    return (
+        f"None if {name} is None else ({name}.shape, {name}.dtype, {name}.get_device(), type({name}), "
+        f"not {name}.data_ptr() & 15 and {name}.is_contiguous(), is_grad_enabled() and {name}.requires_grad)"
+    )

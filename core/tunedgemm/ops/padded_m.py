@@ -1,0 +1,68 @@
+"""Padded M: the rows of which M may serve an M, in order, by AITER's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: AITER's fine padding: up to this M, to multiples of that many rows
+_FINE = ((256, 16), (1024, 32), (4096, 64))
+_FINE_BEYOND = 128
+
+#: AITER's coarse padding clamps a larger M to this where N is above `_CLAMP_N`
+_CLAMP_M, _CLAMP_N = 8192, 4096
+
+#: AITER's fused MoE: token counts from here on share the rows of these
+_TIERS = (32768, 131072)
+
+
+def padded_m(m: int, n: int, level: int) -> int:
+    """Return the M whose row may serve *m*: AITER's ``getPaddedM`` (csrc/py_itfs_cu/gemm_common.cu).
+
+    Args:
+        m, n: rows of the activations and of the weight.
+        level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down* to 8192 for larger
+            M with N above 4096; any other level leaves m as it is.
+    """
+    if level == 0:
+        for limit, step in _FINE:
+            if m <= limit:
+                return -(-m // step) * step
+        return -(-m // _FINE_BEYOND) * _FINE_BEYOND
+    if level == 1:
+        return _CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else _power(m)
+    return m
+
+
+def _power(m: int) -> int:
+    return 1 << max(m - 1, 0).bit_length()
+
+
+def padded(m: int, n: int) -> Mapping[int, str]:
+    """Return the exact M, then padded finely, then coarsely; an M that two paddings share belongs to the first."""
+    words = {m: "exact"}
+    words.setdefault(padded_m(m, n, 0), "fine")
+    words.setdefault(_CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length(), "coarse")
+    return words
+
+
+def exact(m: int, n: int) -> Mapping[int, str]:
+    """Return the exact M alone, as AITER looks up batched products."""
+    del n
+    return {m: "exact"}
+
+
+def tokens(m: int, n: int) -> Mapping[int, str]:
+    """Return the exact number of tokens, then AITER's rule of fused MoE (fused_moe.py, ``get_padded_M`` and the tiers of its look-up).
+
+    Up to a power of two below 32768; from there the row of 32768, from 131072 on that of 131072 and then that of 32768.
+    AITER itself never asks for the exact number.
+    """
+    del n
+    words = {m: "exact"}
+    if m < _TIERS[0]:
+        words.setdefault(_power(m), "padded")
+    else:
+        for tier in reversed(_TIERS):
+            if m >= tier:
+                words.setdefault(tier, "tier")
+    return words

@@ -1,0 +1,147 @@
+"""Check which shapes the generated kernels support, and count their tiles and steps."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Shape, Unsupported
+
+from tunedgemm_asm.limits import ceil_div
+from tunedgemm_asm.ptx.matrix import multiplies
+from tunedgemm_asm.ptx.names import COLUMNS, ELEMENT_BYTES, LINE, SCALE_BLOCK, KernelConfig, step_of
+from tunedgemm_asm.ptx.promotion import scales_by_block
+from tunedgemm_asm.ptx.resources import OTHER_REGISTERS
+from tunedgemm_asm.ptx.shares import Shares, shares_of
+from tunedgemm_asm.ptx.tensormap import ALIGNED
+
+#: Most splits of K; most counters of a launch.
+MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
+#: Most rows and elements along K of an operand, and elements of an output row: coordinates are
+#: signed.
+MOST_SIZE = (1 << 31) - 1
+#: Most block scales of x, which 32 bits count.
+MOST_SCALES = (1 << 32) - 1
+#: Ops whose block scales of x are transposed: one block of K after the other.
+TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
+#: Most items of a launch, or steps of all stream-K tiles, so that numbers past the end do not wrap;
+#: most steps of a tile with stream-K.
+MOST_ITEMS, MOST_STEPS = 1 << 30, 1 << 16
+
+
+def units_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the number of clusters along a and of tiles along b."""
+    rows_a, rows_b = rows_of(config, shape)
+    return ceil_div(rows_a, config.tile_a * config.cluster), ceil_div(rows_b, config.tile_b)
+
+
+def tiles_of(config: KernelConfig, shape: Shape) -> int:
+    """Return the number of tiles, including those of a cluster outside the operand."""
+    units_a, tiles_b = units_of(config, shape)
+    return units_a * config.cluster * tiles_b
+
+
+def rows_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the rows of a and of b."""
+    return (shape.n, shape.m) if config.swapped else (shape.m, shape.n)
+
+
+def part_of(splits: int, shape: Shape) -> int:
+    """Return the steps along K of each split but the last."""
+    return ceil_div(steps_of(shape), splits)
+
+
+def steps_of(shape: Shape) -> int:
+    """Return the stages along K."""
+    return ceil_div(shape.k, step_of(shape.dtype))
+
+
+def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
+    """Return why the kernel cannot serve the shape with this many splits, or None."""
+    steps, (units_a, tiles_b) = steps_of(shape), units_of(config, shape)
+    if reason := _unsupported(config, shape):
+        return f"{config.name} {reason}"
+    if config.stream and (splits > 1 or steps > MOST_STEPS or units_a * tiles_b * steps > MOST_ITEMS):
+        most = f"{MOST_ITEMS} at most, of {MOST_STEPS} at most for a tile"
+        return f"{config.name} shares {units_a * tiles_b} times {steps} steps along K ({most}) with splitK 1 (got {splits})"
+    if not 1 <= splits <= MOST_SPLITS:
+        return f"{config.name} supports 1 to {MOST_SPLITS} splits (got {splits})"
+    if ceil_div(steps, part_of(splits, shape)) != splits:
+        return f"{config.name} cannot cut K={shape.k} into {splits} splits of whole steps of {step_of(shape.dtype)}"
+    if units_a * tiles_b * splits > MOST_ITEMS:
+        return f"{config.name} has {units_a * tiles_b * splits} tiles; the limit is {MOST_ITEMS}"
+    if splits > 1 and (counters := slots_of(config, shape)) > MOST_COUNTERS:
+        return f"{config.name} needs {counters} counters; the limit is {MOST_COUNTERS}"
+    return None
+
+
+def _unsupported(config: KernelConfig, shape: Shape) -> str:
+    """Return which dtype, row or scale of the shape the kernel does not support, or an empty text."""
+    if config.panels and (shape.outdtype == "fp32" or shape.n % LINE):
+        return f"stores 16-bit outputs with TMA: needs N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
+    if config.promoted and not shape.dtype.startswith("fp8"):
+        return f"promotes fp8 products only, not {shape.dtype}"
+    if not multiplies(config.portion, shape.dtype):
+        return f"has tiles of {config.tile_b} rows, which wgmma lacks for {shape.dtype}"
+    return _unsupported_by_block(config) if shape.scale == "block" else ""
+
+
+def _unsupported_by_block(config: KernelConfig) -> str:
+    """Return why the kernel does not support block scales, or an empty text."""
+    if not config.promoted:
+        return "does not promote, as block scales require; use a kernel with _p"
+    if not scales_by_block(config):
+        return f"has too many offsets of weight rows in scale blocks of {SCALE_BLOCK} rows"
+    # A thread has a quarter of the rows of x in b, and needs a scale and its index for each.
+    held = config.accumulators + config.portion // 2 + config.tile_b // 2 * config.swapped
+    if held + OTHER_REGISTERS > config.consumer_registers:
+        return f"needs {held} accumulators, scales and indices and {OTHER_REGISTERS} other registers of {config.consumer_registers}"
+    return ""
+
+
+def shared_evenly(config: KernelConfig, shape: Shape, multiprocessors: int) -> Shares:
+    """Return how the clusters resident on this many multiprocessors share the steps of tiles."""
+    units_a, tiles_b = units_of(config, shape)
+    return shares_of(units_a * tiles_b, steps_of(shape), max(1, multiprocessors * config.resident // config.cluster))
+
+
+def slots_of(config: KernelConfig, shape: Shape) -> int:
+    """Return the consumers' parts of all tiles, including those of a cluster outside the operand."""
+    return tiles_of(config, shape) * config.sharing
+
+
+GFX = "sm_90"
+
+#: Op -> dtypes of operands, kinds of scales, layouts of the weight.
+OPS = {
+    "a16w16": (("bf16", "fp16"), ("none",), ("row", COLUMNS)),
+    "a8w8": (("fp8_e4m3fn", "int8"), ("row", "tensor"), ("row",)),
+    "a8w8_bpreshuffle": (("fp8_e4m3fn", "int8"), ("row", "tensor"), (COLUMNS,)),
+    "a8w8_blockscale": (("fp8_e4m3fn",), ("block",), ("row",)),
+    "a8w8_blockscale_bpreshuffle": (("fp8_e4m3fn",), ("block",), (COLUMNS,)),
+}
+
+_OUTPUTS = ("bf16", "fp16", "fp32")
+
+
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Return True, or why the generated kernels do not support the shape."""
+    if shape.op not in OPS:
+        return Unsupported(f"{device.gfx}: unsupported op {shape.op}; supported: {', '.join(OPS)}")
+    if shape.m == 0:
+        return Unsupported("an empty batch needs no kernel")
+    operands, scales, layouts = OPS[shape.op]
+    for what, dtype, taken in (("operands", shape.dtype, operands), ("the output", shape.outdtype, _OUTPUTS)):
+        if dtype not in taken:
+            return Unsupported(f"{what} must be {' or '.join(taken)}, not {dtype}")
+    if shape.bias and shape.bias_dtype not in _OUTPUTS:
+        return Unsupported(f"a bias must be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
+    if shape.scale not in scales or shape.layout not in layouts:
+        taken = f"takes scale {' or '.join(scales)} and weights of layout {' or '.join(layouts)}"
+        return Unsupported(f"{taken}, not scale {shape.scale} and layout {shape.layout}")
+    if shape.layout == COLUMNS and shape.k % (whole := step_of(shape.dtype)):
+        return Unsupported(f"layout {COLUMNS} needs K % {whole} = 0 (K={shape.k})")
+    if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
+        return Unsupported(f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})")
+    if max(shape.m, shape.n, shape.k) > MOST_SIZE:
+        return Unsupported(f"sizes must not exceed {MOST_SIZE}")
+    if shape.scale == "block" and (count := shape.m * steps_of(shape)) > MOST_SCALES:
+        return Unsupported(f"x has {count} scales; the limit is {MOST_SCALES}")
+    return True

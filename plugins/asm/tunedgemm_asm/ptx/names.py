@@ -1,0 +1,303 @@
+"""Map solution names to kernel configurations, and configurations to variants for a shape's dtypes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_asm.ptx.resources import (
+    BARRIER_BYTES,
+    ENTRY_REGISTERS,
+    FEW_ACCUMULATORS,
+    FEW_REGISTERS,
+    MOST_CONSUMERS,
+    REGISTERS,
+    SM_REGISTERS,
+    SM_SHARED,
+    SYSTEM_SHARED,
+    WORD_BYTES,
+    unfit,
+)
+
+#: 16-bit elements along K of a stage (128 bytes, TMA's widest swizzle) and of one wgmma.
+STEP, STEP_K = 64, 16
+STEP_BYTES = 2 * STEP
+#: wgmma instructions along K of a stage; each takes 32 bytes of a row for any dtype.
+DEEP = STEP // STEP_K
+#: Above this many rows of b, a promoting consumer multiplies half of them at a time: a thread holds
+#: the accumulators of the stage and of the tile.
+MOST_PORTION = 192
+#: Layout of a weight in columns of `STEP_BYTES`, each contiguous: [steps, N, 128 bytes].
+COLUMNS = f"columns{STEP_BYTES}"
+#: Bytes of an operand's element.
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
+#: Elements of K, and rows of the weight, that share a block scale; one stage of 8-bit operands.
+SCALE_BLOCK = 128
+#: Rows of a of one wgmma, most rows of b, and their granularity.
+SIDE, MOST_B, UNIT_B = 64, 256, 8
+#: Threads of a warpgroup, all of which execute a wgmma.
+GROUP_THREADS = 128
+#: Most 16-bit elements stored at once: 16 bytes.
+LINE = 8
+#: Most columns of a panel (128 bytes, TMA's widest swizzle) and fewest (one `stmatrix` of a warp).
+PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
+#: Increases when the text of a configuration changes its results or its speed.
+REVISION = 1
+
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
+
+
+@attrs.frozen
+class KernelConfig:
+    """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, one tile at a time in each CTA.
+
+    A wgmma multiplies 64 rows of operand a by 8 to 256 rows of operand b. a is x and b is the
+    weight; for few rows of x they are swapped. One warpgroup produces (loads) and the others
+    consume (multiply). Consumers share the rows of a tile, or ping-pong: each takes every second
+    tile, so that one multiplies while the other stores.
+
+    Attributes:
+        tile_m: rows of x in a tile.
+        tile_n: rows of the weight in a tile.
+        stages: stages of the ring in shared memory.
+        consumers: warpgroups that multiply.
+        cluster: CTAs along a that share b by multicast, each loading a part.
+        group: tiles along a that are computed before the next along b, so that their loads stay in
+            L2.
+        swapped: whether a is the weight.
+        promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8
+            sums.
+        turns: whether consumers ping-pong.
+        panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores;
+            with
+            none the threads store.
+        stream: whether the steps of tiles that would not fill a round are shared evenly (stream-K).
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    consumers: int = 2
+    cluster: int = 1
+    group: int = 8
+    swapped: bool = False
+    promoted: bool = False
+    turns: bool = False
+    panels: int = 0
+    stream: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
+            raise PluginError(f"{self.name}: needs 1 or 2 consumers, a cluster of 1 or 2, a group of 1 or more, and 2 stages or more")
+        if self.turns and (self.consumers != MOST_CONSUMERS or self.promoted):
+            raise PluginError(f"{self.name}: ping-pong (_t) needs {MOST_CONSUMERS} consumers and no promotion (_p)")
+        if self.tile_a % (SIDE * self.sharing) or not 0 < self.tile_a <= MOST_B:
+            shared = "a consumer cannot take" if self.turns else f"{self.consumers} consumers cannot share"
+            raise PluginError(f"{self.name}: {shared} {self.tile_a} rows in steps of {SIDE}, up to {MOST_B}")
+        if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
+            raise PluginError(f"{self.name}: cannot load {self.tile_b} rows; needs a multiple of {UNIT_B * self.cluster}, up to {MOST_B}")
+        if self.portion % UNIT_B:
+            raise PluginError(f"{self.name}: half of {self.tile_b} rows is not a multiple of {UNIT_B}")
+        if self.panels and self.turns:
+            raise PluginError(f"{self.name}: ping-pong consumers (_t) cannot have panels (_b)")
+        if self.panels and (self.swapped or self.tile_b % LEAST_COLUMNS):
+            raise PluginError(f"{self.name}: panels need rows of x as a, and a multiple of {LEAST_COLUMNS} rows of the weight")
+        if not 0 <= self.panels <= self.all_panels:
+            raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
+        if reason := unfit(self):
+            raise PluginError(f"{self.name}: {reason}")
+
+    @property
+    def name(self) -> str:
+        """Return the kernelName of tables."""
+        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + "_k" * self.stream
+        flags += f"_b{self.panels}" * (self.panels > 0)
+        tile = f"{self.tile_m}x{self.tile_n}"
+        return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
+
+    @property
+    def tile_a(self) -> int:
+        """Return the rows of a in a tile."""
+        return self.tile_n if self.swapped else self.tile_m
+
+    @property
+    def tile_b(self) -> int:
+        """Return the rows of b in a tile."""
+        return self.tile_m if self.swapped else self.tile_n
+
+    @property
+    def box_b(self) -> int:
+        """Return the rows of b that one CTA loads."""
+        return self.tile_b // self.cluster
+
+    @property
+    def sharing(self) -> int:
+        """Return the consumers that share a tile and release each of its stages."""
+        return 1 if self.turns else self.consumers
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a of one consumer."""
+        return self.tile_a // self.sharing
+
+    @property
+    def blocks(self) -> int:
+        """Return the wgmma instructions of a consumer for each step of 16 along K."""
+        return self.rows // SIDE
+
+    @property
+    def accumulators(self) -> int:
+        """Return the accumulators of a thread."""
+        return self.blocks * self.accumulators_per_block
+
+    @property
+    def accumulators_per_block(self) -> int:
+        """Return the accumulators of a thread for one wgmma: 64 rows over 128 threads."""
+        return self.tile_b // 2
+
+    @property
+    def portion(self) -> int:
+        """Return the rows of b of one wgmma."""
+        return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
+
+    @property
+    def portions(self) -> list[tuple[int, int]]:
+        """Return what a consumer multiplies before it promotes: block of 64 rows of a, first row of
+        b.
+        """
+        return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a CTA."""
+        return GROUP_THREADS * (1 + self.consumers)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand arrive
+        as zeros.
+        """
+        return (self.tile_a + self.tile_b) * STEP_BYTES
+
+    @property
+    def panel_columns(self) -> int:
+        """Return the columns of a panel: the largest of 64, 32 or 16 that divides a tile."""
+        return math.gcd(self.tile_b, PANEL_COLUMNS)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Return the bytes of a panel: 64 rows of 16-bit outputs, a multiple of 1024."""
+        return SIDE * self.panel_columns * 2
+
+    @property
+    def all_panels(self) -> int:
+        """Return the panels of a consumer's part of a tile."""
+        return self.blocks * self.tile_b // self.panel_columns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the shared memory of a CTA: stages and their barriers, panels, words, ping-pong
+        barriers.
+        """
+        behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
+        panels = self.consumers * self.panels * self.panel_bytes
+        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + panels + behind
+
+    @property
+    def entry_registers(self) -> int:
+        """Return the registers of a thread when the kernel starts."""
+        return FEW_REGISTERS if self.consumers == 1 and self.accumulators <= FEW_ACCUMULATORS else ENTRY_REGISTERS
+
+    @property
+    def producer_registers(self) -> int:
+        """Return the registers of a producer's thread."""
+        return REGISTERS[self.consumers][0]
+
+    @property
+    def consumer_registers(self) -> int:
+        """Return the registers of a consumer's thread."""
+        return REGISTERS[self.consumers][1]
+
+    @property
+    def resident(self) -> int:
+        """Return the CTAs that an SM holds at once."""
+        return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))
+
+
+def config_of(name: str) -> KernelConfig:
+    """Return the configuration of a name.
+
+    Raises:
+        PluginError: the name is not one of this revision.
+    """
+    if not (match := _NAME.fullmatch(name)):
+        raise PluginError(f"{name!r} is not a kernel of this plugin for sm_90")
+    *sizes, swapped, promoted, turns, stream, panels, revision = match.groups()
+    if int(revision) != REVISION:
+        raise PluginError(f"{name}: revision {revision} is not {REVISION}; tune again")
+    flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns), "stream": bool(stream)}
+    config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
+    if config.name != name:
+        raise PluginError(f"{name}: not canonical; expected {config.name}")
+    return config
+
+
+@attrs.frozen
+class Variant:
+    """Configuration with the dtypes of a shape; each variant is one text.
+
+    Attributes:
+        config: configuration of the kernel.
+        dtype: operand dtype, one of `ELEMENT_BYTES`.
+        outdtype: output dtype, ``fp32`` included.
+        bias: dtype of the bias; empty without one.
+        split: whether several CTAs share the K of a tile.
+        together: output elements that may be stored at once, 1, 2 or 8; they divide the size of a
+            row.
+        scale: kind of scales: ``none``, ``tensor``, ``row`` or ``block``.
+        columns: whether the weight is in columns of 128 bytes along K, one for each step.
+        transposed: whether the block scales of x are ordered by block of K, not by row.
+    """
+
+    config: KernelConfig
+    dtype: str = attrs.field(validator=attrs.validators.in_(ELEMENT_BYTES))
+    outdtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16", "fp32")))
+    bias: str = attrs.field(default="", validator=attrs.validators.in_(("", "bf16", "fp16", "fp32")))
+    split: bool = False
+    together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))
+    scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
+    columns: bool = False
+    transposed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.config.stream and not self.split:
+            raise PluginError(f"{self.config.name}: stream-K needs a variant that splits K")
+        if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):
+            raise PluginError(f"{self.config.name}: TMA stores 16-bit outputs; rows must be multiples of {LINE} elements")
+
+    @property
+    def step(self) -> int:
+        """Return the elements along K of a stage."""
+        return step_of(self.dtype)
+
+    @property
+    def accumulator_kind(self) -> str:
+        """Return the type of accumulator registers: int8 products have 32-bit integers."""
+        return "b32" if self.dtype == "int8" else "f32"
+
+
+def step_of(dtype: str) -> int:
+    """Return the elements along K of a stage."""
+    return STEP_BYTES // ELEMENT_BYTES[dtype]
+
+
+def unknown(name: str) -> str:
+    """Return why the name has no configuration, or an empty text."""
+    try:
+        config_of(name)
+    except PluginError as error:
+        return str(error)
+    return ""

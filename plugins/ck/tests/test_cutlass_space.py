@@ -1,0 +1,196 @@
+"""Check which instances CUTLASS lists for a shape, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm_ck.cutlass import FAMILY
+from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
+from tunedgemm_ck.cutlass.limits import OPS, unfit, unsupported
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.space import enumerate_instances, enumerate_neighbours, listed_instances
+
+HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
+
+
+def _shape(op: str, m: int, n: int, k: int, **fields: Any) -> Shape:
+    fields.setdefault("dtype", OPS[op][0][0])
+    fields.setdefault("scale", OPS[op][1][0])
+    fields.setdefault("outdtype", "bf16")
+    fields.setdefault("extra", {"B": 3} if op.startswith("batched_") else {})
+    return Shape(op, m, n, k, **fields)
+
+
+SHAPES = st.builds(
+    lambda op, m, n, k: _shape(op, m, 16 * n, 16 * k),
+    st.sampled_from(sorted(OPS)),
+    st.integers(1, 5000),
+    st.integers(1, 600),
+    st.integers(1, 1200),
+)
+
+
+def test_an_op_has_24_instances_at_most() -> None:
+    """All shapes of an op together need at most 24 instances."""
+    for dtype in ["bf16", "fp16", "int8", "fp8_e4m3fn"]:
+        for op in sorted(OPS):
+            if dtype not in OPS[op][0]:
+                with_other = unsupported(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
+                assert "must be" in with_other
+                return
+            listed = set()
+            for m, n, k in itertools.product((1, 16, 64, 200, 1024, 8192), (256, 1280, 8192), (512, 4096, 18432)):
+                listed |= {instance for instance, _ in enumerate_instances(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
+            assert 16 <= len(listed) <= 24
+
+
+@given(SHAPES, st.sampled_from((HOPPER, AMPERE)), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Device, full: bool) -> None:
+    """Listed instances are unique, fit, and have rising costs; a supported shape has some."""
+    listed = list(enumerate_instances(shape, device, full))
+    assert len(set(listed)) == len(listed)
+    assert not [chosen for chosen in listed if unfit(*chosen, shape, device)]
+    costs = [cost_of(*chosen, shape, device) for chosen in listed]
+    assert costs == sorted(costs)
+    assert bool(listed) == (unsupported(shape, device) == "")
+
+
+def test_few_rows_get_swapped_operands_first() -> None:
+    """Few rows get swapped operands first: a tile of 128 rows would be mostly empty."""
+    for op in sorted(OPS):
+        first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
+        assert first.swap
+        assert first.tile_n == 16
+
+
+def test_many_rows_get_large_tiles_first() -> None:
+    """Many rows get tiles of at least 128 x 128 first, which the tensor cores bound."""
+    for op in sorted(OPS):
+        first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
+        assert first.tile_m * first.tile_n >= 128 * 128
+        assert split == 0
+
+
+def test_idle_multiprocessors_bring_splits() -> None:
+    """Splits of K are listed only where a grid leaves multiprocessors idle."""
+    short = list(enumerate_instances(_shape("a16w16", 64, 1280, 16384), HOPPER, False))
+    assert {split for _, split in short} > {0}
+    assert all(tiles_of(instance, _shape("a16w16", 64, 1280, 16384)) * max(split, 1) <= HOPPER.cu_num for instance, split in short if split)
+    assert {split for _, split in enumerate_instances(_shape("a16w16", 8192, 8192, 8192), HOPPER, False)} == {0}
+
+
+def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
+    """One tile beyond a full wave costs a second wave."""
+    instance = CutlassInstance(128, 128, 64)
+    full, beyond = _shape("a16w16", 128 * 12, 128 * 11, 8192), _shape("a16w16", 128 * 12 + 1, 128 * 11, 8192)
+    assert tiles_of(instance, full) == HOPPER.cu_num
+    assert cost_of(instance, 0, beyond, HOPPER) > 1.7 * cost_of(instance, 0, full, HOPPER)
+
+
+@given(SHAPES)
+@settings(max_examples=30, deadline=None)
+def test_neighbours_fit_and_are_others(shape: Shape) -> None:
+    """Neighbours fit, are unique, and differ from the solution."""
+    for chosen in list(enumerate_instances(shape, HOPPER, False))[:3]:
+        found = list(enumerate_neighbours(*chosen, shape, HOPPER))
+        assert len(set(found)) == len(found)
+        assert chosen not in found
+        assert not [each for each in found if unfit(*each, shape, HOPPER)]
+
+
+def test_neighbours_change_each_parameter() -> None:
+    """From the middle of all ladders, neighbours step along each of them."""
+    shape = _shape("a16w16", 2048, 2048, 8192)
+    instance = CutlassInstance(128, 128, 64, (2, 1), "cooperative", "streamk")
+    found = list(enumerate_neighbours(instance, 2, shape, HOPPER))
+    for field in ("tile_m", "tile_n", "tile_k", "cluster", "schedule", "scheduler", "swap"):
+        assert any(getattr(each, field) != getattr(instance, field) for each, _ in found), field
+    assert {split for each, split in found if each == instance} == {0, 3}
+
+
+def test_refusals_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
+    cases = [
+        (_shape("a16w16", 0, 256, 256), "sm_90", "an empty batch"),
+        (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (got K=100)"),
+        (_shape("a8w8", 16, 256, 72), "sm_90", "K of 16 (got K=72)"),
+        (_shape("a16w16", 16, 130, 64), "sm_90", "N of 8 (got N=130)"),
+        (_shape("a16w16", 16, 130, 64, outdtype="fp32"), "sm_90", "N of 4 (got N=130)"),
+        (_shape("a16w16", 16, 256, 64, dtype="fp32"), "sm_90", "must be bf16 or fp16 (got fp32)"),
+        (_shape("a16w16", 16, 256, 64, scale="tensor"), "sm_90", "scales of a16w16 must be none"),
+        (_shape("a16w16", 16, 256, 64, layout="aiter16x16"), "sm_90", "(got layout aiter16x16)"),
+        (_shape("a16w16", 16, 256, 64, outdtype="fp64"), "sm_90", "the output must be"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fnuz"), "sm_90", "must be int8 or fp8_e4m3fn"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a16w16", 16, 256, 64), "sm_100", "(got sm_100)"),
+        (_shape("a16w16", 16, 256, 64), "gfx942", "(got gfx942)"),
+        (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not supported"),
+        (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
+        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
+    ]
+    for shape, gfx, reason in cases:
+        assert reason in unsupported(shape, Device(gfx, 100))
+        assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
+
+
+def test_unfit_instances_have_reasons() -> None:
+    """An instance that does not fit a supported shape has a reason."""
+    cases = [
+        (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 for bf16"),
+        (CutlassInstance(128, 128, 64), 2, "splitK needs scheduler streamk"),
+        (CutlassInstance(128, 128, 64, scheduler="streamk"), 33, "splitK must be in 0..32"),
+        (CutlassInstance(128, 128, 64, scheduler="streamk"), 32, "fewer than 4 steps"),
+        (CutlassInstance(128, 256, 128), 0, "of shared memory"),
+        (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not supported on sm_90"),
+    ]
+    for instance, split, reason in cases:
+        shape = _shape("a16w16", 256, 256, 4096)
+        assert unsupported(shape, HOPPER) == ""
+        assert reason in unfit(instance, split, shape, HOPPER)
+
+
+def test_a_grid_has_its_limits() -> None:
+    """The grid's second axis limits blocks of one tile each, but not persistent blocks."""
+    shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
+    assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
+    assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) == ""
+
+
+def test_fp8_has_half_the_accumulators() -> None:
+    """fp8 tiles have half the accumulators of int8 tiles."""
+    wide = CutlassInstance(128, 256, 128)
+    assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
+    assert "exceed 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
+    assert max(each.accumulators for each in listed_instances("sm_90", "fp8_e4m3fn", False, True)) == 64
+
+
+def test_fast_sums_are_for_fp8_and_bf16() -> None:
+    """Fast sums have all accumulators, and need fp8 with a bf16 output and no block scales."""
+    fast, product = CutlassInstance(128, 256, 128, fast=True), _shape("a8w8", 4096, 4096, 4096, dtype="fp8_e4m3fn")
+    assert unfit(fast, 0, product, HOPPER) == ""
+    assert {each.fast for each, _ in enumerate_instances(product, HOPPER, False)} == {False, True}
+    assert len(listed_instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
+    exact = [attrs.evolve(product, outdtype="fp32"), attrs.evolve(product, dtype="int8"), _shape("a8w8_blockscale", 4096, 4096, 4096)]
+    for shape in exact:
+        assert "fast sums need fp8" in unfit(fast, 0, shape, HOPPER)
+        assert not any(each.fast for each, _ in enumerate_instances(shape, HOPPER, True))
+    with pytest.raises(PluginError, match="does not support clusters, swapped operands or fast sums"):
+        parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
+
+
+def test_block_scales_need_their_tiles() -> None:
+    """Block scales need one block of the weight's rows per tile, and no plain schedule."""
+    shape = _shape("a8w8_blockscale", 256, 4096, 4096)
+    assert "128 rows of the weight" in unfit(CutlassInstance(128, 64, 128), 0, shape, HOPPER)
+    assert "128 rows of the weight" in unfit(CutlassInstance(64, 128, 128, schedule="pingpong", swap=True), 0, shape, HOPPER)
+    assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
+    assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
+    assert all(instance.tile_k == 128 for instance in listed_instances("sm_90", "fp8_e4m3fn", True, False))

@@ -1,0 +1,1 @@
+"""fmoe by CUTLASS's grouped kernels: a solution is two instances, one per stage."""

@@ -1,0 +1,155 @@
+"""CutlassInstance: the template parameters of one kernel, and its name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+#: Raised whenever the code of the sources or the meaning of a name changes.
+REVISION = 1
+
+#: Schedule of the main loop -> its tile schedulers. ``multistage`` is for sm_80, the others are for
+#: sm_90. CUTLASS's ping-pong kernel has no stream-K, and its plain kernel has one block per tile.
+SCHEDULES = {
+    "cooperative": ("persistent", "streamk"),
+    "pingpong": ("persistent",),
+    "plain": ("single",),
+    "multistage": ("single",),
+}
+SCHEDULERS = ("persistent", "streamk", "single")
+#: Ladders of the parameters, along which `enumerate_neighbours` steps.
+TILES_M = (64, 128, 256)
+TILES_N = (16, 32, 64, 80, 96, 128, 160, 192, 224, 256)
+TILES_K = (32, 64, 128, 256)
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+#: Warps of a block of sm_80 along M and along N; (0, 0) on sm_90, where the schedule implies them.
+WARPS = ((0, 0), (2, 2), (2, 4), (4, 2))
+#: Stages of the ring in shared memory on sm_80; 0 for as many as fit.
+STAGES = (0, 3, 4, 5)
+
+#: Maximum 32-bit accumulators per thread: twice as many would exceed its 255 registers.
+MAX_ACCUMULATORS = 128
+
+
+def _among(*values: Any, default: Any = attrs.NOTHING) -> Any:
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value not in values:
+            raise PluginError(f"cutlass: {attribute.name} must be one of {', '.join(map(_text, values))} (got {_text(value)})")
+
+    return attrs.field(default=default, validator=check)
+
+
+def _text(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@attrs.frozen(cache_hash=True)
+class CutlassInstance:
+    """Template parameters of one CUTLASS kernel.
+
+    Attributes:
+        tile_m, tile_n, tile_k: elements of a block's tile, of the product as CUTLASS sees it.
+        cluster: blocks of a cluster along M and N, which share what they load.
+        schedule: how warps share the work; see `SCHEDULES`.
+        scheduler: how blocks get tiles. ``persistent`` blocks take several in turn, ``streamk``
+            splits K
+            too, ``single`` has one block per tile.
+        swap: whether the product is out^T = weight x^T. M is then along the tile's N, which may be
+            as
+            small as 16.
+        warps: warps along M and N, on sm_80 only.
+        stages: stages of the ring in shared memory, on sm_80 only.
+        fast: whether sums of fp8 stay in the tensor core, which keeps fewer bits than float32; on
+            sm_90
+            only.
+        revision: that of the sources.
+    """
+
+    tile_m: int = _among(*TILES_M)
+    tile_n: int = _among(*TILES_N)
+    tile_k: int = _among(*TILES_K)
+    cluster: tuple[int, int] = _among(*CLUSTERS, default=(1, 1))
+    schedule: str = _among(*SCHEDULES, default="cooperative")
+    scheduler: str = _among(*SCHEDULERS, default="persistent")
+    swap: bool = _among(False, True, default=False)
+    warps: tuple[int, int] = _among(*WARPS, default=(0, 0))
+    stages: int = _among(*STAGES, default=0)
+    fast: bool = _among(False, True, default=False)
+    revision: int = REVISION
+
+    def __attrs_post_init__(self) -> None:
+        if self.scheduler not in SCHEDULES[self.schedule]:
+            allowed = " or ".join(SCHEDULES[self.schedule])
+            raise PluginError(f"cutlass: schedule {self.schedule} needs scheduler {allowed} (got {self.scheduler})")
+        if self.revision != REVISION:
+            raise PluginError(f"cutlass: revision must be {REVISION} (got {self.revision}); tune again")
+        if self.schedule == "cooperative" and self.tile_m < 128:
+            raise PluginError(f"cutlass: schedule cooperative needs tile_m of 128 or more (got {self.tile_m})")
+        if self.accumulators > MAX_ACCUMULATORS:
+            raise PluginError(f"cutlass: {self.accumulators} accumulators per thread exceed {MAX_ACCUMULATORS}")
+        if (self.schedule == "multistage") != (self.warps != (0, 0)) or (self.schedule == "multistage") != (self.stages > 0):
+            raise PluginError("cutlass: schedule multistage needs warps and stages, others have none")
+        if self.schedule == "multistage":
+            self._check_warps()
+
+    def _check_warps(self) -> None:
+        sides = (self.tile_m // self.warps[0], self.tile_n // self.warps[1])
+        if self.cluster != (1, 1) or self.swap or self.fast:
+            raise PluginError("cutlass: multistage does not support clusters, swapped operands or fast sums")
+        if not all(32 <= side <= 64 for side in sides):
+            raise PluginError(f"cutlass: a warp of multistage must have 32 to 64 rows and columns (got {_text(sides)})")
+
+    @property
+    def threads(self) -> int:
+        """Return the threads that multiply one tile."""
+        return 32 * self.warps[0] * self.warps[1] or (256 if self.schedule == "cooperative" else 128)
+
+    @property
+    def accumulators(self) -> int:
+        """Return the 32-bit accumulators per thread."""
+        return self.tile_m * self.tile_n // self.threads
+
+    @property
+    def name(self) -> str:
+        """Return ``kernelName``: ``128x128x64_2x1_pingpong_persistent_r1``.
+
+        ``_w2x2_s4`` (warps, stages), ``_fast`` and ``_swap`` precede the revision.
+        """
+        warps = f"_w{_text(self.warps)}_s{self.stages}" if self.schedule == "multistage" else ""
+        tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}"
+        ways = f"{warps}{'_fast' * self.fast}{'_swap' * self.swap}"
+        return f"{tile}_{_text(self.cluster)}_{self.schedule}_{self.scheduler}{ways}_r{self.revision}"
+
+
+EXAMPLE = "128x256x64_2x1_cooperative_streamk_r1"
+_NAME = re.compile(
+    r"(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)_(?P<cluster>\d+x\d+)_(?P<schedule>[a-z]+)_(?P<scheduler>[a-z]+)"
+    r"(_w(?P<warps>\d+x\d+)_s(?P<stages>\d+))?(?P<fast>_fast)?(?P<swap>_swap)?_r(?P<revision>\d+)",
+    re.ASCII,
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(name: str, op: str) -> CutlassInstance:
+    """Return the instance of a name; `CutlassInstance.name` is the inverse, for every op.
+
+    Raises:
+        PluginError: this version has no instance of that name; the message names the unknown part.
+    """
+    match = _NAME.fullmatch(name)
+    if not match:
+        raise PluginError(f"cutlass has no kernel {name!r} for {op}; names look like {EXAMPLE}")
+    fields: dict[str, Any] = {key: int(match[key] or 0) for key in ("tile_m", "tile_n", "tile_k", "stages", "revision")}
+    pairs = {key: tuple(map(int, (match[key] or "0x0").split("x"))) for key in ("cluster", "warps")}
+    try:
+        switches = {"swap": bool(match["swap"]), "fast": bool(match["fast"])}
+        instance = CutlassInstance(**fields, **pairs, **switches, schedule=match["schedule"], scheduler=match["scheduler"])
+    except PluginError as error:
+        raise PluginError(f"cutlass has no kernel {name!r} for {op}: {error}") from None
+    if instance.name != name:
+        raise PluginError(f"cutlass has no kernel {name!r} for {op}; expected {instance.name}")
+    return instance

@@ -1,0 +1,35 @@
+"""Resources: registers and shared memory of CUTLASS's kernels."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import dtype_bits
+
+from tunedgemm_ck.cutlass.names import MAX_ACCUMULATORS, CutlassInstance
+
+#: Bytes of shared memory that a block may use: CUDA programming guide, technical specifications,
+#: "opt-in".
+SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
+
+
+def width_of(dtype: str) -> int:
+    """Return the bytes of an element."""
+    return dtype_bits(dtype) // 8
+
+
+def accumulators_of(dtype: str, fast: bool = False) -> int:
+    """Return the maximum of accumulators per thread.
+
+    fp8 keeps each twice, in the tensor core and in float32, unless it is *fast*; more would spill.
+    """
+    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") and not fast else MAX_ACCUMULATORS
+
+
+def unfit_shared_memory(instance: CutlassInstance, shape: Shape, gfx: str) -> str:
+    slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
+    slots = instance.stages or 3
+    # On sm_90 the epilogue has up to two additional buffers of 32 columns.
+    epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
+    if slots * slot + epilogue > SHARED[gfx]:
+        return f"{slots} stages of {slot} bytes and {epilogue} of the epilogue exceed the {SHARED[gfx]} bytes of shared memory of {gfx}"
+    return ""

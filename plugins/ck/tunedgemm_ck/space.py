@@ -1,0 +1,78 @@
+"""Space: which solutions exist for a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tunedgemm.plugin import Device, Option, PluginError, Shape, Solution, UserError
+
+from tunedgemm_ck.build import Target, is_built, targets_of
+from tunedgemm_ck.family import Family
+from tunedgemm_ck.names import resolve, solution_of
+from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.toolchain import Finder
+
+SPACE = Option(
+    "--ck-space",
+    "TUNEDGEMM_CK_SPACE",
+    "list the instances that serve most shapes, or all, which takes hours to compile",
+    ("default", "full"),
+)
+
+
+def full_space() -> bool:
+    """Return whether the full space is requested.
+
+    Raises:
+        UserError: the variable has another value than the option's choices.
+    """
+    value = SPACE.value().lower()
+    if value not in SPACE.choices:
+        raise UserError(f"{SPACE.variable} must be {' or '.join(SPACE.choices)} (got {value!r})")
+    return value == "full"
+
+
+def enumerate_solutions(family: Family, shape: Shape, device: Device) -> Iterable[Solution]:
+    """Yield the instances worth timing for the shape, best guesses first."""
+    for candidate in family.enumerate_instances(shape, device, full_space()):
+        yield solution_of(family, candidate)
+
+
+def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
+    """Yield the solution's neighbours.
+
+    Only the full space has them, since each is a compilation of a minute.
+    """
+    if not full_space():
+        return
+    for candidate in family.enumerate_neighbours(*resolve(family, solution, shape, device), shape, device):
+        yield solution_of(family, candidate)
+
+
+def enumerate_available(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
+    """Return the listed solutions whose objects can be had.
+
+    Without a toolchain only stored objects can: each of the others would be an error in the tuner.
+    """
+    problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
+    try:
+        finder(problem)
+    except PluginError:
+        built: dict[object, bool] = {}  # stages are listed in several pairs
+        return (
+            solution
+            for solution in listed
+            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), built)
+        )
+    return listed
+
+
+def _all_built(targets: Iterable[Target], built: dict[object, bool]) -> bool:
+    """Return whether all targets have been built; *built* caches the answers."""
+    for target in targets:
+        key = target.instance, target.problem
+        if key not in built:
+            built[key] = is_built(target)
+        if not built[key]:
+            return False
+    return True

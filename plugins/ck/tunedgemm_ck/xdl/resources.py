@@ -1,0 +1,17 @@
+"""Resources: LDS of Composable Kernel's kernels, and of an architecture."""
+
+from __future__ import annotations
+
+from tunedgemm_ck.xdl.names import FORMS, XdlInstance
+
+#: Bytes of LDS that a block may use (AMD's ISA guides of CDNA 2, 3 and 4).
+LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
+
+
+def lds(instance: XdlInstance) -> int:
+    """Return the bytes of LDS of the tiles.
+
+    A shuffled weight goes to registers directly; pipeline v4 has two tiles of each operand.
+    """
+    rows = instance.m if "preshuffle" in instance.op or instance.op == "a4w4_blockscale" else instance.m + instance.n
+    return rows * instance.k * FORMS[instance.op].bits // 8 * (2 if instance.pipeline == 4 else 1)

@@ -1,0 +1,240 @@
+"""Compiling without a GPU, in child processes: the right matrix instructions, shared memory within
+limits, no spills.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm_triton.families import family_of, supports
+from tunedgemm_triton.limits import ARCHITECTURES
+from tunedgemm_triton.names import parse_name
+from tunedgemm_triton.resources import shared_bytes
+
+pytest.importorskip("triton")
+
+UNITS = {"gfx942": 304, "gfx950": 256, "gfx1201": 64, "sm_90": 132, "sm_80": 108, "sm_86": 84, "gfx90a": 104, "gfx1100": 96}
+#: Architectures whose whole space is compiled.
+MAIN = ("gfx942", "gfx950", "gfx1201", "sm_90")
+
+SHAPE = Shape("a16w16", 1024, 4096, 4096)
+
+#: (architecture, dtype) -> instruction (AMD's ISA guides; PTX ISA, warpgroup-level matrix
+#: instructions). On sm_90 a tile of few rows that is not transposed has no wgmma and multiplies fp8
+#: as fp16. mxfp4 is multiplied as bf16 except on gfx950.
+INSTRUCTIONS = {
+    ("gfx942", "fp8_e4m3fnuz"): r"v_mfma_f32_\w+_fp8_fp8", ("gfx942", "int8"): r"v_mfma_i32_\w+i8",
+    ("gfx942", "fp4x2"): "v_mfma_f32.*_bf16",
+    ("gfx950", "fp8_e4m3fn"): r"v_mfma_f32_\w+(f8f6f4|fp8_fp8)", ("gfx950", "int8"): r"v_mfma_i32_\w+i8",
+    ("gfx950", "fp4x2"): "v_mfma_scale_f32_",
+    ("gfx1201", "fp8_e4m3fn"): r"v_wmma_f32_\w+_fp8_fp8", ("gfx1201", "int8"): r"v_wmma_i32_\w+iu8", ("gfx1201", "fp4x2"): "v_wmma.*_bf16",
+    ("sm_90", "fp8_e4m3fn"): r"wgmma.*e4m3\.e4m3|mma\.sync.*f32\.f16\.f16", ("sm_90", "int8"): r"wgmma.*s8\.s8|mma\.sync.*s8\.s8",
+    ("sm_90", "fp4x2"): r"\.bf16\.bf16",
+}  # fmt: skip
+#: Matrix instruction -> instruction of 16-bit operands.
+SIXTEEN_BITS = {"mfma": "v_mfma_f32_", "wmma": "v_wmma_f32_", "mma": r"mma\.sync", "wgmma": "mma"}
+#: Functions without a product.
+HELPERS = ("gemv.", "moe_sort.", "moe_quantise.")
+
+Compile = Callable[[Iterable[dict[str, Any]]], list[tuple[dict[str, Any], dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Return a function that compiles cases in a child; all tests share the artifact cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEDGEMM_CACHE", str(tmp_path_factory.mktemp("compiled")))
+
+        def compile_all(cases: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+            cases = list(cases)
+            command = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).with_name("compile_cases.py"))]
+            child = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=3600)
+            assert child.returncode == 0, child.stderr[-3000:]
+            results = zip(cases, json.loads(child.stdout), strict=True)
+            return [(case, code) for case, codes in results for code in codes]
+
+        yield compile_all
+
+
+def _case(gfx: str, name: str, shape: Shape = SHAPE, split_k: int = 1) -> dict[str, Any]:
+    return {"gfx": gfx, "kernel": name, "split_k": split_k, "shape": shape.to_dict()}
+
+
+def _listed(gfx: str, shape: Shape, places: slice) -> list[dict[str, Any]]:
+    """Return cases of some of a shape's solutions."""
+    solutions = list(family_of(shape.op).enumerate_solutions(shape, Device(gfx, UNITS[gfx])))
+    assert bool(solutions) is bool(supports(shape, Device(gfx, UNITS[gfx]))), f"{shape} on {gfx}"
+    return [_case(gfx, solution.kernel_name, shape, max(solution.split_k, 1)) for solution in solutions[places]]
+
+
+def _faults(results: list[tuple[dict[str, Any], dict[str, Any]]], spills: bool = False) -> list[str]:
+    """Return a line for each program that fails, exceeds the shared memory, has a wrong instruction
+    or spills.
+    """
+    faults = []
+    for case, code in results:
+        gfx, shape = case["gfx"], Shape.from_dict(case["shape"])
+        if "failed" in code or code["shared"] > ARCHITECTURES[gfx].shared_bytes or (code["spills"] and not spills):
+            faults.append(f"{case}: {code}")
+            continue
+        dtype = str(shape["q_dtype_w"]) if shape.op == "fmoe" else shape.dtype
+        wanted = INSTRUCTIONS.get((gfx, dtype), SIXTEEN_BITS[ARCHITECTURES[gfx].matrix])
+        is_helper = code["function"].startswith(HELPERS)
+        if bool(code["matrix"]) is is_helper or not (is_helper or any(re.search(wanted, text) for text in code["matrix"])):
+            faults.append(f"{case}: {code}")
+    return faults
+
+
+def _moe(m: int, dtype: str, kind: str, **extra: Any) -> Shape:
+    fields = {"expert": 32, "topk": 4, "act": "silu", "g1u1": True, "doweight_stage1": False}
+    fields |= {"q_dtype_a": dtype, "q_dtype_w": dtype, "q_type": kind, **extra}
+    return Shape("fmoe", m, 2048, 768, layout="aiter16x16", extra=fields)
+
+
+def _mx(m: int) -> Shape:
+    return Shape("a4w4_blockscale", m, 4096, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+
+
+def _every_op(gfx: str, m: int) -> list[Shape]:
+    """Return shapes of every op, with every kind of operands and scales, in the architecture's kind
+    of fp8.
+    """
+    fp8 = {"dtype": ARCHITECTURES[gfx].fp8, "outdtype": "bf16"}
+    int8, row, batch = {"dtype": "int8", "outdtype": "bf16"}, {"scale": "row"}, {"extra": {"B": 16}}
+    shuffled = {"layout": "aiter16x16"}
+    return [
+        Shape("a16w16", m, 7168, 8192),
+        Shape("a8w8", m, 7168, 8192, epilogue="bias", **row, **fp8),
+        Shape("a8w8", m, 7168, 8192, scale="tensor", **int8),
+        Shape("a8w8_bpreshuffle", m, 7168, 8192, **row, **fp8, **shuffled),
+        Shape("a8w8_bpreshuffle", m, 7168, 8192, **row, **int8, layout="aiter32x16"),
+        Shape("a8w8_blockscale", m, 2112, 7168, scale="block", **fp8),
+        Shape("a8w8_blockscale_bpreshuffle", m, 7168, 18432, scale="block", **fp8, **shuffled),
+        Shape("a16w16", m, 7168, 8192, **shuffled),
+        Shape("batched_bf16", m, 1280, 8192, **batch),
+        Shape("batched_a8w8", m, 1280, 8192, **row, **int8, **batch),
+        Shape("a8w8_blockscale", m, 130, 99, scale="block", **fp8),
+        _moe(m // 4, "bf16", "No"),
+        _moe(m // 4, "int8", "per_Token", act="gelu"),
+        _moe(m // 4, fp8["dtype"], "per_1x128"),
+        _moe(m // 4, "fp4x2", "per_1x32", act="swiglu"),
+        _moe(max(m // 16, 1), fp8["dtype"], "per_Tensor", doweight_stage1=True),
+        _moe(m // 4, fp8["dtype"], "per_Token", g1u1=False),
+        _mx(m),
+        *([Shape("a16w4_blockscale", m, 4096, 4096, scale="block")] if ARCHITECTURES[gfx].matrix != "wmma" else []),
+    ]
+
+
+#: First guesses that between them have every family, architecture and kind of operands.
+FIRST: dict[str, list[Shape]] = {
+    "gfx942": [Shape("a16w16", 1, 7168, 8192), Shape("a8w8", 1024, 1280, 8192, "int8", "bf16", scale="row"), _mx(16)],
+    "gfx950": [Shape("a16w16", 1024, 7168, 8192), _moe(4, "fp8_e4m3fn", "per_1x128"), _mx(1024)],
+    "gfx1201": [Shape("batched_bf16", 16, 1280, 8192, extra={"B": 16}), _every_op("gfx1201", 16)[3]],
+    "sm_90": [Shape("a16w16", 16, 7168, 8192), _every_op("sm_90", 16)[6], _moe(256, "fp8_e4m3fn", "per_Tensor")],
+    "sm_80": [Shape("a16w16", 16, 7168, 8192, epilogue="bias")],
+    "sm_86": [Shape("a16w16", 1024, 7168, 8192, epilogue="bias")],
+    "gfx90a": [Shape("a16w16", 16, 7168, 8192, epilogue="bias")],
+    "gfx1100": [Shape("a16w16", 1024, 7168, 8192, epilogue="bias")],
+}
+
+
+@pytest.mark.parametrize("vendor", ["gfx", "sm_"])
+def test_first_guesses_compile_within_the_limits(compile_cases: Compile, vendor: str) -> None:
+    """They use the right instruction for their operands, fit the memory and do not spill."""
+    cases = [case for gfx, shapes in FIRST.items() if gfx.startswith(vendor) for shape in shapes for case in _listed(gfx, shape, slice(1))]
+    assert not _faults(compile_cases(cases))
+
+
+def test_int8_splits_compile(compile_cases: Compile) -> None:
+    """Partial sums of int8 are int32."""
+    shape = Shape("a8w8", 16, 7168, 8192, "int8", "bf16", scale="tensor")
+    assert not _faults(compile_cases([_case("gfx942", "gemm_r1_m16n64k128_g1_w4s2", shape, 4)]))
+
+
+def test_sums_of_fp8_leave_the_matrix_unit_where_the_output_shows_it(compile_cases: Compile) -> None:
+    """On Hopper an fp32 output of fp8 operands is summed in float32 outside the matrix unit; a bf16
+    output is not.
+    """
+    shapes = [Shape("a8w8", 64, 4096, 4096, "fp8_e4m3fn", outdtype, scale="row") for outdtype in ("bf16", "fp32")]
+    codes = [code for _, code in compile_cases([_case("sm_90", "gemm_r1_m64n128k128_g8_w4s3", shape) for shape in shapes])]
+    assert codes[0]["additions"] == 0
+    assert codes[1]["additions"] >= 64
+
+
+def test_large_tiles_on_hopper_use_warpgroup_instructions(compile_cases: Compile) -> None:
+    """A gemm tile with 64 rows, and a transposed one with few, multiply by wgmma."""
+    names = ["gemm_r1_m128n128k64_g8_w4s3", "gemm_r1_m16n64k128_g1_w4s3_t", "tma_r1_m128n256k64_g8_w8s3"]
+    results = compile_cases([_case("sm_90", name) for name in names])
+    assert all(any("wgmma.mma_async" in text for text in code["matrix"]) for _, code in results), results
+    assert "cp.async.bulk.tensor" in results[-1][1]["matrix"]
+
+
+def test_streamk_is_one_pipelined_loop_on_hopper(compile_cases: Compile) -> None:
+    """Whole tiles and shares take turns in one loop with overlapping products, within the estimated
+    shared memory.
+    """
+    [(case, code)] = compile_cases([_case("sm_90", "streamk_r1_m128n256k64_g8_w8s4")])
+    assert not _faults([(case, code)])
+    assert (code["products"], code["overlapped"]) == (1, True)
+    assert code["shared"] <= shared_bytes(parse_name(case["kernel"]), SHAPE, "sm_90")
+
+
+def test_specialised_warps_move_registers_and_only_their_own_rows(compile_cases: Compile) -> None:
+    """The PTX has setmaxnreg, since Triton drops the request silently, and the second consumer's
+    rows move once.
+    """
+    blocks = Shape("a8w8_blockscale", 4096, 2112, 7168, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
+    cases = [_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m128n128k128_g8_w4s4_ws", blocks)]
+    for _, code in compile_cases(cases):
+        assert "setmaxnreg" in code["matrix"]
+        assert code["moved_by_consumers"] == 0
+
+
+def test_unknown_compiler_options_are_refused() -> None:
+    """Triton ignores unknown options, so a misspelt one must not reach it."""
+    from tunedgemm_triton.build import checked_options, target_of
+
+    assert checked_options({"num_warps": 4, "num_stages": 3}, target_of("sm_90")) == {"num_warps": 4, "num_stages": 3}
+    with pytest.raises(PluginError, match="waves_per_eu"):
+        checked_options({"waves_per_eu": 2}, target_of("sm_90"))
+    assert checked_options({"waves_per_eu": 2}, target_of("gfx942"))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("gfx", MAIN)
+def test_first_guesses_of_every_op_compile_within_the_limits(compile_cases: Compile, gfx: str) -> None:
+    """Of each op and class of rows the first guess uses the right instruction, fits the memory and
+    does not spill.
+    """
+    dense = [Shape("a16w16", m, 7168, 8192) for m in (1, 4, 16, 64, 1024)]
+    cases = [case for shape in dense for case in (*_listed(gfx, shape, slice(3)), *_listed(gfx, shape, slice(-2, None)))]
+    cases += [case for m in (16, 1024) for shape in _every_op(gfx, m) for case in _listed(gfx, shape, slice(1))]
+    assert not _faults(compile_cases(cases))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("gfx", MAIN)
+def test_a_sample_of_every_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
+    """Every 20th solution of each op and class of M compiles to the right instruction and fits the
+    shared memory.
+    """
+    cases = [case for m in (4, 64, 1024) for shape in _every_op(gfx, m) for case in _listed(gfx, shape, slice(None, None, 20))]
+    assert not _faults(compile_cases(cases), spills=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("gfx", MAIN)
+def test_the_whole_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
+    """Every solution of plain a16w16 for a vector or two, few rows and many compiles and fits the
+    shared memory.
+    """
+    cases = [case for m in (2, 16, 1024) for case in _listed(gfx, Shape("a16w16", m, 7168, 8192), slice(None))]
+    assert not _faults(compile_cases(cases), spills=True)

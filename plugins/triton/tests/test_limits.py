@@ -1,0 +1,48 @@
+"""Limits: which shapes no kernel takes, and why."""
+
+from __future__ import annotations
+
+import attrs
+from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import ops
+from tunedgemm_triton.families import family_of, supports
+
+MOE = ops()["fmoe"].examples
+
+CASES = [
+    (Shape("a16w16", 1, 16, 16), "cpu-avx2", "CPU"),
+    (Shape("a16w16", 1, 16, 16), "gfx906", "known"),
+    (Shape("a16w16", 0, 16, 16), "sm_90", "empty"),
+    (Shape("a16w16", 1, 16, 16, dtype="fp32"), "sm_90", "fp32"),
+    (Shape("a16w16", 1, 16, 16, outdtype="fp8"), "sm_90", "output"),
+    (Shape("a16w16", 1, 16, 16, scale="tensor"), "sm_90", "scale"),
+    (Shape("a8w8", 1, 16, 32, "fp8_e4m3fnuz", "bf16", scale="row"), "sm_90", "fp8_e4m3fn,"),
+    (Shape("a8w8", 1, 16, 32, "fp8_e4m3fn", "bf16", scale="row"), "gfx90a", "no fp8"),
+    (Shape("a8w8", 1, 16, 1 << 17, "int8", "bf16", scale="row"), "sm_90", "K=131071"),
+    (Shape("a8w8_blockscale", 1, 16, 32, "int8", "bf16", scale="block"), "sm_90", "int8"),
+    (Shape("batched_bf16", 1, 16, 16, extra={"B": 1 << 16}), "sm_90", "65535"),
+    (Shape("a8w8", 1, 16, 32, dtype="int8", scale="row", layout="aiter16x16"), "gfx942", "layout"),
+    (MOE[0], "cpu-avx2", "CPU"),
+    (MOE[0], "gfx906", "known"),
+    (MOE[-1], "sm_90", "empty"),
+    (MOE[10], "sm_90", "fp8_e4m3fnuz"),
+    (MOE[6], "sm_80", "fp8"),
+    (ops()["a16w4_blockscale"].examples[2], "sm_90", "range"),
+    (attrs.evolve(ops()["a4w4_blockscale"].examples[0], layout="aiter32x16"), "sm_90", "layout"),
+]
+
+
+def test_an_unsupported_shape_has_a_reason_and_no_solutions() -> None:
+    """`supports` names the limit, and nothing is enumerated."""
+    faults = []
+    for shape, gfx, reason in CASES:
+        device = Device(gfx, 100)
+        answer, listed = supports(shape, device), list(family_of(shape.op).enumerate_solutions(shape, device))
+        if not isinstance(answer, Unsupported) or reason not in answer.reason or listed:
+            faults.append((str(shape), gfx, str(answer)))
+    assert not faults
+
+
+def test_the_largest_int8_product_is_supported() -> None:
+    """Sums of K=131071 products of int8 fit int32."""
+    assert supports(Shape("a8w8", 1, 16, (1 << 17) - 1, "int8", "bf16", scale="row"), Device("sm_90", 132)) is True

@@ -1,0 +1,132 @@
+"""Build: compile one Triton program for one class of shapes, into the artifact cache, without a
+device.
+
+A program does not depend on M, nor on the sizes themselves: it depends on what they divide by.
+One compile therefore serves many shapes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm.tools import cache_folder
+
+from tunedgemm_triton.limits import ARCHITECTURES
+
+#: Triton's names of our dtypes.
+TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3fn": "fp8e4nv", "fp8_e4m3fnuz": "fp8e4b8"}
+
+Constant = int | float | bool | str
+
+_lock = threading.Lock()
+
+
+@attrs.frozen(cache_hash=True)
+class Program:
+    """All that a compile depends on, except the architecture.
+
+    Attributes:
+        function: ``file.function`` in `kernels`.
+        types: (name, Triton type) of each parameter that is not constant.
+        constants: (name, value) of each constexpr parameter.
+        multiples: (name, power of two) that divides the integer, which allows wider loads.
+        options: (name, value) of the compiler's options.
+        name: shown in errors; not part of the identity.
+    """
+
+    function: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    multiples: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, int], ...] = ()
+    name: str = attrs.field(default="", eq=False)
+
+    @property
+    def source(self) -> Any:
+        """Return the Triton function."""
+        module, _, name = self.function.partition(".")
+        return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{module}"), name)
+
+    def compile(self, gfx: str) -> Any:
+        """Return Triton's CompiledKernel, from the cache where present.
+
+        Raises:
+            LaunchError: the program does not compile; the message ends with the compiler's.
+            PluginError: the compiler does not know an option.
+        """
+        import triton
+        from triton.compiler import ASTSource
+
+        function, types, values, multiples = self.source, dict(self.types), dict(self.constants), dict(self.multiples)
+        signature = {name: "constexpr" if name in values else types[name] for name in function.arg_names}
+        # Triton counts on tensors being aligned to 16 bytes.
+        divisors = [16 if kind.startswith("*") else multiples.get(name, 1) for name, kind in signature.items()]
+        attributes = {(index,): [["tt.divisibility", divisor]] for index, divisor in enumerate(divisors) if divisor > 1}
+        target = target_of(gfx)
+        options = checked_options(dict(self.options), target)
+        try:
+            with triton_cache():
+                return triton.compile(ASTSource(function, signature, values, attributes), target=target, options=options)
+        except Exception as error:  # the compiler's passes raise plain RuntimeErrors in addition to its own types
+            raise LaunchError(f"triton {self.name} for {gfx}: compile failed: {type(error).__name__}: {error}") from error
+
+
+def checked_options(options: dict[str, int], target: Any) -> dict[str, int]:
+    """Return the options after checking their names, since Triton ignores unknown ones.
+
+    Raises:
+        PluginError: the target's compiler has no such option.
+    """
+    if target.backend == "hip":
+        from triton.backends.amd.compiler import HIPOptions as Known
+    else:
+        from triton.backends.nvidia.compiler import CUDAOptions as Known
+    known = {field.name for field in dataclasses.fields(Known)}
+    if unknown := sorted(set(options) - known):
+        raise PluginError(f"triton for {target.backend}:{target.arch}: unknown compiler option {', '.join(unknown)}")
+    return options
+
+
+def target_of(gfx: str) -> Any:
+    """Return Triton's target of an architecture."""
+    from triton.backends.compiler import GPUTarget
+
+    warp_size = ARCHITECTURES[gfx].warp_size
+    return GPUTarget("cuda", int(gfx[3:]), warp_size) if gfx.startswith("sm_") else GPUTarget("hip", gfx, warp_size)
+
+
+@contextlib.contextmanager
+def triton_cache() -> Iterator[None]:
+    """Set Triton's cache to our artifact folder for compiles in here only; one thread at a time."""
+    from triton import knobs
+
+    with _lock, knobs.cache.scope():
+        knobs.cache.dir = _writable(str(cache_folder() / "triton"))
+        yield
+
+
+@functools.cache
+def _writable(folder: str) -> str:
+    """Return the folder, or a temporary one of this process where the folder is not writable."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    temporary = tempfile.mkdtemp(prefix="tunedgemm-triton-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary

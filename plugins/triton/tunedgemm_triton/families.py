@@ -1,0 +1,76 @@
+"""Op families: which functions answer for the kernels of each op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import Device, Shape, Solution, Unsupported
+
+from tunedgemm_triton import limits, names, plan, resources, space
+from tunedgemm_triton.moe import names as moe_names
+from tunedgemm_triton.moe import plan as moe_plan
+from tunedgemm_triton.moe import resources as moe_resources
+from tunedgemm_triton.moe import space as moe_space
+from tunedgemm_triton.mx import names as mx_names
+from tunedgemm_triton.mx import plan as mx_plan
+from tunedgemm_triton.mx import resources as mx_resources
+from tunedgemm_triton.mx import space as mx_space
+from tunedgemm_triton.plan import LaunchPlan
+
+
+@attrs.frozen
+class OpFamily:
+    """The kernels of some ops.
+
+    A kernel is its parameters (`names.KernelConfig`), *split_k* parts of K, 1 for none.
+
+    Attributes:
+        unsupported: (shape, device) -> why no kernel takes the shape, or None.
+        parse_name: kernel name -> kernel, or PluginError.
+        unfit: (kernel, split_k, shape, device) -> why it cannot serve, or None.
+        fits: the same -> whether it also fits the estimates of memory and registers.
+        enumerate_solutions, refine: as the hooks.
+        plan_of: (kernel, split_k, shape, device) -> the launches of one call.
+    """
+
+    unsupported: Callable[[Shape, Device], str | None]
+    parse_name: Callable[[str], Any]
+    unfit: Callable[[Any, int, Shape, Device], str | None]
+    fits: Callable[[Any, int, Shape, Device], bool]
+    enumerate_solutions: Callable[[Shape, Device], Iterable[Solution]]
+    refine: Callable[[Solution, Shape, Device], Iterable[Solution]]
+    plan_of: Callable[[Any, int, Shape, Device], LaunchPlan]
+
+
+def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any) -> OpFamily:
+    """Return the family of five modules of the same skeleton."""
+    return OpFamily(
+        limits_.unsupported,
+        names_.parse_name,
+        resources_.unfit,
+        resources_.fits,
+        space_.enumerate_solutions,
+        space_.refine,
+        plan_.plan_of,
+    )
+
+
+DENSE = _family(limits, names, resources, space, plan)
+MOE = _family(moe_resources, moe_names, moe_resources, moe_space, moe_plan)
+MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
+
+#: Op -> its family.
+FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
+
+
+def family_of(op: str) -> OpFamily:
+    """Return the family of an op; `DENSE`, which supports no such op, for an unknown one."""
+    return FAMILIES.get(op, DENSE)
+
+
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Return True, or why no kernel takes the shape on the architecture."""
+    reason = family_of(shape.op).unsupported(shape, device)
+    return Unsupported(reason) if reason else True

@@ -1,0 +1,3 @@
+"""JSON files of tuned parameters, in the form of AITER's: their entries, buckets, names, checks and
+conversion.
+"""

@@ -1,0 +1,85 @@
+"""Names of the fused mixture of experts: solution name <-> kernel parameters.
+
+``moe_r1_m64g8_n128k64w8s4_n128k64w8s4``: revision, pairs of a block and blocks in a group, then for
+each of the two stages tile of N (of the gate and of its factor), tile of K, warps and pipeline
+stages. Flags: ``t`` transposed products, ``a`` a block for each pair without sorting, ``d`` mxfp4
+decoded to bf16 in the kernel. `Solution.split_k` is the parts of K in the first stage.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import ClassVar
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_triton.names import check_revision, power, within
+
+OP = "fmoe"
+
+#: Raise it whenever a source of `kernels` that `moe.plan` names changes what a name means or its
+#: speed.
+REVISION = 1
+
+_EXAMPLE = "moe_r1_m64g8_n128k64w8s4_n128k64w8s4"
+_STAGE = r"_n(\d+)k(\d+)w(\d+)s(\d+)"
+_NAME = re.compile(rf"moe_r(\d+)_m(\d+)g(\d+){_STAGE}{_STAGE}((?:_t)?)((?:_a)?)((?:_d)?)")
+
+
+@attrs.frozen(cache_hash=True)
+class Tile:
+    """Tile of one stage: rows of the weight, elements of K, warps, depth of the pipeline."""
+
+    family: ClassVar[str] = "moe"
+    block_n: int = power(16, 256)
+    block_k: int = power(32, 512)
+    warps: int = power(1, 16)
+    stages: int = within(1, 8)
+
+
+@attrs.frozen(cache_hash=True)
+class Moe:
+    """Parameters of a fused mixture of experts.
+
+    Attributes:
+        block_m: (token, expert) pairs of a block, all of one expert.
+        group_m: blocks of a group, which share weights in L2.
+        first, second: the tiles of gate and up, and of down.
+        swap: transpose products, so that the long side of the matrix instruction is along the
+            weight.
+        alone: use a block for each pair; nothing is sorted, and the second stage does the final
+            sum.
+        decode: decode mxfp4 to bf16 in the kernel, instead of in the compiler.
+    """
+
+    family: ClassVar[str] = "moe"
+    block_m: int = power(16, 256)
+    group_m: int = power(1, 64)
+    first: Tile
+    second: Tile
+    swap: bool = False
+    alone: bool = False
+    decode: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the text of ``kernelName``."""
+        stages = "".join(f"_n{tile.block_n}k{tile.block_k}w{tile.warps}s{tile.stages}" for tile in (self.first, self.second))
+        return f"moe_r{REVISION}_m{self.block_m}g{self.group_m}{stages}{'_t' * self.swap}{'_a' * self.alone}{'_d' * self.decode}"
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_name(name: str) -> Moe:
+    """Return the parameters behind a kernel name.
+
+    Raises:
+        PluginError: no fused mixture of experts of this revision has that name.
+    """
+    match = _NAME.fullmatch(name)
+    if not match:
+        raise PluginError(f"unknown triton mixture of experts {name!r}; names look like {_EXAMPLE}")
+    revision, block_m, group_m, *sizes = map(int, match.groups()[:-3])
+    check_revision(name, revision, REVISION)
+    return Moe(block_m, group_m, Tile(*sizes[:4]), Tile(*sizes[4:]), *map(bool, match.groups()[-3:]))

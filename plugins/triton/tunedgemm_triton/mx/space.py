@@ -1,0 +1,102 @@
+"""Space of products of mxfp4 weights: the kernels worth timing, best guesses first, and their
+neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape, Solution
+
+from tunedgemm_triton.cost import sort_splits
+from tunedgemm_triton.mx.names import Mx, parse_name
+from tunedgemm_triton.mx.resources import decodes, fits, tiles_of, unsupported
+from tunedgemm_triton.resources import ceil_div
+from tunedgemm_triton.space import LIBTYPE
+from tunedgemm_triton.tiles import neighbours
+
+#: Most solutions of one shape.
+MOST = 48
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+#: Few rows: block_n, block_k, warps, stages, transposed.
+_FEW = (
+    (64, 256, 4, 4, True), (64, 512, 4, 3, True), (64, 128, 4, 5, True), (128, 256, 4, 3, True), (64, 256, 8, 4, True),
+    (128, 128, 4, 4, True),
+    (32, 256, 4, 4, False), (32, 512, 4, 3, False), (64, 256, 4, 4, False), (32, 128, 2, 5, False), (128, 256, 8, 3, False),
+)  # fmt: skip
+
+#: Many rows: block_m, block_n, block_k, warps, stages.
+_MANY = (
+    (128, 128, 128, 8, 3), (128, 128, 128, 4, 3), (64, 128, 128, 4, 4), (64, 128, 256, 8, 3), (128, 256, 128, 8, 3), (128, 128, 256, 8, 3),
+    (256, 128, 128, 8, 3), (64, 64, 256, 4, 4), (128, 64, 128, 4, 4), (64, 256, 128, 8, 3), (64, 64, 128, 4, 4), (128, 128, 64, 4, 4),
+)  # fmt: skip
+
+
+def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
+    """Yield the solutions of a shape that fit, each once, at most `MOST`, best guesses first."""
+    if unsupported(shape, device):
+        return
+    count = 0
+    for kernel, split in dict.fromkeys(_candidates(shape, device)):
+        if count < MOST and fits(kernel, split, shape, device):
+            count += 1
+            yield _solution(kernel, split)
+
+
+def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
+    """Yield the neighbours of a solution: one parameter, or splitK, moved one step."""
+    try:
+        kernel, split = parse_name(solution.kernel_name), max(solution.split_k, 1)
+    except PluginError:
+        return
+    ladders = {
+        "block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "block_k": (64, 128, 256, 512), "group_m": (1, 2, 4, 8, 16),
+        "warps": (1, 2, 4, 8), "stages": tuple(range(1, 9)),
+    }  # fmt: skip
+    near = [(kernel, other) for other in neighbours(SPLITS, split)]
+    if shape.m <= kernel.block_m:  # a group larger than the tiles along M is the same kernel
+        del ladders["group_m"]
+    for field, ladder in ladders.items():
+        near += [(attrs.evolve(kernel, **{field: value}), split) for value in neighbours(ladder, getattr(kernel, field))]
+    near += [(attrs.evolve(kernel, swap=not kernel.swap), split), (attrs.evolve(kernel, decode=not kernel.decode), split)]
+    for changed, factor in near:
+        if fits(changed, factor, shape, device):
+            yield _solution(changed, factor)
+
+
+def _solution(kernel: Mx, split: int) -> Solution:
+    return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=True)
+
+
+def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
+    amd, covered = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length())
+    for rank in range(3):
+        for decode in decodes(device.gfx, shape.dtype):
+            for kernel in _kernels(shape, covered, amd=amd, decode=decode):
+                splits = _splits(kernel, shape, device)
+                if rank < len(splits):
+                    yield kernel, splits[rank]
+
+
+def _kernels(shape: Shape, covered: int, *, amd: bool, decode: bool) -> Iterator[Mx]:
+    """Yield the tiles for a class of M.
+
+    AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS.
+    """
+    if shape.m <= 64:
+        for block_n, block_k, warps, stages, swap in _FEW:
+            yield Mx(covered, block_n, block_k, 1, warps, 2 if amd else stages, swap and not amd, decode)
+    else:
+        for block_m, block_n, block_k, warps, stages in _MANY:
+            if block_m <= covered:
+                yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, False, decode)
+
+
+def _splits(kernel: Mx, shape: Shape, device: Device) -> list[int]:
+    """Return the factors worth timing, the best guess first."""
+    count, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
+    useful = [split for split in SPLITS if split == 1 or (steps >= 2 * split and count * split <= 2 * device.cu_num)]
+    return sort_splits(useful, count, device)
