@@ -27,7 +27,9 @@ def test_error_ratio_is_the_share_outside_the_bound():
 
 
 def test_worst_row_is_found_among_good_ones():
-    """One destroyed row among a thousand has an error ratio that passes and a row error that does not."""
+    """One destroyed row among a thousand has an error ratio that passes and a row error that does
+    not.
+    """
     ref = torch.randn(1000, 8, dtype=torch.float64)
     out = ref.clone()
     out[700] = 0

@@ -32,28 +32,36 @@ def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
 
 
 def test_a_bias_is_split_off_the_best_guesses():
-    """After a backend's own list come its first four for the shape without a bias; without a bias nothing is split."""
+    """After a backend's own list come its first four for the shape without a bias.
+
+    Without a bias nothing is split.
+    """
     assert names(BIASED) == [*NAMES, "k0+add", "k1+add", "k2+add", "k3+add"]
     assert names(PLAIN) == [*NAMES]
     assert names(attrs.evolve(BIASED, scale="tensor")) == [*NAMES]
 
 
 def test_torchs_own_routes_are_not_split():
-    """Torch has a route of its own that adds afterwards."""
+    """Torch adds the bias afterwards by another route."""
     found = candidates(BIASED, CPU, [Registry(()).get("torch")])
     assert [solution for solution in found if solution.kernel_name.endswith("+add")] == []
     assert Solution("torch", "mm_add") in found
 
 
 def test_few_are_a_quarter_split():
-    """Where few of each backend are wanted, no more than that are tried, and its first guess stays the first."""
+    """Where few of each backend are wanted, no more than that are tried, and its first guess stays
+    the first.
+    """
     assert names(BIASED, 8) == [*NAMES[:6], "k0+add", "k1+add"]
     assert names(BIASED, 1) == ["k0"]
     assert names(PLAIN, 8) == [*NAMES[:8]]
 
 
 def test_a_backend_without_bias_takes_part():
-    """Kernels that take no bias are offered with an add after them, as many as are wanted; the backend refuses nothing then."""
+    """Kernels that take no bias are offered with an add after them, as many as are wanted.
+
+    The backend refuses nothing then.
+    """
     assert names(BIASED, supports=no_bias) == ["k0+add", "k1+add", "k2+add", "k3+add"]
     assert names(BIASED, 3, supports=no_bias) == ["k0+add", "k1+add", "k2+add"]
     backend = fake_backend("mine", supports=lambda *_: Unsupported("nothing at all"))

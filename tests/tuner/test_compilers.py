@@ -1,4 +1,6 @@
-"""Compilers: what raises, hangs or dies in a compiling process is a status of its own solution alone."""
+"""Compilers: an error, a hang or a death in a compiling process is the status of one solution
+alone.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def brittle(importable: Path) -> Registry:
 
 @pytest.mark.slow
 def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
-    """A compiler that raises, exits, aborts its process or hangs is a status of its own solution alone."""
+    """A compiler that raises, exits, aborts or hangs is the status of one solution."""
     registry, shape, device = brittle, Shape("a16w16", 1, 16, 32), device_of(-1)
     solutions = registry.get("brittle").solutions(shape, device)
 
@@ -78,7 +80,10 @@ def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
 
 @pytest.mark.slow
 def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None:
-    """The pool breaks with it; the next solutions are compiled by another, and once stopped nothing is begun any more."""
+    """The pool breaks with it.
+
+    The next solutions are compiled by another, and once stopped nothing is begun any more.
+    """
     shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
     idle, fine = Solution("brittle", "dies idle"), Solution("brittle", "fine")
     compilers = Compilers(jobs=1, timeout=20, registry=brittle)
@@ -96,7 +101,9 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
 
 @pytest.mark.slow
 def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a shape finds around its leaders does not wait for what was begun ahead for all the shapes after it."""
+    """What a shape finds around its leaders does not wait for what was begun ahead for all the
+    shapes after it.
+    """
     notes = tmp_path / "notes"
     monkeypatch.setenv("NOTES", str(notes))
     shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 4)], device_of(-1)
@@ -149,7 +156,10 @@ def test_backends_without_prepare_start_no_process() -> None:
 
 
 def test_a_compiling_process_loads_no_torch(child) -> None:
-    """A pool of one for each core is there at once, and in little memory; neither a backend nor what it is given makes it load torch."""
+    """A pool of one for each core is there at once, and in little memory.
+
+    Neither a backend nor what it is given makes it load torch.
+    """
     pytest.importorskip("tunedgemm_triton")
     shape = Shape("a16w16", 1, 16, 32, dtype="bf16", outdtype="bf16")
     triton = Registry().get("triton")

@@ -1,4 +1,7 @@
-"""DeviceTuner: the stages of a shape over a worker that may die at any call; whoever was run then is to blame, and nobody else."""
+"""DeviceTuner: the stages of a shape over a worker that may die at any call.
+
+Only the solution that was running is to blame.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def linear(solution, shape, x, weight):
 
 
 def clock(**us: float) -> Bench:
-    """Times without noise: 10 us a call unless told otherwise by kernel name."""
+    """Times without noise: 10 us a call unless given by kernel name."""
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
         return lambda launchers, rounds: {solution: Samples((us.get(solution.kernel_name, 10.0),) * rounds) for solution in launchers}
@@ -106,7 +109,9 @@ def never(request: Any) -> str:
     (CheckFirst, "fault", "fault"), (TakeSamples, "crashed", "crashed"), (CheckAgain, "crashed", "crashed"),
 ])  # fmt: skip
 def test_a_death_is_blamed_on_the_one_that_was_run(kind: type, status: str, wanted: str) -> None:
-    """Wherever "two" ends the worker, it alone has the status, and the others are measured as if nothing had been."""
+    """Wherever "two" ends the worker, it alone has the status, and the others are measured as if
+    nothing had been.
+    """
     outcome, _ = tuned(device_tuner(dies_at(kind, "two", status), bench=clock()))
 
     found = statuses(outcome)
@@ -123,7 +128,10 @@ def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
 
 
 def test_only_what_goes_on_is_checked_wholly() -> None:
-    """One right call is enough for a rough timing; what is slow there costs no more, and nothing is timed accurately unchecked."""
+    """One right call is enough for a rough timing.
+
+    What is slow there costs no more, and nothing is timed accurately unchecked.
+    """
     made = device_tuner(never, bench=clock(three=20.0))
     outcome, _ = tuned(made)
 
@@ -144,7 +152,10 @@ def test_what_must_be_more_than_right_is_checked_wholly_at_once(how: dict[str, b
 
 
 def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
-    """The fastest is right once and wrong on other operands: what seemed hopeless beside it is timed again, and wins."""
+    """The fastest is right once and wrong on other operands.
+
+    Solutions that were dropped for it are timed again, and one wins.
+    """
     bench = clock(one=1.0, two=20.0, three=25.0)
     found = device_tuner(dies_at(Check, "one"), bench=bench)
     outcome, told = tuned(found)
@@ -156,7 +167,7 @@ def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
 
 
 def among_five(us: Callable[[set[str]], dict[str, float]]) -> Outcome:
-    """What becomes of five solutions whose times depend on who is timed beside them."""
+    """Return the outcome of five solutions whose times depend on which others are timed."""
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
         def sampled(launchers: Any, rounds: int) -> Any:
@@ -172,7 +183,7 @@ def among_five(us: Callable[[set[str]], dict[str, float]]) -> Outcome:
 
 
 def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
-    """Who dropped out of the race beside many may be the fastest beside few: then it wins."""
+    """A solution that dropped out among many wins if it is the fastest among few."""
     others = {"two": 10.0, "three": 10.1, "four": 10.2, "five": 10.3, "native": 30.0}
     outcome = among_five(lambda names: {**others, "one": 10.8 if len(names) > 4 else 9.5})
 
@@ -181,7 +192,7 @@ def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
 
 
 def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
-    """Where everything is faster beside few, torch's call, far behind and not among them, has not gained or lost by that."""
+    """If all are faster among few, the baseline, which is not one of them, is scaled alike."""
     us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
     outcome = among_five(lambda names: {name: each * (1.0 if "native" in names else 0.9) for name, each in us.items()})
 
@@ -190,7 +201,10 @@ def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
 
 
 def test_what_fails_late_has_made_nobody_slow() -> None:
-    """The fastest fails once everything was timed: what seemed hopeless beside it is timed again, each told once."""
+    """The fastest fails once everything was timed.
+
+    Solutions that were dropped for it are timed again, and each is final once.
+    """
     bench = clock(one=1.0, two=20.0)
     outcome, told = tuned(device_tuner(dies_at(CheckAgain, "one"), bench=bench))
 
@@ -202,7 +216,7 @@ def test_what_fails_late_has_made_nobody_slow() -> None:
 
 
 def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
-    """What killed a worker once among many, and not alone, is no solution's fault."""
+    """An unreproduced crash blames no solution."""
     deaths = iter([True])
 
     def dies(request: Any) -> str:
@@ -217,7 +231,7 @@ def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
 
 
 def test_final_timings_are_told_at_once_and_once() -> None:
-    """What fails is told before the outcome, so that it is kept if the run ends in between."""
+    """A failure is emitted before the outcome, so that it is kept if the run ends in between."""
     made = device_tuner(dies_at(Check, "one"))
 
     outcome, told = tuned(made)
@@ -242,7 +256,7 @@ def test_what_is_known_is_not_run_again() -> None:
 
 
 def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
-    """No screen and no neighbours: those named, and torch's own call beside them."""
+    """No screen and no neighbours: only those named and the baseline."""
     made = device_tuner(never)
 
     outcome, told = tuned(made, task=Task(SHAPE, only=(Solution("turbo", "three"),)))
@@ -253,7 +267,7 @@ def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
 
 
 def test_a_device_that_is_gone_is_no_solutions_fault() -> None:
-    """Where no new worker can be started the lane is lost, and its shape is somebody else's."""
+    """If no new worker can be started, the device is lost, and another tunes its shape."""
     died: list[str] = []
 
     def dies(request: Any) -> str:
@@ -268,7 +282,9 @@ def test_a_device_that_is_gone_is_no_solutions_fault() -> None:
 
 
 def test_a_shape_that_cannot_be_listed_has_no_winner_and_a_reason() -> None:
-    """A backend that kills the worker when it is asked for its solutions ends that shape, not the lane."""
+    """A backend that kills the worker when it is asked for its solutions ends that shape, not
+    the device.
+    """
     made = device_tuner(lambda request: "crashed" if isinstance(request, ListSolutions) else "")
 
     outcome, _ = tuned(made)
@@ -295,7 +311,10 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
 
 
 def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
-    """The row of the table keeps its shape against what is as fast; a clearly faster one takes it."""
+    """The row of the table keeps its shape against what is as fast.
+
+    A clearly faster one takes it.
+    """
     task = Task(SHAPE, incumbent=Solution("turbo", "three"))
 
     same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
@@ -306,7 +325,10 @@ def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
 
 
 def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
-    """What refining found once may not be found again; it keeps its shape all the same, unless it fails."""
+    """What refining found once may not be found again.
+
+    It keeps its shape all the same, unless it fails.
+    """
     found = Solution("turbo", "refined")
     backend = fake_backend("turbo", solutions=("one", "two"), heuristic="refined", call=linear)
     for us, wanted in ((8.0, "refined"), (12.0, "one")):
@@ -323,7 +345,10 @@ def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
 
 
 def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
-    """Slower in the race by more than a tie, it can still be the one that stays: then it has to be right after the timing."""
+    """Slower in the race by more than a tie, it can still be the one that stays.
+
+    Then it has to be right after the timing.
+    """
     made = device_tuner(dies_at(CheckAgain, "three"), bench=clock(three=10.5))
 
     outcome, _ = tuned(made, task=Task(SHAPE, incumbent=Solution("turbo", "three")))
@@ -338,7 +363,10 @@ def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
     [("", 10.2, "one", 9.8), ("power cap", 10.2, "three", 10.0), ("power cap", 10.0, "one", 10.0), ("heat", 10.2, "one", 9.8)],
 )
 def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttled: str, alone: float, wanted: str, us: float) -> None:
-    """Faster beside others and slower alone, it does not replace what serves the shape; nor has it the time that it had beside them."""
+    """Faster among others and slower alone, it does not replace what serves the shape.
+
+    Its time is the one alone.
+    """
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
         def sampler(launchers: Any, rounds: int) -> dict[Solution, Samples]:
@@ -357,7 +385,10 @@ def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttl
 
 
 def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
-    """The fastest fails in its duel: what is chosen instead was too slow to be checked again before."""
+    """The fastest fails in its paired comparison.
+
+    What is chosen instead was too slow to be checked again before.
+    """
     checks: list[bool] = []
 
     def dies(request: Any) -> str:

@@ -1,4 +1,7 @@
-"""The loop over device tuners: a free device does each task once, and a lost one costs time only."""
+"""The loop over device tuners.
+
+A free device does each task once, and a lost one costs time only.
+"""
 
 from __future__ import annotations
 
@@ -128,13 +131,16 @@ def test_a_device_lost_between_two_shapes_hands_back_only_what_it_has_not_done()
 
 
 def test_a_device_that_is_asked_to_exit_ends_the_run() -> None:
-    """What is no Exception may not end a lane's thread in silence: the run would wait for it for ever."""
+    """A SystemExit may not end a device's thread in silence.
+
+    The run would wait for it for ever.
+    """
     with pytest.raises(RuntimeError, match="SystemExit: whoever asked for it"):
         outcomes(WorkerGroup([Hand("odd", exits=True)], deque(TASKS)))
 
 
 def test_without_devices_tasks_are_left() -> None:
-    """When the last lane is lost the loop ends, and says what was not done."""
+    """When the last device is lost, the loop ends, and says what was not done."""
     group = WorkerGroup([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
 
     done = outcomes(group)
@@ -162,7 +168,7 @@ def test_kinds_of_devices_do_not_mix() -> None:
 
 
 def test_a_fault_of_ours_ends_the_run() -> None:
-    """What is nobody's fault but ours is not swallowed, and stops the other lanes."""
+    """A bug of the tuner is raised, and stops the other devices."""
     steady = Hand("steady", seconds=30.0)
 
     with pytest.raises(ZeroDivisionError, match="ours"):
@@ -209,7 +215,10 @@ def test_missing_devices_are_a_user_error(count: int, options: Options, visible:
 
 
 def test_a_device_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One GPU of two cannot be used: the other does the work, and where none is left it is the user's to mend."""
+    """One GPU of two cannot be used.
+
+    The other does the work, and where none is left it is the user's to mend.
+    """
     gone = {0}
 
     def begin(self: DeviceTuner) -> None:

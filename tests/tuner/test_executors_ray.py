@@ -41,7 +41,9 @@ STORE = 80 * 2**20
 
 @attrs.define
 class TwoNodes:
-    """A head and a second node, a CPU each, in an environment that is the same whenever they are started."""
+    """A head and a second node, a CPU each, in an environment that is the same whenever they are
+    started.
+    """
 
     environment: dict[str, str]
     cluster: Any = None
@@ -69,14 +71,20 @@ class TwoNodes:
         return self
 
     def lose(self) -> None:
-        """End the second node as a power cut does; the head may count it as alive for some seconds."""
+        """End the second node as a power cut does.
+
+        The head may count it as alive for some seconds.
+        """
         self.cluster.remove_node(self.second, allow_graceful=False)
         self.second = None
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """Nodes take their environment from here; where the plugins are comes from the driver of each run."""
+    """Nodes take their environment from here.
+
+    Where the plugins are comes from the driver of each run.
+    """
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -204,7 +212,10 @@ def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: P
 
 @pytest.mark.slow
 def test_a_shape_is_lost_with_its_actor_unless_its_outcome_arrived(connected: TwoNodes, cpu: Device) -> None:
-    """An actor that dies before a shape's outcome hands the shape back; after it, the shape is done."""
+    """An actor that dies before a shape's outcome hands the shape back.
+
+    After it, the shape is done.
+    """
     import ray
 
     task = Task(SHAPES[0])
@@ -231,7 +242,10 @@ def test_a_shape_is_lost_with_its_actor_unless_its_outcome_arrived(connected: Tw
 
 @pytest.mark.slow
 def test_another_tunedgemm_on_a_node_is_left_out(connected: TwoNodes, cpu: Device, caplog: pytest.LogCaptureFixture) -> None:
-    """Two versions of tunedgemm may not understand each other; a plugin that differs is a warning."""
+    """Two versions of tunedgemm may not understand each other.
+
+    A plugin that differs is a warning.
+    """
     import ray
 
     here = {"tunedgemm": "2", "torch": "2.9", "turbo of fast": "1"}

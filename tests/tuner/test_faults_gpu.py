@@ -1,4 +1,7 @@
-"""Faults of a real GPU: an illegal address ends a context, a spinning kernel never ends; one solution is lost each time."""
+"""Faults of a real GPU: an illegal address ends a context, a spinning kernel never ends.
+
+One solution is lost each time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_faulting_and_spinning_kernels_cost_themselves(faulty_plugin: Path, tmp_path: Path) -> None:
-    """Two shapes, each with an illegal address at once, one in the middle of the timing, a trap and a kernel that spins 120 s."""
+    """Two shapes, each with an illegal address at once, one in the middle of the timing, a trap and
+    a kernel that spins 120 s.
+    """
     from faulty_backend.gpu import EXPECTED, SPIN_SECONDS
 
     table, started = tmp_path / "t.csv", time.monotonic()
@@ -44,7 +49,10 @@ def test_faulting_and_spinning_kernels_cost_themselves(faulty_plugin: Path, tmp_
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: Path, tmp_path: Path) -> None:
-    """torch's own routes are tuned beside a backend that breaks the context over and over: every shape has its row."""
+    """torch's own routes are tuned with a backend that breaks the context over and over.
+
+    Every shape has its row.
+    """
     table = tmp_path / "t.csv"
 
     report = tune(shapes=SHAPES, output=table, options=Options(libtype="torch,faulty_gpu", mp=1, kernel_timeout=KERNEL_TIMEOUT, iters=21))
@@ -57,7 +65,10 @@ def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: P
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_faults_of_the_host_are_survived_on_a_gpu(faulty_plugin: Path, tmp_path: Path) -> None:
-    """The backend of the CPU tests on GPU tensors: segfaults, hangs, wrong results, leaks; the good one wins."""
+    """The backend of the CPU tests on GPU tensors: segfaults, hangs, wrong results, leaks.
+
+    The good one wins.
+    """
     from faulty_backend import EXPECTED
 
     table = tmp_path / "t.csv"

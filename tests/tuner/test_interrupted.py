@@ -148,7 +148,7 @@ def test_killed_at_random_moments_the_table_is_as_if_undisturbed(replayed: Modul
 
 
 class Tuner:
-    """``tunedgemm tune`` in a process and a session of its own."""
+    """``tunedgemm tune`` in a new process and session."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self.table = folder / "t.csv"

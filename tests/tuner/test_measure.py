@@ -26,7 +26,7 @@ class Chip:
     Args:
         times: true microseconds of each solution at the first clock.
         drift: samples so far to the factor by which everything is slower.
-        noise: standard deviation of a sample; one in fifty is an outlier besides.
+        noise: standard deviation of a sample; one in fifty is also an outlier.
         fails: solution to the number of samples after which it fails.
     """
 
@@ -84,7 +84,10 @@ def winner(answers: Mapping[Solution, Samples | Timing], incumbent: Solution | N
 
 
 def test_the_median_and_its_noise() -> None:
-    """Outliers move neither; the noise is the half width of the median's interval, relative to it."""
+    """Outliers move neither.
+
+    The noise is the half width of the median's interval, relative to it.
+    """
     median, noise = median_and_noise(tuple([10.0] * 50 + [10.2] * 50 + [500.0]))
 
     assert median == pytest.approx(10.2)
@@ -94,7 +97,10 @@ def test_the_median_and_its_noise() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drifting_clock_misleads_sequential_timing_and_not_the_race(seed: int) -> None:
-    """On a chip that warms up, one after the other picks who came first; the race picks the fastest, by its true lead."""
+    """On a chip that warms up, one after the other picks who came first.
+
+    The race picks the fastest, by its true lead.
+    """
     times = {A: 103.0, B: 106.0, C: 100.0}
     one_by_one = Chip(times, warming, 0.004, seed)
     sequential = {solution: one_by_one([solution], 101)[solution] for solution in times}
@@ -118,7 +124,9 @@ def test_who_dropped_out_while_the_chip_was_cool_does_not_come_back_as_the_faste
 @pytest.mark.parametrize("drift", [warming, lambda samples: 1 + 0.05 * math.sin(samples / 40)], ids=["warming", "breathing"])
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
 def test_two_copies_of_one_kernel_tie(noise: float, drift: Callable[[int], float]) -> None:
-    """A/A: in at least 95 of 100 trials neither copy beats the other, with a third solution beside them or not."""
+    """A/A: in at least 95 of 100 trials neither copy beats the other, with or without a
+    third.
+    """
     trials = [
         race(SHAPE, list(times), Chip(times, drift, noise, seed), EFFORT, None)
         for seed in range(100)
@@ -150,7 +158,7 @@ def test_a_race_spends_its_rounds_on_those_that_may_win() -> None:
 
 
 def test_what_is_not_to_be_chosen_beats_nobody() -> None:
-    """Beside a torch that is twice as fast and not among the libtypes, the others race to their end."""
+    """If an ineligible baseline is twice as fast, the others race to their end."""
     chip = Chip({A: 5.0, B: 10.0, C: 10.1}, noise=0.03)
     answers = timings(race(SHAPE, [A, B, C], chip, EFFORT, A, A))
 
@@ -168,7 +176,9 @@ def test_a_race_of_ties_ends_early() -> None:
 
 
 def test_an_open_race_goes_on_to_iters() -> None:
-    """Noise that hides the order is met with all the rounds that are allowed, the warm-up's not counted."""
+    """Noise that hides the order is met with all the rounds that are allowed, the warm-up's not
+    counted.
+    """
     chip = Chip({A: 100.0, B: 100.8}, noise=0.05)
     answers = race(SHAPE, [A, B], chip, Effort(warmup=5, iters=37, seconds=1e9), None)
 
@@ -194,7 +204,9 @@ def test_a_race_ends_at_its_deadline() -> None:
 
 
 def test_who_fails_is_an_answer_and_the_race_goes_on() -> None:
-    """A solution that crashes in the warm-up or in the middle comes back as the Timing that says so."""
+    """A solution that crashes in the warm-up or in the middle comes back as the Timing that says
+    so.
+    """
     chip = Chip({A: 100.0, B: 99.0, C: 101.0}, noise=0.02, fails={A: 3, B: 10})
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
@@ -205,7 +217,9 @@ def test_who_fails_is_an_answer_and_the_race_goes_on() -> None:
 
 
 def test_whom_a_failed_favourite_had_beaten_gets_another_race() -> None:
-    """Where the fastest fails late, the winner is the fastest of the others, timed as thoroughly as any winner."""
+    """Where the fastest fails late, the winner is the fastest of the others, timed as thoroughly as
+    any winner.
+    """
     times = {A: 50.0, B: 104.0, C: 100.0}
     chip = Chip(times, warming, 0.01, fails={A: 14})
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
@@ -245,7 +259,9 @@ class Capped(Chip):
 
 
 def test_at_the_power_cap_each_is_timed_by_itself() -> None:
-    """What is quicker at one clock and spends more than that seems faster in rounds, and is found to be slower by itself."""
+    """What is quicker at one clock and spends more than that seems faster in rounds, and is found
+    to be slower by itself.
+    """
     chip = Capped({A: 1000.0, B: 1050.0}, {A: 1.3, B: 1.2})
     mixed = paired_comparison([A, B], chip, EFFORT)
     assert all(isinstance(answer, Samples) for answer in mixed.values())

@@ -37,7 +37,10 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_what_is_tuned_is_left_out_and_duplicates_are_folded(table: Path) -> None:
-    """Rows of this device count as tuned, those of another do not; counts of one shape add up; an empty batch is no work."""
+    """Rows of this device count as tuned, those of another do not; counts of one shape add up.
+
+    An empty batch makes no task.
+    """
     empty = Shape("a16w16", 0, 64, 64)
 
     planned = plan(OP, [*LISTED, (SHAPES[8], 6), (empty, 1)], table, H200, Options())
@@ -57,7 +60,10 @@ def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
 
 
 def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> None:
-    """A row that names the device goes before one that does not, then the faster; a time of 0 is no row."""
+    """A row that names the device goes before one that does not, then the faster.
+
+    A time of 0 does not count as a row.
+    """
     anyone = row(SHAPES[0], "anyone", device="")
     never = attrs.evolve(row(SHAPES[1], "never"), us=0.0)
     write_rows(table, OP, [attrs.evolve(row(SHAPES[0], "slow"), us=9.0), row(SHAPES[0], "fast"), attrs.evolve(anyone, us=1.0), never])
@@ -70,7 +76,10 @@ def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> Non
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 40])
 @pytest.mark.parametrize("whole", [False, True], ids=["shapes", "groups"])
 def test_each_shape_is_in_exactly_one_shard(tmp_path: Path, parts: int, whole: bool) -> None:
-    """However the list is ordered; shards differ by one shape at most, unless groups must stay whole."""
+    """However the list is ordered.
+
+    Shards differ by one shape at most, unless groups must stay whole.
+    """
     lists = [random.Random(part).sample(LISTED, len(LISTED)) for part in range(parts)]
 
     shards = [
@@ -101,7 +110,10 @@ def test_a_shard_does_not_depend_on_what_is_tuned(table: Path, tmp_path: Path) -
     ids=["one", "the other", "both", "libtype is gone"],
 )
 def test_stale_takes_rows_of_another_library_version(table: Path, libvers: dict[str, str], stale: list[Shape]) -> None:
-    """Of the listed shapes those of this device whose row is of another version; new shapes are not tuned then."""
+    """Of the listed shapes those of this device whose row is of another version.
+
+    New shapes are not tuned then.
+    """
     planned = plan(OP, LISTED, table, H200, Options(stale=True), libvers)
 
     assert [task.shape for task in planned.tasks] == stale
@@ -116,7 +128,10 @@ def test_a_kernel_that_carries_its_revision_is_not_stale(table: Path) -> None:
 
 
 def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_path: Path) -> None:
-    """No captured shapes are needed; the row for any M is no shape; a list that is given is obeyed."""
+    """No captured shapes are needed; the row for any M does not count as a shape.
+
+    A list that is given is obeyed.
+    """
     write_rows(table, OP, [row(SHAPES[0]), row(SHAPES[4]), row(attrs.evolve(SHAPES[0], m=0))])
     listed = tmp_path / "untuned.csv"
     listed.write_text("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count\n1,1280,8192,False,bf16,bf16,False,False,3\n")
@@ -128,7 +143,10 @@ def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_pa
 
 
 def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
-    """A mapping tells how often each runs; alone each counts once; with --stale they are obeyed like a list that is given."""
+    """A mapping tells how often each runs; alone each counts once.
+
+    With --stale they are obeyed like a list that is given.
+    """
     assert requested(OP, {SHAPES[0]: 61, SHAPES[1]: 3}) == [(SHAPES[0], 61), (SHAPES[1], 3)]
     assert requested(OP, iter(SHAPES[:2])) == [(SHAPES[0], 1), (SHAPES[1], 1)]
     assert requested(OP, {SHAPES[5]: 2}, table) == [(SHAPES[5], 2)]
@@ -150,14 +168,20 @@ def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["batch_invariant", "whole"])
 def test_a_budget_finishes_groups(tmp_path: Path, option: str) -> None:
-    """A row for any M needs all M of its group, and so does who asks for whole groups: they stay together."""
+    """A row for any M needs all M of its group, and so does who asks for whole groups.
+
+    They stay together.
+    """
     tasks = plan(OP, LISTED, tmp_path / "t.csv", H200, Options(budget=60.0, **{option: True})).tasks
 
     assert [task.shape.n for task in tasks] == [7168] * 3 + [1280] * 3 + [8192] * 3
 
 
 def test_with_batch_invariance_the_row_for_any_m_is_what_counts(table: Path) -> None:
-    """A pinned group is tuned, and its solution is the incumbent of --all; rows of single M say nothing."""
+    """A pinned group is tuned, and its solution is the incumbent of --all.
+
+    Rows of single M say nothing.
+    """
     write_rows(table, OP, [row(SHAPES[0]), row(attrs.evolve(SHAPES[3], m=0), "pinned")])
 
     planned = plan(OP, LISTED, table, H200, Options(batch_invariant=True))

@@ -1,4 +1,7 @@
-"""What people see of a run: one line a shape in a file, a display in a terminal of any width, and the summary."""
+"""What people see of a run.
+
+One line a shape in a file, a display in a terminal of any width, and the summary.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def terminal(width: int = 120, height: int = 30) -> Console:
 
 
 def shown(progress: Progress, output: Console) -> list[str]:
-    """The lines of the display as it is now."""
+    """Return the lines of the current display."""
     with output.capture() as capture:
         output.print(progress.display())
     return capture.get().splitlines()
@@ -60,7 +63,10 @@ def summarized(report: Report, *, verbose: bool = False, width: int = 160) -> st
 
 
 def test_a_file_gets_one_line_a_shape() -> None:
-    """Steps say nothing there; a line has the number, the shape, the winner, its time and gain, and is never wrapped."""
+    """Steps say nothing there.
+
+    A line has the number, the shape, the winner, its time and gain, and is never wrapped.
+    """
     output = told(40)
     with Progress(output=output) as progress:
         progress(None, Planned(TASKS, (), GPUS[:1], TABLE))
@@ -91,7 +97,10 @@ def test_verbose_lines_have_every_solution(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_display_says_how_far_and_who_is_busy() -> None:
-    """Shapes done, GPUs busy, gain, time gone and left; per GPU its shape, activity, solution, best so far and its gain."""
+    """Shapes done, GPUs busy, gain, time gone and left.
+
+    Per GPU its shape, activity, solution, best so far and its gain.
+    """
     output = terminal()
     progress = Progress(output=output)
     progress(None, Planned(TASKS, (), GPUS, TABLE))
@@ -113,13 +122,16 @@ def test_the_display_says_how_far_and_who_is_busy() -> None:
 
 
 def test_the_display_before_the_plan() -> None:
-    """Until the lanes are up there is one line, and no count of anything."""
+    """Until the devices have begun there is one line, and no count of anything."""
     output = terminal()
     assert shown(Progress(output=output), output) == ["starting · 0:00 gone"]
 
 
 def test_equal_gpus_are_told_apart() -> None:
-    """GPUs that differ in their index or node alone have a row each; nodes are named where there are several."""
+    """GPUs that differ in their index or node alone have a row each.
+
+    Nodes are named where there are several.
+    """
     output = terminal()
     progress = Progress(output=output)
     places = (gpu(0, "alpha"), gpu(1, "alpha"), gpu(0, "beta"))
@@ -133,7 +145,9 @@ def test_equal_gpus_are_told_apart() -> None:
 
 
 def test_a_shape_that_moved_is_busy_in_one_place() -> None:
-    """A lane that died with its shape is idle once another has the shape, and when it is done there."""
+    """A device that was lost with its shape is idle once another has the shape, and when it is done
+    there.
+    """
     output = terminal()
     progress = Progress(output=output)
     progress(GPUS[0], Step(TASKS[0], "time"))
@@ -146,7 +160,9 @@ def test_a_shape_that_moved_is_busy_in_one_place() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_display_fits_any_terminal(width: int) -> None:
-    """No line is wider than the terminal, no more rows than it has, and each GPU's row stays one line."""
+    """No line is wider than the terminal, no more rows than it has, and each GPU's row stays one
+    line.
+    """
     output = terminal(width, height=12)
     progress = Progress(output=output)
     places = tuple(map(gpu, range(32)))
@@ -163,7 +179,10 @@ def test_the_display_fits_any_terminal(width: int) -> None:
 
 
 def test_solutions_that_are_timed_again_are_no_shapes() -> None:
-    """What is retimed for a pin is neither counted nor told as a shape; what an earlier run had done is, and takes no time."""
+    """What is retimed for a pin is neither counted nor printed as a shape.
+
+    What an earlier run had done is, and takes no time.
+    """
     output = told()
     progress = Progress(output=output)
     progress(None, Planned(TASKS, (), GPUS, TABLE))
@@ -178,7 +197,10 @@ def test_solutions_that_are_timed_again_are_no_shapes() -> None:
 
 
 def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean time of a shape, times what waits, over the lanes at work; never more than the budget; unknown at first."""
+    """Mean time of a shape, times what waits, over the devices at work; never more than the budget.
+
+    Unknown at first.
+    """
     clock = [100.0]
     monkeypatch.setattr("tunedgemm.tuner.report.time.monotonic", lambda: clock[0])
     progress, short = (Progress(output=told(), budget=budget) for budget in (0.0, 15.0))
@@ -200,7 +222,10 @@ def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_terminal_keeps_the_lines_and_loses_the_display() -> None:
-    """While it runs the display is there; at the end the lines of the shapes are what is left above the summary."""
+    """While it runs the display is there.
+
+    At the end the lines of the shapes are what is left above the summary.
+    """
     output = terminal(100)
     with Progress(output=output) as progress:
         progress(None, Planned(TASKS, (), GPUS, TABLE))
@@ -213,18 +238,18 @@ def test_a_terminal_keeps_the_lines_and_loses_the_display() -> None:
     assert text.rindex("GPUs busy") < text.rindex("\x1b[2K")  # erased afterwards
 
 
-def test_lanes_may_tell_from_their_threads() -> None:
-    """Events of many threads at once all count, beside a display that is redrawn."""
+def test_devices_may_emit_from_their_threads() -> None:
+    """Events of many threads at once all count while a display is redrawn."""
     output = terminal()
     with Progress(output=output) as progress:
         tasks = [Task(Shape("a16w16", m, 64, 64)) for m in range(1, 201)]
 
-        def lane(place: Place, mine: list[Task]) -> None:
+        def emit(place: Place, mine: list[Task]) -> None:
             for task in mine:
                 progress(place, Step(task, "time", FAST))
                 progress(place, outcome(task))
 
-        threads = [threading.Thread(target=lane, args=(place, tasks[place.device.index :: 4])) for place in GPUS]
+        threads = [threading.Thread(target=emit, args=(place, tasks[place.device.index :: 4])) for place in GPUS]
         for thread in threads:
             thread.start()
         for _ in range(50):
@@ -238,7 +263,10 @@ def test_lanes_may_tell_from_their_threads() -> None:
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("closed file")])
 def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None:
-    """A closed pipe or a terminal that is gone silences the progress; the outcomes are still counted."""
+    """A closed pipe or a terminal that is gone silences the progress.
+
+    The outcomes are still counted.
+    """
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -252,7 +280,9 @@ def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None
 
 
 def test_the_summary_of_a_good_run() -> None:
-    """Gains weighted by count and torch's time, ties, statuses, seconds by activity, and the table with every shape."""
+    """Gains weighted by count and torch's time, ties, statuses, seconds by activity, and the table
+    with every shape.
+    """
     rough = (timed(TASKS[0], Solution("triton", "slow"), "screened", us=30.0),)
     done = (
         outcome(TASKS[0], us=10.0, torch_us=20.0, tied=1, others=rough, seconds=(("compile", 1.0), ("device", 0.5))),
@@ -272,7 +302,9 @@ def test_the_summary_of_a_good_run() -> None:
 
 
 def test_the_summary_names_what_went_wrong() -> None:
-    """Failed shapes with their reasons, solutions that crashed or hung by name, rows slower than torch, clocks held back."""
+    """Failed shapes with their reasons, solutions that crashed or hung by name, rows slower than
+    torch, clocks held back.
+    """
     hung = timed(TASKS[0], Solution("triton", "spins"), "hung", detail="30 s\nwere over")
     slow = attrs.evolve(outcome(TASKS[1], us=30.0, torch_us=15.0))
     slow = attrs.evolve(slow, winner=attrs.evolve(slow.winner, throttled="power cap"))
@@ -299,7 +331,10 @@ def test_the_summary_gives_a_few_examples_and_all_if_verbose() -> None:
 
 
 def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
-    """Shapes that the budget did not suffice for are counted, and named with -v; pins are named by N and K."""
+    """Shapes that the budget did not suffice for are counted, and named with -v.
+
+    Pins are named by N and K.
+    """
     pin = Timing(attrs.evolve(TASKS[0].shape, m=0), FAST, "ok", us=10.0)
     report = Report(GPUS, TABLE, (outcome(TASKS[0]),), unbegun=(TASKS[1].shape, TASKS[2].shape), pins=(pin,))
 
@@ -338,7 +373,10 @@ def test_a_run_without_work_has_a_summary() -> None:
 
 
 def test_what_was_left_out_is_said_as_it_is() -> None:
-    """--stale leaves out other rows than a run does that skips what is tuned; an input without shapes is told from both."""
+    """--stale leaves out other rows than a run does that skips what is tuned.
+
+    An input without shapes differs from both.
+    """
     stale = Report((), TABLE, (), skipped=(TASKS[0].shape,))
     output = told()
 

@@ -29,7 +29,10 @@ def of(dtype: str, **extra: str) -> Shape:
     ],
 )  # fmt: skip
 def test_narrow_operands_are_multiplied_faster_where_the_device_can(shape: Shape, device: Device, times: float) -> None:
-    """8 bits twice as fast as 16, 4 bits four times where there is hardware for it; of two dtypes the slower counts."""
+    """8 bits twice as fast as 16, 4 bits four times where there is hardware for it.
+
+    Of two dtypes the slower counts.
+    """
     assert pace(shape, device) == times
 
 

@@ -46,7 +46,9 @@ def rows(path: Path) -> dict[int, str]:
 
 
 def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path, cpu) -> None:
-    """Of those whose rows do not depend on M the one with the least time over the workload, also where another won each M."""
+    """Of those whose rows do not depend on M the one with the least time over the workload, also
+    where another won each M.
+    """
     names = ("varies", "small", "large", "steady")
     us = dict.fromkeys(itertools.product(names, (1, 8, 100)), 20.0)
     us |= {("varies", m): 1.0 for m in (1, 8, 100)}
@@ -67,7 +69,9 @@ def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path
 
 
 def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pin counts as tuned for every M, so one made of what a budget sufficed for would never be looked at again."""
+    """A pin counts as tuned for every M, so one made of what a budget sufficed for would never be
+    looked at again.
+    """
     us = dict.fromkeys(itertools.product(("small", "large"), (1, 8, 100)), 20.0) | {("small", 1): 4.0, ("large", 100): 4.0}
     registry = fake_registry(fake_backend("turbo", solutions=("small", "large"), call=exact))
     table, options = tmp_path / "t.csv", attrs.evolve(QUICK, batch_invariant=True)
@@ -99,7 +103,9 @@ def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypat
 
 
 def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_path: Path) -> None:
-    """Rows of another library version, of a libtype that is gone, or of AITER, which tells no version; others stay."""
+    """Rows of another library version, of a libtype that is gone, or of AITER, which tells no
+    version; others stay.
+    """
     one = fake_backend("turbo", solutions=("steady",), call=exact)
     table = tmp_path / "t.csv"
     old, new = (fake_registry(attrs.evolve(one, library_version=lambda _, version=version: version)) for version in "12")
@@ -124,7 +130,7 @@ def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_
 
 
 def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
-    """Shapes that it does not suffice for are told, not stored, and are the next run's."""
+    """Shapes that it does not suffice for are reported, not stored, and are the next run's."""
     registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
     source = tmp_path / "shapes.csv"
     source.write_text("M,N,K,dtype,count\n1,64,128,fp32,1\n8,64,128,fp32,1000\n100,64,128,fp32,1\n")
@@ -141,7 +147,9 @@ def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
 
 
 def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last device stops working the run ends, says so, and what it leaves is the next run's."""
+    """When the last device stops working the run ends, says so, and what it leaves is the next
+    run's.
+    """
     state, place = {"gone": False, "mended": False}, Session.place
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
@@ -188,7 +196,10 @@ def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a shape keeps its trials: the next run of the same kind does not do them again."""
+    """Ctrl-C in the middle of a shape keeps its trials.
+
+    The next run of the same kind does not do them again.
+    """
     calls: list[tuple[str, int]] = []
 
     def counted(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -263,7 +274,9 @@ def test_no_backend_for_the_op_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_table_edited_by_hand_between_two_runs_keeps_what_was_written(tmp_path: Path) -> None:
-    """A row taken out is tuned again, a column and a row put in survive, and a broken line is told before measuring."""
+    """A row taken out is tuned again, a column and a row put in survive, and a broken line is an
+    error before measuring.
+    """
     registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
     tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
     header, first, second = table.read_text().splitlines()

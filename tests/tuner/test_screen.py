@@ -22,7 +22,9 @@ def solution(name: object, libtype: str = "tri") -> Solution:
 
 
 class Chip:
-    """A sampler over true times that counts rounds and what they take, and slows down by *drift* a call."""
+    """A sampler over true times that counts rounds and what they take, and slows down by *drift* a
+    call.
+    """
 
     def __init__(self, times: Mapping[Solution, float], noise: float = 0.0, seed: int = 0, drift: float = 1.0) -> None:
         self.times, self.noise, self.random, self.drift = times, noise, random.Random(seed), drift
@@ -48,7 +50,10 @@ def none(_: Sequence[Solution]) -> list[Solution]:
 
 
 def test_the_hopeless_get_one_round() -> None:
-    """What takes far longer than the best of its own backend is timed once; a slow backend's best is timed on."""
+    """A solution far slower than the best of its backend is timed once.
+
+    A slow backend's best is timed on.
+    """
     times = {solution(1): 10.0, solution(2): 10.3, solution(3): 30.0, solution(4, "slow"): 25.0, solution(5, "slow"): 60.0}
     chip = Chip(times)
     found = screen(SHAPE, list(times), chip, 20, none, 0.0)
@@ -58,7 +63,10 @@ def test_the_hopeless_get_one_round() -> None:
 
 
 def test_survivors_are_near_the_best_and_first_guesses() -> None:
-    """Who is 30 % behind goes no further, but for each backend's first guess; the rest are told as screened."""
+    """Who is 30 % behind goes no further, but for each backend's first guess.
+
+    The rest have the status screened.
+    """
     times = {
         solution(1): 13.0,
         solution(2): 10.0,
@@ -77,7 +85,7 @@ def test_survivors_are_near_the_best_and_first_guesses() -> None:
 
 
 def test_at_most_topk_of_a_libtype_go_on() -> None:
-    """The fastest of each backend, its first guess besides."""
+    """The fastest of each backend survive, and its first guess."""
     times = {solution(place, libtype): 10.0 + (30 - place) / 1000 for libtype in ("tri", "other") for place in range(30)}
     found = screen(SHAPE, list(times), Chip(times), 4, none, 0.0)
 
@@ -87,7 +95,9 @@ def test_at_most_topk_of_a_libtype_go_on() -> None:
 
 
 def test_noise_widens_the_band() -> None:
-    """Where a solution's own rounds differ by several percent, one that seems 8 % slower may be the best."""
+    """Where a solution's own rounds differ by several percent, one that seems 8 % slower may be the
+    best.
+    """
     times = {solution(1): 10.0, solution(2): 10.0, solution(3): 10.8}
     quiet = screen(SHAPE, list(times), Chip(times, 0.001), 20, none, 0.0)
     noisy = screen(SHAPE, list(times), Chip(times, 0.05), 20, none, 0.0)
@@ -97,7 +107,10 @@ def test_noise_widens_the_band() -> None:
 
 
 def test_failures_are_told_and_go_no_further() -> None:
-    """What crashes while it is timed comes back as its Timing; where nothing is left, nothing survives."""
+    """What crashes while it is timed comes back as its Timing.
+
+    Where nothing is left, nothing survives.
+    """
     times = {solution(1): 0.0, solution(2): 10.0}
     found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)
 
@@ -108,7 +121,10 @@ def test_failures_are_told_and_go_no_further() -> None:
 
 
 class Hill:
-    """Solutions named by a whole number; the nearer to 50, the faster; neighbours are one step away."""
+    """Solutions named by a whole number; the nearer to 50, the faster.
+
+    Neighbours are one step away.
+    """
 
     def __init__(self, step: float) -> None:
         self.times = {solution(place): 10.0 * (1 + step * abs(50 - place)) for place in range(100)}
@@ -157,7 +173,10 @@ def test_a_backend_far_behind_is_not_refined() -> None:
 
 
 def test_a_clock_that_fell_while_neighbours_compiled_does_not_hide_them() -> None:
-    """Neighbours are timed beside the best so far: 3 % faster shows although everything is 10 % slower a call later."""
+    """Neighbours are timed with the best so far.
+
+    3 % faster shows although everything is 10 % slower a call later.
+    """
     hill = Hill(0.03)
     found = screen(SHAPE, [solution(49)], Chip(hill.times, drift=1.1), 20, hill.neighbours, 0.0)
 
@@ -166,7 +185,10 @@ def test_a_clock_that_fell_while_neighbours_compiled_does_not_hide_them() -> Non
 
 
 def test_the_search_takes_a_tenth_of_timing_everything() -> None:
-    """Over random fields of 120 solutions: at least 10 times less than 106 rounds of each, the winner within 1 %."""
+    """Over random fields of 120 solutions.
+
+    At least 10 times less than 106 rounds of each, the winner within 1 %.
+    """
     exhaustive, spent, near = 0.0, 0.0, 0
     for seed in range(40):
         draw = random.Random(seed)

@@ -42,7 +42,10 @@ def test_a_time_that_is_none_never_wins(us: float) -> None:
 
 
 def test_ties_go_to_the_incumbent_then_by_rank() -> None:
-    """Within noise or 0.5 % what the table has stays; without an incumbent the earlier libtype gets it."""
+    """Within noise or 0.5 % what the table has stays.
+
+    Without an incumbent the earlier libtype gets it.
+    """
     tied = (timing("torch", 10.0), timing("triton", 10.03), timing("asm", 10.04))
 
     assert chosen(*tied, incumbent=Solution("triton", "k")) == "triton:k"
@@ -50,7 +53,10 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
 
 def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
-    """What is as fast within noise as the guess is luck; what is clearly faster is not, and a libtype of a better rank goes first."""
+    """What is as fast within noise as the guess is luck.
+
+    What is clearly faster is not, and a libtype of a better rank goes first.
+    """
     tied = (timing("triton", 10.0, name="lucky"), timing("triton", 10.03, name="guess"))
     guesses = {Solution("triton", "guess"), Solution("torch", "k")}
 
@@ -121,7 +127,7 @@ def test_the_pin_takes_the_least_time_over_the_workload() -> None:
 
 
 def test_the_pin_passed_for_every_shape() -> None:
-    """What failed, or was not tried, for one M is no answer for all of them."""
+    """A solution that failed, or was not tried, for one M cannot be the pin."""
     one = (at(1, "asm", 1.0), at(64, "asm", 1.0, status="wrong"), at(1, "triton", 8.0), at(64, "triton", 20.0), at(1, "torch", 2.0))
 
     assert pinned(*one) == "triton:k"

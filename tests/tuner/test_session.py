@@ -29,7 +29,7 @@ def session(**options) -> Session:
 
 
 def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
-    """A worker that was replaced binds what it is asked about, so nothing has to be told again."""
+    """A worker that was replaced binds what it is asked about, so nothing has to be repeated."""
     samples = session().sample(SHAPE, (GOOD,), 3)
 
     assert isinstance(samples[GOOD], Samples)
@@ -38,7 +38,10 @@ def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
 
 
 def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
-    """`candidates` cuts each backend's list from its end; torch's own call is beside it as always."""
+    """`candidates` cuts each backend's list from its end.
+
+    The baseline is listed as always.
+    """
     found, baseline = session(candidates=1).list(SHAPE)
 
     assert found == (GOOD,)
@@ -47,14 +50,17 @@ def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
 
 
 def test_the_tolerance_of_an_element_may_be_said() -> None:
-    """`atol` and `rtol` take the place of the op's: without any, the rounding of a sum is too much."""
+    """`atol` and `rtol` take the place of the op's.
+
+    Without any, the rounding of a sum is too much.
+    """
     assert session(errRatio=0.0).check(SHAPE, GOOD).status == "ok"
     assert session(errRatio=0.0, atol=1e-3, rtol=0.0).check(SHAPE, GOOD).status == "ok"
     assert session(errRatio=0.0, atol=0.0, rtol=0.0).check(SHAPE, GOOD).status == "wrong"
 
 
 def test_what_fails_in_a_round_costs_itself() -> None:
-    """Samples of the others come back beside the Timing that says what happened."""
+    """Samples of the others come back with the Timing of the failure."""
     answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)
 
     assert isinstance(answers[GOOD], Samples)

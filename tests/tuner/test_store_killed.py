@@ -1,4 +1,7 @@
-"""Writers that are killed, and writers beside each other: real processes on one table and one log."""
+"""Writers that are killed, and several writers at once.
+
+Real processes on one table and one log.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from tunedgemm.testing.replay import read_trials
 
 OP = op_named("a16w16")
 
-#: Forks writers from a process without threads; a writer tunes the shapes of range(first, last), five solutions each.
+#: Forks writers from a process without threads. A writer tunes the shapes of range(first, last),
+#: with five solutions each.
 WRITERS = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -69,7 +73,10 @@ def _writers(source: str, folder: Path) -> str:
 
 
 def test_killed_at_random_moments_nothing_is_lost_or_done_twice(tmp_path):
-    """Twenty times kill -9, then a run to the end: the table of an undisturbed run, and each trial and outcome once."""
+    """Twenty times kill -9, then a run to the end.
+
+    The table of an undisturbed run, and each trial and outcome once.
+    """
     source = """
 random.seed(3)
 killed = 0
@@ -111,7 +118,9 @@ print([row.shape.m for row in read_rows(folder / "t.csv", op)[0]])
 
 
 def test_two_runs_on_one_table_at_once(tmp_path):
-    """Both sets of rows and of trials are there, and of a dead run's trials exactly one of the two makes use."""
+    """Both sets of rows and of trials are there, and of a dead run's trials exactly one of the two
+    makes use.
+    """
     source = """
 dead = start(folder / "t.csv", 1, 100, 0.2)
 log = folder / "t.trials.jsonl"

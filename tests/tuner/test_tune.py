@@ -1,4 +1,4 @@
-"""The tuner as a whole, on the CPU, with backends that behave badly beside one that does not."""
+"""The tuner as a whole, on the CPU, with backends that behave badly and one that does not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:
 
 
 def test_a_row_of_aiter_gives_way_to_what_is_measured_again(tmp_path: Path) -> None:
-    """AITER's rows name no device: with --all the new row takes the place of such a row, whatever time it claims."""
+    """AITER's rows name no device.
+
+    With --all the new row takes the place of such a row, whatever time it claims.
+    """
     registry, path = fake_registry(fake_backend("turbo", solutions=("a",), call=linear)), tmp_path / "t.csv"
     tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry)
     row = read_rows(path, OP)[0][0]
@@ -96,7 +99,9 @@ def test_a_shape_that_nothing_can_run_is_reported_and_not_stored(tmp_path: Path)
 
 
 def test_a_backend_that_breaks_the_contract_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A foreign solution costs the backend its place in that shape, with a warning, and the run goes on."""
+    """A foreign solution costs the backend its place in that shape, with a warning, and the run
+    goes on.
+    """
     foreign = fake_backend("foreign", solutions=(Solution("torch", "native"),))
     registry = fake_registry(foreign, fake_backend("turbo", call=linear))
 
@@ -107,7 +112,10 @@ def test_a_backend_that_breaks_the_contract_is_left_out(tmp_path: Path, caplog: 
 
 
 def test_torch_may_win_with_all_and_is_never_stored_without_being_asked_for(tmp_path: Path) -> None:
-    """With --libtype all a table is never slower than torch; with one libtype the row is that libtype's."""
+    """With --libtype all a table is never slower than torch.
+
+    With one libtype the row is that libtype's.
+    """
     registry = fake_registry(fake_backend("turbo", solutions=("slow",), call=linear, sleep={"slow": 2e-3}))
 
     tune(shapes=SHAPES[:1], output=tmp_path / "all.csv", options=Options(iters=5), registry=registry)
@@ -133,7 +141,10 @@ def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> Non
 
 
 def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What raises while the neighbours are listed is logged; the listed solutions are tuned all the same."""
+    """What raises while the neighbours are listed is logged.
+
+    The listed solutions are tuned all the same.
+    """
 
     def refine(solution, shape, device):
         raise ValueError("no such ladder")
@@ -148,7 +159,7 @@ def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, ca
 
 
 def test_the_winner_must_beat_torch_alone_too(tmp_path: Path) -> None:
-    """A solution that is faster only while many others run beside it does not displace F.linear."""
+    """A solution that is faster only while many others run does not displace F.linear."""
 
     def bench(op, shape, device):
         def sample(launchers, rounds):
@@ -211,7 +222,7 @@ def test_users_mistakes_are_told_before_anything_is_measured(tmp_path: Path) -> 
 
 
 def test_a_damaged_trial_log_names_the_line(tmp_path: Path) -> None:
-    """A line that is no trial is an error with its number, also one of another schema."""
+    """A line that is not a trial is an error with its number, also one of another schema."""
     log = tmp_path / "log.jsonl"
     for line in ("{", json.dumps({"schema": 99}), "[1]"):
         log.write_text(line + "\n")

@@ -170,7 +170,9 @@ def test_a_verified_kernel_is_known_to_repeat_itself() -> None:
 
 
 def test_a_cache_that_fills_is_no_leak() -> None:
-    """A workspace that the first call keeps, or that each call puts in the place of the last, is none; one more at every call is."""
+    """A workspace that the first call keeps, or that each call puts in the place of the last, is
+    none; one more at every call is.
+    """
     assert checked(keeps_a_workspace).status == "ok"
     assert checked(replaces_a_buffer).status == "ok"
     assert checked(leaks).status == "leaks"
@@ -178,7 +180,7 @@ def test_a_cache_that_fills_is_no_leak() -> None:
 
 
 def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
-    """After the timing everything is checked once more."""
+    """After the timing everything is checked again."""
     _state.clear()
     verifier, launcher = Verifier(OP, SHAPE, operands(), 0.05), Launcher(right_for_a_while)
 
@@ -192,7 +194,10 @@ def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
 
 
 def test_batch_invariance_is_tested_over_many_m() -> None:
-    """Rows whose bits depend on M speak against it, and so does an M that is refused; a plain row-wise product passes."""
+    """Rows whose bits depend on M speak against it, and so does an M that is refused.
+
+    A plain row-wise product passes.
+    """
     verifier = Verifier(OP, SHAPE, operands(), 0.05)
 
     def exact(x, weight):
@@ -209,7 +214,7 @@ def test_batch_invariance_is_tested_over_many_m() -> None:
 
 
 def test_the_rows_of_a_bias_are_left_alone() -> None:
-    """Only activations are cut to the M at hand, even where a bias is as long as they are."""
+    """Only activations are cut to the M at hand, even if a bias is as long."""
     shape = Shape("a16w16", 4, max(INVARIANT_M), 32, "fp32", epilogue="bias")
     sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)]
 
@@ -220,7 +225,9 @@ def test_the_rows_of_a_bias_are_left_alone() -> None:
 
 
 def shape_with_rows(name: str) -> Shape:
-    """An example of an op with several rows, whose rows do not share a scale that is computed from all of them."""
+    """An example of an op with several rows, whose rows do not share a scale that is computed from
+    all of them.
+    """
     shapes = [shape for shape in shapes_of(name) if shape.m > 2 and "per_Tensor" not in dict(shape.extra).values()]
     return min(shapes, key=lambda shape: (op_named(name).flops(shape), str(shape)))
 
@@ -234,7 +241,10 @@ def verifier_of(shape: Shape) -> Verifier:
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
-    """The reference itself passes; last row of the last batch lost, an operand written to, and an output of another form do not."""
+    """The reference itself passes.
+
+    Last row of the last batch lost, an operand written to, and an output of another form do not.
+    """
     shape = shape_with_rows(name)
     verifier, solution = verifier_of(shape), Solution("fake", "k")
     right = functools.partial(exact, solution, shape)
@@ -269,7 +279,10 @@ def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
-    """Rows alone are those among others, in each batch; a solution whose rows depend on how many there are is found out."""
+    """Rows alone are those among others, in each batch.
+
+    A solution whose rows depend on how many there are is found out.
+    """
     shape = shape_with_rows(name)
     verifier, solution = verifier_of(shape), Solution("fake", "k")
 

@@ -49,7 +49,10 @@ class Do:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """The session's module, importable here and in the workers: its requests do odd things to their process."""
+    """The session's module, importable here and in the workers.
+
+    Its requests do odd things to their process.
+    """
     folder = tmp_path_factory.mktemp("fragile")
     (folder / "fragile_session.py").write_text(SESSION)
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +117,9 @@ def test_a_worker_is_replaced_when_it_dies_hangs_or_loses_its_device(fragile: Mo
 
 
 def test_a_session_in_this_process_answers_like_a_worker() -> None:
-    """A request runs on the session of this process, and a lost device is a `WorkerDied` there, too."""
+    """A request runs on the session of this process, and a lost device is a `WorkerDied` there,
+    too.
+    """
 
     class Add:
         def run(self, session: int) -> int:

@@ -1,4 +1,6 @@
-"""Workload: samples of one call over cold or hot weights, in a graph or launched, in interleaved rounds."""
+"""Workload: samples of one call over cold or hot weights, in a graph or launched, in interleaved
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def us(workload: Workload, launcher: Launcher = LINEAR, rounds: int = 21) -> flo
 
 
 def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
-    """Solutions are interleaved after the first calls of each: no round runs one twice, and the order is not fixed."""
+    """Solutions are interleaved after the first calls of each.
+
+    No round runs one twice, and the order is not fixed.
+    """
     order: list[str] = []
 
     def launcher(name: str) -> Launcher:
@@ -50,7 +55,10 @@ def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
 
 
 def test_weights_rotate_and_activations_stay() -> None:
-    """Each copy has its own weight with its own contents; the activations are shared; a sample uses every copy."""
+    """Each copy has its own weight with its own contents; the activations are shared.
+
+    A sample uses every copy.
+    """
     used: list[int] = []
     workload = Workload(OP, Shape("a16w16", 4, 256, 512, "fp32"), device_of(-1))
     weights = [operands[1] for operands in workload.copies]
@@ -63,7 +71,9 @@ def test_weights_rotate_and_activations_stay() -> None:
 
 
 def test_hot_weights_are_one_copy() -> None:
-    """With the cache hot every timed call reads the same weight, and outputs can still be verified on two."""
+    """With the cache hot every timed call reads the same weight, and outputs can still be verified
+    on two.
+    """
     used: list[int] = []
     workload = Workload(OP, Shape("a16w16", 4, 256, 512, "fp32"), device_of(-1), cache="hot")
     workload({NATIVE: Launcher(lambda x, weight: used.append(weight.data_ptr()) or torch.nn.functional.linear(x, weight))}, 3)
@@ -74,7 +84,9 @@ def test_hot_weights_are_one_copy() -> None:
 
 
 def test_times_are_of_one_call() -> None:
-    """A call that sleeps 2 ms is timed at about 2 ms, whatever a sample holds, and the samples say what that is."""
+    """A call that sleeps 2 ms is timed at about 2 ms, whatever a sample holds, and the samples say
+    what that is.
+    """
 
     def slow(x, weight):
         time.sleep(2e-3)
@@ -91,7 +103,9 @@ def test_times_are_of_one_call() -> None:
 
 @pytest.mark.parametrize("calls", [0, 1, 5])
 def test_what_raises_is_an_answer_and_the_others_are_timed(calls: int) -> None:
-    """A launcher that raises, at once or in the middle of the rounds, gives its exception and no samples."""
+    """A launcher that raises, at once or in the middle of the rounds, gives its exception and no
+    samples.
+    """
     left = [calls]
 
     def breaks(x, weight):
@@ -120,7 +134,10 @@ def test_clocks_that_nobody_tells_are_none() -> None:
 
 
 def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML's bits come out as what holds the clock back; idling and clocks that users set are no such thing."""
+    """NVML's bits come out as what holds the clock back.
+
+    Idling and clocks that users set are no such thing.
+    """
 
     class Nvml:
         NVML_CLOCK_SM = 1
@@ -144,7 +161,10 @@ def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
 def test_touching_leaves_every_bit(dtype) -> None:
-    """Whatever the dtype, strides and offset, also of nothing: values are as before, NaN among them."""
+    """Whatever the dtype, strides and offset, also of nothing.
+
+    Values are as before, NaN among them.
+    """
     x = torch.randint(0, 256, (6, 512), dtype=torch.uint8).view(getattr(torch, dtype))
     before = x.view(torch.uint8).clone()
     for part in (x, x.t(), x[2:, 3:], x[:0]):
@@ -208,7 +228,9 @@ def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> No
 
 @pytest.mark.gpu
 def test_others_are_timed_after_all_were_forgotten() -> None:
-    """Graphs that are all dropped leave nothing behind that keeps the next ones from being captured."""
+    """Graphs that are all dropped leave nothing behind that keeps the next ones from being
+    captured.
+    """
     workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
     for _ in range(3):
         assert isinstance(workload({NATIVE: LINEAR}, 1)[NATIVE], Samples)
@@ -227,7 +249,10 @@ def test_a_hot_weight_is_read_faster_than_a_cold_one() -> None:
 
 @pytest.mark.gpu
 def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
-    """Eager samples contain what the host takes for each call, graphs do not; a call that is no graph's is launched."""
+    """Eager samples contain what the host takes for each call, graphs do not.
+
+    A call outside a graph is launched.
+    """
     device, shape, launches = current_device(), Shape("a16w16", 16, 256, 256), []
 
     def counted(x, weight):
@@ -248,7 +273,10 @@ def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
 
 @pytest.mark.gpu
 def test_the_clock_is_told_where_nvml_answers() -> None:
-    """With NVML's bindings each sample has a clock of hundreds of MHz; the reason is words or nothing."""
+    """With NVML's bindings each sample has a clock of hundreds of MHz.
+
+    The reason is words or nothing.
+    """
     pytest.importorskip("pynvml")
     device = current_device()
     if device.kind != "nvidia":
@@ -262,7 +290,10 @@ def test_the_clock_is_told_where_nvml_answers() -> None:
 
 @pytest.mark.gpu
 def test_a_busy_device_is_not_saturated_again() -> None:
-    """The first call loads the chip; one that follows at once takes little longer than its round."""
+    """The first call loads the chip.
+
+    One that follows at once takes little longer than its round.
+    """
     workload = Workload(OP, Shape("a16w16", 16, 7168, 8192), current_device())
     us(workload, rounds=1)
     start = time.perf_counter()
@@ -273,7 +304,9 @@ def test_a_busy_device_is_not_saturated_again() -> None:
 
 
 def test_samples_of_what_is_slower_than_guessed_are_short() -> None:
-    """On a CPU a call of 5 ms, for which microseconds were guessed, is not made hundreds of times for each sample."""
+    """On a CPU a call of 5 ms, for which microseconds were guessed, is not made hundreds of times
+    for each sample.
+    """
 
     def slow(x, weight):
         time.sleep(5e-3)
