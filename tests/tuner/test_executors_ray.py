@@ -339,7 +339,7 @@ def test_another_server_is_no_cluster(tmp_path: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("ray")
     monkeypatch.setattr(joining, "_JOIN_S", 3.0)
 
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="no head of a Ray cluster"):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="not the head of a Ray cluster"):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(FAST, ray_address=f"127.0.0.1:{server.getsockname()[1]}"))
 
 

@@ -293,7 +293,7 @@ def test_the_summary_of_a_good_run() -> None:
     assert "a16w16: 2 shapes on 4 x sm_90, 132 SMs (nvidia-h200)" in text
     # 1 x 20 + 2 x 50 us before, 1 x 10 + 2 x 50 us after
     assert f"geometric mean 1.414x torch; weighted by count and time {120 / 110:.3f}x" in text
-    assert "ties: beside 1 of 2 winners" in text
+    assert "ties: 1 of 2 winners tied" in text
     assert "solutions: 4 ok, 1 screened" in text
     assert "seconds: compile 3.0, device 0.8" in text
     assert f"2 tuned, 0 failed, 1 skipped (tuned already; --all tunes them again): {TABLE}" in text
@@ -315,7 +315,7 @@ def test_the_summary_names_what_went_wrong() -> None:
     assert "  triton: hung: 30 s were over\n" in text and "torch: ok" not in text
     assert "failed: a16w16 M=4 N=1280 K=8192 bf16->bf16: no backend offered a solution" in text
     assert "slower than torch (not among the libtypes asked for): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
-    assert "held them back beside 1 winners (power cap)" in text
+    assert "held them back for 1 winners (power cap)" in text
     assert f"1 tuned, 2 failed: {TABLE}" in text
 
 
@@ -341,7 +341,7 @@ def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
     text = summarized(report)
 
     assert "pinned for every M: N=1280 K=8192 bf16: triton:fast_[bold]v3 splitK=4\n" in text
-    assert "1 tuned, 0 failed, 2 not begun (the budget is spent; the same command goes on with them)" in text
+    assert "1 tuned, 0 failed, 2 not begun (the budget is spent; the same command resumes them)" in text
     assert "not begun: a16w16 M=2" in summarized(report, verbose=True)
 
 

@@ -85,7 +85,7 @@ class Line:
             yield
         except (TunedGemmError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
-            raise TableError(f"{self.path}:{self.number}: no trial: {what}; {_MOVE}") from error
+            raise TableError(f"{self.path}:{self.number}: not a trial: {what}; {_MOVE}") from error
 
 
 _MOVE = "move the file away, and the next run starts a new one"
@@ -99,7 +99,7 @@ def read_log(path: Path) -> Iterator[Line]:
     """
     try:
         if not path.is_file():
-            raise TableError(f"{path}: is no regular file; name another output file")
+            raise TableError(f"{path}: not a regular file; name another output file")
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 # a power cut leaves zero bytes behind on some file systems
@@ -115,12 +115,12 @@ def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         if text.startswith(_BEGINNING) or (number == 1 and _BEGINNING.startswith(text) and len(text) > 1):
-            _log.warning("%s:%d: passed over: a line that was cut off when its writer was killed", path, number)
+            _log.warning("%s:%d: skipped a partial line of a killed writer", path, number)
             return None
-        raise TableError(f"{path}:{number}: is no line of a trial log ({text[:40]!r}: {error}); {_MOVE}") from None
+        raise TableError(f"{path}:{number}: not a line of a trial log (got {text[:40]!r}: {error}); {_MOVE}") from None
     schema = fields.get("schema") if isinstance(fields, dict) else None
     if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
-        raise TableError(f"{path}:{number}: is no line of a trial log, which are JSON objects with a 'schema' ({text[:40]!r}); {_MOVE}")
+        raise TableError(f"{path}:{number}: not a line of a trial log: not a JSON object with a 'schema' (got {text[:40]!r}); {_MOVE}")
     if schema > SCHEMA:
         raise TableError(f"{path}:{number}: was written by a newer tunedgemm (schema {schema}; this one reads 1 to {SCHEMA}); {_MOVE}")
     return dict(fields)
@@ -146,7 +146,7 @@ def append(path: Path, lines: Iterable[str]) -> None:
             os.close(handle)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space and start the same command again, which goes on from here" if full else "name another output file"
+        hint = "free some space and run the same command again, which resumes from here" if full else "name another output file"
         raise TableError(f"{path}: cannot be written: {error.strerror or error}; {hint}") from error
 
 

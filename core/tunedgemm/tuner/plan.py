@@ -49,7 +49,7 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[S
         TableError: the file is missing, or does not list shapes of this op.
     """
     if stale is not None and not present(stale):
-        raise TableError(f"--stale tunes rows of a table again, and there is no {stale}; leave --stale out, or name the table with -o")
+        raise TableError(f"--stale: {stale} does not exist; leave --stale out, or name the table with -o")
     if isinstance(source, Mapping):
         return list(source.items())
     if source is not None and not isinstance(source, Path):

@@ -243,11 +243,11 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
         mean = math.exp(sum(map(math.log, gains)) / len(gains))
         yield f"geometric mean {mean:.3f}x torch; weighted by count and time {_weighted(outcomes):.3f}x"
     if tied := sum(1 for outcome in outcomes if outcome.tied):
-        yield f"ties: beside {tied} of {len(outcomes) - len(report.failed)} winners others were as fast within noise"
+        yield f"ties: {tied} of {len(outcomes) - len(report.failed)} winners tied with others within noise"
     slower = [f"{outcome.task.shape}, {outcome.gain:.2f}x" for outcome in outcomes if 0 < outcome.gain < SLOWER]
     yield from _listed("slower than torch (not among the libtypes asked for)", slower, some)
     if held := [outcome.winner.throttled for outcome in outcomes if outcome.winner is not None and outcome.winner.throttled]:
-        yield f"clocks: the driver held them back beside {len(held)} winners ({', '.join(sorted(set(held)))})"
+        yield f"clocks: the driver held them back for {len(held)} winners ({', '.join(sorted(set(held)))})"
     timings = [timing for outcome in outcomes for timing in outcome.timings]
     if timings:
         yield f"solutions: {_counts(timings)}"
@@ -273,8 +273,8 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
     why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
     counts += f", {len(report.skipped)} skipped ({why})" if report.skipped else ""
-    counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command goes on with them)" if report.unbegun else ""
-    counts += f", {len(report.lost)} left without a working device (the same command goes on with them)" if report.lost else ""
+    counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command resumes them)" if report.unbegun else ""
+    counts += f", {len(report.lost)} left without a working device (the same command resumes them)" if report.lost else ""
     if not (report.outcomes or report.skipped or report.unbegun or report.lost):
         counts += " (the input, or this shard of it, names no shape)"
     yield f"{counts}: {report.output}"

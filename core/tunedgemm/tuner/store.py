@@ -217,7 +217,7 @@ class Store:
     def _check_writable(self) -> None:
         for path in filter(None, (self.table, self.trials, self.profile)):
             if path != self.profile and present(path) and not path.is_file():
-                raise TableError(f"cannot write {path}: it is no regular file; choose another place with -o")
+                raise TableError(f"cannot write {path}: it is not a regular file; choose another place with -o")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=path.parent), path.open("a") if present(path) else contextlib.nullcontext():
@@ -230,12 +230,12 @@ class Store:
     def _check_profile(self, path: Path) -> None:
         """Check that a profile can be appended to, and is not the table, the log or another file."""
         if path.resolve() in (self.table.resolve(), self.trials.resolve()):
-            raise TableError(f"{path}: -o2 names a file that the run keeps something else in; choose another place with -o2")
+            raise TableError(f"{path}: the table or the trial log is at the path of -o2; choose another place with -o2")
         if path.is_file() and path.stat().st_size:
             with path.open(encoding="utf-8-sig", errors="replace") as file:
                 first = file.readline(1000).strip()
             if first != ",".join(self._profile_columns):
-                raise TableError(f"{path}: is no profile (its first line reads {first[:80]!r}); choose another place with -o2")
+                raise TableError(f"{path}: not a profile (its first line is {first[:80]!r}); choose another place with -o2")
 
     def _lock_of(self, run: str) -> Path:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")
@@ -298,7 +298,7 @@ class Store:
                     continue  # the user removed the row: the shape is tuned again
             self._trials[where], self._outcomes[where] = trials, winner
         count = sum(map(len, self._trials.values()))
-        _log.info("%s: goes on from run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
+        _log.info("%s: resumes run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
         self._put()
 
     def _append(self, place: Place, timings: Iterable[Timing], ending: str = "") -> None:

@@ -97,7 +97,7 @@ def _try(address: str) -> None:
     try:
         done = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, check=False, timeout=_JOIN_S)
     except subprocess.TimeoutExpired:
-        raise UserError(f"--ray-address {address}: what answers there is no head of a Ray cluster; {_FORM}") from None
+        raise UserError(f"--ray-address {address}: the server there is not the head of a Ray cluster; {_FORM}") from None
     if done.returncode:
         raise UserError(f"--ray-address {address}: {_line(done.stderr) or f'exit code {done.returncode}'}")
 
