@@ -110,10 +110,7 @@ class TestLog:
         assert store.known(H200, before[0].shape) == ()
 
     def test_passes_over_what_a_killed_writer_left_half_written(self, begin, caplog):
-        """The partial line costs itself only: the next begins a new line.
-
-        A cut header does not make the file foreign.
-        """
+        """A partial line costs itself only, and a cut header does not make the file foreign."""
         store = begin()
         store.log(PLACE, [timing(SHAPES[0], "a"), timing(SHAPES[0], "b")])
         store.close()
@@ -126,9 +123,7 @@ class TestLog:
             assert [t.solution.kernel_name for t in read_trials(store.trials)] == (["a", "b", "c"] if whole else ["c"])
 
     def test_of_others_is_never_touched(self, begin, tmp_path):
-        """A foreign file, a damaged one or one of a newer version stops the run before anything is
-        measured.
-        """
+        """A foreign, damaged or newer file stops the run before anything is measured."""
         path = tmp_path / "t.trials.jsonl"
         ours = timing(SHAPES[0], "a").to_json().encode()
         for content in (b"M,N,K\n", b"[1]\n", b'{"a": 1}\n', b'{"schema": true}\n', b"\xff\xfe\x00\n", b"{\n", ours + b"\nhello\n"):
@@ -173,10 +168,7 @@ class TestResume:
     """A run after one that was interrupted."""
 
     def test_knows_the_trials_and_the_outcomes(self, begin):
-        """What is done is not done again: neither logged twice nor forgotten.
-
-        Another shape or device is unknown.
-        """
+        """A finished shape is not repeated; another shape or device is unknown."""
         first = begin()
         first.record(outcome(SHAPES[0]))
         first.record(Outcome(Task(SHAPES[1]), None, None, (timing(SHAPES[1], "bad"),), place=PLACE))
@@ -220,9 +212,7 @@ class TestResume:
         assert begin().done(H200, SHAPES[0]) is MISSING
 
     def test_takes_nothing_that_was_tuned_since(self, begin):
-        """A newer outcome of a run that did not resume goes before what an interrupted one had
-        measured.
-        """
+        """A newer outcome has priority over an interrupted run's trials."""
         first = begin()
         first.log(PLACE, [timing(shape, "a") for shape in SHAPES[:2]])
         first.close()
@@ -235,10 +225,7 @@ class TestResume:
         assert len(third.known(H200, SHAPES[1])) == 1
 
     def test_takes_nothing_measured_otherwise(self, begin, caplog):
-        """Other options or versions are other trials, and the log says what differs.
-
-        --no-resume takes nothing at all.
-        """
+        """Other options or versions are other trials, as the log says; --no-resume reuses none."""
         caplog.set_level(logging.INFO, "tunedgemm")
         first = begin()
         first.log(PLACE, [timing(SHAPES[0], "a")])
@@ -270,10 +257,7 @@ class TestResume:
         assert len(heir.known(H200, SHAPES[0])) == len(heir.known(H200, SHAPES[1])) == 1
 
     def test_puts_a_row_that_the_dead_run_had_no_time_for(self, begin, monkeypatch):
-        """The outcome is in the log and the table cannot be written.
-
-        The next run's open writes it, with its version.
-        """
+        """A row that is in the log alone is written, with its version, by the next open."""
         first = begin()
         first.record(outcome(SHAPES[0]))
         monkeypatch.setattr(module, "upsert", _full)
@@ -290,10 +274,7 @@ class TestResume:
         assert {row.libver for row in read_rows(second.table, OP)[0]} == {"3"}
 
     def test_puts_it_over_the_row_that_it_replaces(self, begin, monkeypatch):
-        """With --all the table still has the incumbent's row.
-
-        But what somebody else put there since stays.
-        """
+        """With --all it replaces the incumbent's row, but not a user's later one."""
         begin().record(outcome(SHAPES[0], 9.0, "old"))
         again = begin(resume=False)
         monkeypatch.setattr(module, "upsert", _full)
@@ -313,9 +294,7 @@ class TestResume:
         assert rows(again) == {1: 4.0}
 
     def test_tunes_anew_what_somebody_took_out_of_the_table(self, begin):
-        """A row deleted between two runs is not put back from the log, and its trials are
-        forgotten.
-        """
+        """A deleted row is not put back from the log, and its trials are forgotten."""
         first = begin()
         for shape in SHAPES[:3]:
             first.record(outcome(shape))
@@ -330,10 +309,7 @@ class TestResume:
         assert set(rows(second)) == {1, 3}
 
     def test_the_locks_of_runs_are_cleared_away(self, begin, tmp_path):
-        """Each run holds a file while it lives.
-
-        The lock of a killed run stays until the next run opens.
-        """
+        """A run holds a file while it lives; a killed run's stays until the next opens."""
         (tmp_path / "t.trials.jsonl.dead-1.lock").touch()
         store = begin()
         assert sorted(path.name for path in tmp_path.glob("*.jsonl.*.lock")) == [f"t.trials.jsonl.{store.run}.lock"]
@@ -346,9 +322,7 @@ class TestTable:
     """The table and the profile."""
 
     def test_a_users_edits_survive(self, begin):
-        """A row, a column and a line that means nothing, written while a run goes on, are there
-        after its next shape.
-        """
+        """A row, a column and a meaningless line of a user survive the next shape of a run."""
         store = begin()
         store.record(outcome(SHAPES[0]))
         header, first = store.table.read_text().splitlines()
@@ -396,9 +370,7 @@ class TestTable:
         assert (row.shape, row.device, row.libver, row.us) == (attrs.evolve(SHAPES[0], m=0), H200.name, "7", 8.0)
 
     def test_the_profile_has_each_trial_once(self, begin, tmp_path):
-        """One line of column names, also when two runs write it, and one a trial, whatever a driver
-        says of it in how many lines.
-        """
+        """One header, also with two runs, and one line a trial, whatever a driver's message."""
         for name in ("a", "b"):
             store = begin(profile=tmp_path / "profile.csv")
             store.log(PLACE, [attrs.evolve(timing(SHAPES[0], "bad"), detail='launch failure\nSearch for "it"\n\nthere')])
@@ -463,9 +435,7 @@ def _row(shape: Shape, name: str, us: float) -> Row:
 
 @pytest.mark.parametrize(("versions", "kept"), [({"turbo": "3"}, True), ({"turbo": "4"}, False)], ids=["the same", "another"])
 def test_trials_of_another_version_are_measured_again(begin: Callable[..., Store], versions: dict[str, str], kept: bool) -> None:
-    """What an interrupted run measured with another version of a library is forgotten, on that kind
-    of device alone.
-    """
+    """Trials of another library version are forgotten, on that kind of device alone."""
     first = begin()
     first.use(H200, {"turbo": "3", "torch": ""})
     first.log(PLACE, [timing(SHAPES[1], "half", 4.0)])
