@@ -30,12 +30,14 @@ class Device:
     """Where a shape runs.
 
     Attributes:
-        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its strongest instruction set.
+        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its
+            strongest instruction set.
         cu_num: compute units, streaming multiprocessors, or the threads that torch uses on a CPU.
         name: a slug of the product's name; "" in tables that do not tell.
         index: which of the present devices; -1 for a CPU or for a device that is only described.
-        versions: (name, version) of the libraries in use, no part of identity. Plain strings: torch's own version is of a class of
-            torch, which a process that is given the device would import to read it.
+        versions: (name, version) of the libraries in use, no part of identity. Plain strings:
+            torch's own version is of a class of torch, which a process that is given the device
+            would import to read it.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))

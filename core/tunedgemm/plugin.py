@@ -1,7 +1,8 @@
 """The contract of a plugin: the hook marker, and the values that hooks take and return.
 
-`CONTRACT` is the version of the hooks and of these names. A plugin may state the ``CONTRACT`` it was written
-for; the core loads plugins of its own version and of the one before. `tunedgemm.tools` has the rest.
+`CONTRACT` is the version of the hooks and of these names. A plugin may state the ``CONTRACT`` it
+was written for; the core loads plugins of its own version and of the one before. `tunedgemm.tools`
+has the rest.
 """
 
 from __future__ import annotations

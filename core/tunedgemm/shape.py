@@ -61,10 +61,11 @@ class Shape:
         dtype: dtype of the activations, as a short text; the op says the weight's.
         outdtype: dtype of the output; "" stands for the dtype of the activations.
         epilogue: what follows the product: ``none`` or ``bias``.
-        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, that of the output where they have less
-            than 16 bits. No part of a table's key.
+        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, that of the
+            output where they have less than 16 bits. No part of a table's key.
         scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
-        layout: how the weight lies in memory: ``row`` (plain [N, K]), ``aiter16x16``, or a pack's own.
+        layout: how the weight lies in memory: ``row`` (plain [N, K]), ``aiter16x16``, or a pack's
+            own.
         extra: fields that the op declares beyond these (B, experts ...), as sorted pairs.
     """
 

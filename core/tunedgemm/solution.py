@@ -23,15 +23,21 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
 class Solution:
     """One launchable choice of one backend.
 
-    Its identity is (libtype, kernel_name, split_k): two solutions may share it only if they are interchangeable,
-    and the plugin must be able to launch from it alone, in another process, on another day.
+    Its identity is (libtype, kernel_name, split_k): two solutions may share it only if they are
+    interchangeable, and the plugin must be able to launch from it alone, in another process, on
+    another day.
 
     Attributes:
-        libtype: the backend's name; several joined by ``+`` in a table's row whose stages belong to several.
-        kernel_name: the CSV column ``kernelName``; carries a revision of the kernel source where that can change.
-        split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a logarithm in others).
-        solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, no part of identity.
-        deterministic: the backend's claim that repeated runs give the same bits; verified by the tuner.
+        libtype: the backend's name; several joined by ``+`` in a table's row whose stages belong to
+            several.
+        kernel_name: the CSV column ``kernelName``; carries a revision of the kernel source where
+            that can change.
+        split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a
+            logarithm in others).
+        solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, no part
+            of identity.
+        deterministic: the backend's claim that repeated runs give the same bits; verified by the
+            tuner.
         batch_invariant: the claim that a row's bits do not depend on M; verified by the tuner.
         extra: columns that an op declares beyond these, as sorted pairs.
     """

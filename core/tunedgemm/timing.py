@@ -40,7 +40,8 @@ class Timing:
     Attributes:
         shape, solution: what was run.
         status: a word of `STATUSES`.
-        us: median device time of one call in microseconds, weights cold; 0 where it was not measured.
+        us: median device time of one call in microseconds, weights cold; 0 where it was not
+            measured.
         noise: half width of the median's 95 % interval, relative to it.
         samples: how many rounds the median is over.
         err_ratio: share of elements outside AITER's tolerance of the reference.
@@ -48,7 +49,8 @@ class Timing:
         clock_mhz: SM clock beside the measurement, 0 where the driver does not answer.
         throttled: why the driver held the clock back then, "" where it did not or does not answer.
         deterministic: whether repeated runs gave the same bits; None where that was not tested.
-        batch_invariant: whether a row's bits were the same for several M; None where that was not tested.
+        batch_invariant: whether a row's bits were the same for several M; None where that was not
+            tested.
         detail: the reason of a status that is not ``ok``.
     """
 

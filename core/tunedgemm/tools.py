@@ -1,6 +1,7 @@
 """Services of the core for plugins: loading and launching kernels, tables, and the tuner for plugin commands.
 
-The tuner and its reports load with their first use, so that a plugin that only launches stays quick to import.
+The tuner and its reports load with their first use, so that a plugin that only launches stays quick
+to import.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
     """Return the bytes stored under *key*, building and storing them when they are missing or damaged.
 
     Args:
-        key: everything that the bytes depend on: source, architecture, compiler and version, options.
+        key: everything that the bytes depend on: source, architecture, compiler and version,
+            options.
         build: makes the bytes; called at most once, outside any lock.
         fresh: build, and replace what is stored.
         on_disk: the bytes are for another process: where they cannot be stored that is an error.
@@ -40,7 +41,8 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
     Where the folder cannot be written the bytes are otherwise kept in this process's memory.
 
     Raises:
-        PluginError: *build* returned something else than bytes, or they cannot be stored and should be *on_disk*.
+        PluginError: *build* returned something else than bytes, or they cannot be stored and should
+            be *on_disk*.
     """
     name = hashlib.sha256(key.encode()).hexdigest()
     path = cache_folder() / name[:2] / name

@@ -17,8 +17,8 @@ class Command:
         help: one line for the list of commands.
         add_arguments: fills the command's parser.
         run: does the work from the parsed arguments and returns the exit code.
-        add_late: adds what is slow to find out, for the words after the command's; called when the command is the one whose arguments are
-            parsed, or whose help is asked for.
+        add_late: adds what is slow to find out, for the words after the command's; called when the
+            command is the one whose arguments are parsed, or whose help is asked for.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """CUDA's and HIP's drivers through ctypes, for plugins that load code objects: which file, which functions, whose context.
 
-A plugin names the functions that it calls, and launches by a way of its own. The vendors' headers are cuda.h of CUDA 12 and 13 and
-hip_runtime_api.h of ROCm 6 and 7.
+A plugin names the functions that it calls, and launches by a way of its own. The vendors' headers
+are cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ class DriverInterface:
         plugin: who asks; its errors begin with it.
         kind: whose devices it drives, as `Device.kind`.
         libraries: its file names, newest first; the last is what all start with.
-        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is success.
-        error: the function that gives the text of a status: as its result, or on NVIDIA through a pointer.
-        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where there are no contexts.
+        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is
+            success.
+        error: the function that gives the text of a status: as its result, or on NVIDIA through a
+            pointer.
+        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where
+            there are no contexts.
     """
 
     plugin: str
@@ -67,7 +70,8 @@ class Driver:
     def mend(self, word: str, status: int, index: int) -> None:
         """Make a second try of a failed call worthwhile, where the thread only had no context.
 
-        A thread has none while it has called nothing of CUDA's runtime but what torch answers from its own memory.
+        A thread has none while it has called nothing of CUDA's runtime but what torch answers from
+        its own memory.
 
         Raises:
             LaunchError: the call failed for another reason.

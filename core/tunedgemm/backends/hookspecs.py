@@ -1,10 +1,11 @@
 """The contract between the core and a backend: seven hooks, four of them for every backend.
 
-An implementation may take any subset of a hook's arguments and may not give them defaults.
-Hooks are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
-The registered object also states ``OPS``, the names of the ops it covers, and may state ``OPTIONS``, its settings for a run of the tuner,
-``library_version(device)``, a text that decides whether stored solutions are still the same kernels,
-``details(device)``, lines for ``tunedgemm plugins -v``, and ``lacks(solution, device)``, why it has no such kernel.
+An implementation may take any subset of a hook's arguments and may not give them defaults. Hooks
+are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
+The registered object also states ``OPS``, the names of the ops it covers, and may state
+``OPTIONS``, its settings for a run of the tuner, ``library_version(device)``, a text that decides
+whether stored solutions are still the same kernels, ``details(device)``, lines for ``tunedgemm
+plugins -v``, and ``lacks(solution, device)``, why it has no such kernel.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
@@ -42,7 +43,8 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
     """Launch a solution in the plain way and return the output tensor.
 
-    It is not told the shape, so a shuffled weight comes in its own type (`ShuffledWeight`), which names the layout.
+    It is not told the shape, so a shuffled weight comes in its own type (`ShuffledWeight`), which
+    names the layout.
     """
 
 
@@ -55,7 +57,8 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Do everything slow once, before any graph capture, and return the launcher for exactly this shape.
 
-    The launcher gets plain tensors: a weight in another ``shape.layout`` than ``row`` as its bytes lie.
+    The launcher gets plain tensors: a weight in another ``shape.layout`` than ``row`` as its bytes
+        lie.
     """
 
 

@@ -14,10 +14,11 @@ class Launcher:
     """A solution bound to one shape on one device, ready to run.
 
     Attributes:
-        call: takes the op's operands by position, trailing absent ones left out, with any leading dimensions,
-            and returns a new output tensor [..., N]. Operands are contiguous and 16-byte aligned. A launcher that a plugin's
-            `bind` returns gets a shuffled weight as a plain tensor of its bytes. Output and workspace come from
-            ``torch.empty``. Safe to call from several threads and streams.
+        call: takes the op's operands by position, trailing absent ones left out, with any leading
+            dimensions, and returns a new output tensor [..., N]. Operands are contiguous and
+            16-byte aligned. A launcher that a plugin's `bind` returns gets a shuffled weight as a
+            plain tensor of its bytes. Output and workspace come from ``torch.empty``. Safe to call
+            from several threads and streams.
         graph_safe: whether `call` may be captured in a CUDA or HIP graph.
         workspace_bytes: scratch memory that one call takes beside its output.
     """

@@ -42,11 +42,14 @@ class Option:
         PluginError: a field is not as said here.
 
     Attributes:
-        flag: ``--NAME-WORD``, several words if need be, in lower case. NAME tells whose it is: the backend, or its package.
+        flag: ``--NAME-WORD``, several words if need be, in lower case. NAME tells whose it is: the
+            backend, or its package.
         variable: ``TUNEDGEMM_`` and the words of the flag, in capitals.
         help: what it does, one line.
-        choices: its values, first the one that holds where the variable is unset or empty; none for any text, which is "" then.
-        kind: from what a user typed to the value, where it is more than that; may raise `UserError`. It is not asked of the variable.
+        choices: its values, first the one that holds where the variable is unset or empty; none for
+            any text, which is "" then.
+        kind: from what a user typed to the value, where it is more than that; may raise
+            `UserError`. It is not asked of the variable.
     """
 
     flag: str = attrs.field(validator=_flag)

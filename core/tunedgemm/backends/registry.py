@@ -34,8 +34,9 @@ _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin", GROUP)
 class Backend:
     """One plugin's hooks under one libtype, validated and bound as plain functions.
 
-    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError. A solution that adds a bias
-    after its kernel (`tunedgemm.backends.split`) is the core's: the plugin is asked about the kernel, on the shape without a bias.
+    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError.
+    A solution that adds a bias after its kernel (`tunedgemm.backends.split`) is the core's: the
+    plugin is asked about the kernel, on the shape without a bias.
     """
 
     libtype: str
@@ -107,8 +108,8 @@ class Backend:
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """The launcher of a solution for exactly this shape; what the plugin raises comes back as a reason.
 
-        The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
-        is not told the shape, gets operands as they are.
+        The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its
+        bytes lie. A plain `run`, which is not told the shape, gets operands as they are.
         """
         whole = split.of(solution, shape)
         if isinstance(whole, Unsupported):
@@ -123,7 +124,8 @@ class Backend:
         """`bind`, without what stands between the operands of a call and the plugin's launcher."""
         if "bind" not in self.hooks:
             run = self.hooks["run"]
-            # Nothing is known of what a plain `run` does at its first call, so it is kept out of captures.
+            # Nothing is known of what a plain `run` does at its first call, so it is kept out of
+            # captures.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
         try:
             answer = self.hooks["bind"](solution, shape, device)

@@ -1,7 +1,8 @@
 """A bias that is added by itself: ``kernel+add`` runs a kernel on the same shape without a bias, then adds it.
 
-Some kernels take no bias, and some are slower with one than a product and an add, which torch does in place. The sum is rounded
-after the product was: what that does to a row is for verification to allow.
+Some kernels take no bias, and some are slower with one than a product and an add, which torch does
+in place. The sum is rounded after the product was: what that does to a row is for verification to
+allow.
 """
 
 from __future__ import annotations

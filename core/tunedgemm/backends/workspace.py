@@ -1,8 +1,9 @@
 """Scratch memory for kernels: one growing buffer per (device, stream, thread), and zeroed semaphores.
 
-Threads that launch on one stream must not share: between two kernels of one's call, or a memset and a kernel, another's may come.
-While a graph is captured both come from the graph's own pool instead, because a replay on another stream
-must not share them; captured semaphores are zeroed by a captured memset.
+Threads that launch on one stream must not share: between two kernels of one's call, or a memset and
+a kernel, another's may come. While a graph is captured both come from the graph's own pool instead,
+because a replay on another stream must not share them; captured semaphores are zeroed by a captured
+memset.
 """
 
 from __future__ import annotations

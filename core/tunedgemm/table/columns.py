@@ -47,7 +47,8 @@ def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, 
 def look_alikes(columns: Sequence[str]) -> list[str]:
     """The ops whose tuned or untuned files have these columns; none where no op's do.
 
-    A file with AITER's columns in AITER's order is of the ops that have exactly these; else all that could read it are.
+    A file with AITER's columns in AITER's order is of the ops that have exactly these; else all
+    that could read it are.
     """
     fits = [op for op in ops().values() if set(sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
     if is_tuned(columns):

@@ -95,7 +95,8 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
     """Read a tuned table. A line that cannot be used is a problem and the others load; a row with a time of 0 or less is both.
 
     Raises:
-        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
+        TableError: the file cannot be read, lacks a column without which no row says anything, or
+            is another op's.
     """
     sheet = read_sheet(path)
     columns = sheet.columns
@@ -107,7 +108,8 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
 def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
     """The rows of a tuned file, or of some of its lines below its line of column names; see `read_rows`.
 
-    The records say the numbers of their lines. A line is one row, but for the short form; see `rows_of`.
+    The records say the numbers of their lines. A line is one row, but for the short form; see
+    `rows_of`.
 
     Raises:
         TableError: the sheet lacks a column without which no row says anything.
@@ -136,7 +138,8 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     """Read a list of shapes to tune, in order; rows of one shape are folded and their counts added.
 
     Raises:
-        TableError: the file cannot be read, has a column that means nothing here, or a line that is no shape.
+        TableError: the file cannot be read, has a column that means nothing here, or a line that is
+            no shape.
     """
     found, problems = _untuned_of_sheet(path, op, read_sheet(path))
     if problems:
@@ -216,11 +219,13 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
 def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
     """Put rows into a table: those of the same device and shape are replaced, all others stay, understood or not.
 
-    A row of AITER's names no device; one that is measured on a device of its kind takes its place, lest the older time win.
-    The file is read again under its lock, so that several processes may write one table.
+    A row of AITER's names no device; one that is measured on a device of its kind takes its place,
+    lest the older time win. The file is read again under its lock, so that several processes may
+    write one table.
 
     Args:
-        sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else rows keep their places.
+        sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
+            rows keep their places.
 
     Raises:
         TableError: the file or its folder cannot be read or written; the file is left as it was.
@@ -232,7 +237,8 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
     """Put the rows of other tables into one: of several for the same device and shape the one with the lowest time stays.
 
-    A row with a time that can never win stays only where there is no other. The file is read under its lock, like `upsert` does.
+    A row with a time that can never win stays only where there is no other. The file is read under
+    its lock, like `upsert` does.
 
     Returns:
         Where the rows, those of the file included, named different solutions.
@@ -336,11 +342,13 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
 def infer_op(paths: Iterable[Path]) -> Op:
     """The op whose tables or lists of shapes these files are: by their names, where their columns leave several.
 
-    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where it may be.
+    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where
+    it may be.
 
     Raises:
         TableError: a file cannot be read.
-        UserError: several ops have such columns and no name tells which, or the files are of several ops.
+        UserError: several ops have such columns and no name tells which, or the files are of
+            several ops.
     """
     found: dict[str, Path] = {}
     for path in paths:

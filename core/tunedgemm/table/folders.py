@@ -97,8 +97,9 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
     Args:
         above: files that rank above all others, such as those given to one `TunedGemm` instance.
 
-    A set variable replaces the user's and the shipped tables; the word ``default`` among its entries, or a missing
-    path that ends in ``aiter/configs/<default name>`` (what launch scripts written for AITER pass), puts them back.
+    A set variable replaces the user's and the shipped tables; the word ``default`` among its
+    entries, or a missing path that ends in ``aiter/configs/<default name>`` (what launch scripts
+    written for AITER pass), puts them back.
     """
     named, defaults = _variable(op)
     layers = [Layer("instance", tuple(above)), Layer("environment", tuple(named))]
@@ -112,7 +113,8 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
 def is_table_name(name: str, op: Op) -> bool:
     """Whether a file's name says that it is of this op, tuned or untuned: it holds the name of the op's file as whole words.
 
-    ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone: the longest name that fits decides.
+    ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone: the longest name
+    that fits decides.
     """
     own = (op.columns.tuned_file, op.columns.untuned_file)
     every = {*own, *(file for other in ops().values() for file in (other.columns.tuned_file, other.columns.untuned_file))}

@@ -1,7 +1,8 @@
 """Index: tuned rows found by their key without being made; the sources of a table and their merger. Torch-free.
 
-A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape but its sizes. Two keys
-may have one hash: who looks up compares the row. Numbers alone are kept, so that a million rows load in seconds.
+A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape
+but its sizes. Two keys may have one hash: who looks up compares the row. Numbers alone are kept, so
+that a million rows load in seconds.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Source(Sequence["Row"]):
         content: the file, without a byte order mark, each line ended by one newline.
         kinds: kind -> cu_num -> stamp, for all that occur.
         places: (gfx, device) of the rows, by the numbers in `place`.
-        keys, us, place, starts, lines: of each row the hash of its key, its time in microseconds, its place, where its
-            line starts in `content`, and the number of that line. The rows of one line follow each other.
+        keys, us, place, starts, lines: of each row the hash of its key, its time in microseconds,
+            its place, where its line starts in `content`, and the number of that line. The rows of
+            one line follow each other.
         problems: what could not be read, or is never chosen.
         made: the rows made so far.
         sorted: whether the rows are in the order of their lines.
@@ -188,12 +190,13 @@ def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
 class Index:
     """Sources by precedence, looked up as one.
 
-    A large index is looked up in parts, and the dict of a part is made when it is first asked: a million rows are there at
-    once, and each of the first look-ups takes half a millisecond longer.
+    A large index is looked up in parts, and the dict of a part is made when it is first asked: a
+    million rows are there at once, and each of the first look-ups takes half a millisecond longer.
 
     Attributes:
         kinds: kind -> cu_num -> stamp, for all that occur.
-        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one that `part` has to make.
+        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one
+            that `part` has to make.
         pinned: whether a row has M = 0.
     """
 

@@ -1,8 +1,9 @@
 """Indexfile: the scan of a large tuned file, kept on disk, so that it is read again in a fraction of the time. Torch-free.
 
-A file of numbers for each tuned file, in the folder of the artifact cache: its digest, a line of JSON, arrays. It answers for
-one content of the tuned file, one op, one version of the code that read it, and one way of this interpreter to hash numbers.
-The content is read and hashed each time: neither its time nor its size tells a change that a copy or a quick edit made.
+A file of numbers for each tuned file, in the folder of the artifact cache: its digest, a line of
+JSON, arrays. It answers for one content of the tuned file, one op, one version of the code that
+read it, and one way of this interpreter to hash numbers. The content is read and hashed each time:
+neither its time nor its size tells a change that a copy or a quick edit made.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def open_source(path: Path, op: Op) -> Source:
     """The rows of a tuned file, from the cache where that answers for its present content.
 
     Raises:
-        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
+        TableError: the file cannot be read, lacks a column without which no row says anything, or
+            is another op's.
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:

@@ -71,7 +71,8 @@ class _Asked:
         m, product, units: the key that it was found under.
         word: how its M relates to the one asked for.
         same_device: see `Match`.
-        offered: which solution of which device was met first under this key, shared by all rows of it.
+        offered: which solution of which device was met first under this key, shared by all rows of
+            it.
     """
 
     number: int
@@ -167,9 +168,10 @@ class Table:
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 
-        A row that pins every M comes first, then those of the op's ladder in its order; at each the shape itself before its
-        kin (see `Op.kin`), then a row that names the compute units before one for any, the layers by precedence, inside a
-        layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        A row that pins every M comes first, then those of the op's ladder in its order; at each the
+        shape itself before its kin (see `Op.kin`), then a row that names the compute units before
+        one for any, the layers by precedence, inside a layer the lowest time. Rows of another
+        device of the same gfx and cu_num follow in the same order.
         """
         found = self._buckets(shape, device)
         if not found:

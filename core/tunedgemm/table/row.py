@@ -74,7 +74,8 @@ class Row:
         solution: what to launch.
         us: time of one call in microseconds.
         err_ratio: share of wrong elements when it was tuned.
-        libver: version of the backend's library then, "" where the kernel's name carries a revision.
+        libver: version of the backend's library then, "" where the kernel's name carries a
+            revision.
         source, line: where the row was read; line 0 for a row that was not.
         extra: columns unknown here, as (name, text) pairs.
     """
@@ -109,7 +110,8 @@ class Untuned:
     Attributes:
         shape: the shape.
         count: calls that ran at once.
-        graph: calls that were recorded into graphs, each of which runs at every replay of its graph.
+        graph: calls that were recorded into graphs, each of which runs at every replay of its
+            graph.
         layer: what multiplies so, in words; "" where nobody said.
     """
 
@@ -163,8 +165,9 @@ def record_of_untuned(untuned: Untuned, op: Op) -> Record:
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
     """A line of a tuned file as rows: one, but for the short form (``M,N,K,lib,kernel_name,tflops,...``).
 
-    A line of the short form names no device and holds for any, with a bias and without, in bf16 and in fp16; where its
-    kernel's name holds ``bshuffle`` for shuffled weights, else for plain ones. Its time follows from its rate.
+    A line of the short form names no device and holds for any, with a bias and without, in bf16 and
+    in fp16; where its kernel's name holds ``bshuffle`` for shuffled weights, else for plain ones.
+    Its time follows from its rate.
 
     Args:
         unknown: the file's columns that mean nothing here; what they say is kept.
@@ -326,7 +329,8 @@ def blank(record: Record) -> bool:
 def _place(record: Record) -> tuple[str, int, str]:
     """gfx, cu_num and device slug; a missing gfx is derived from the CU count as AITER's legacy files ask for.
 
-    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no device and holds for any.
+    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
+    device and holds for any.
     """
     if not _get(record.cells, "cu_num") and _ours(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")

@@ -1,8 +1,9 @@
 """Scan: a tuned file as a source of rows that are made later; a million lines in seconds. Torch-free.
 
-A line is plain where splitting it at its commas is all there is to reading it. Columns of plain lines are taken together;
-what their rows would be is asked of `rows_of_sheet` once for each combination of the texts that are neither sizes nor
-measurements. Every other line is read by `rows_of_sheet` itself, which so decides alone what is a row and what is wrong.
+A line is plain where splitting it at its commas is all there is to reading it. Columns of plain
+lines are taken together; what their rows would be is asked of `rows_of_sheet` once for each
+combination of the texts that are neither sizes nor measurements. Every other line is read by
+`rows_of_sheet` itself, which so decides alone what is a row and what is wrong.
 """
 
 from __future__ import annotations
@@ -291,7 +292,8 @@ class _Scanner:
         if found is None:
             row = self._sample(fields, self.plan.free)
             if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
-                # N and K are limited, as by a layout of tiles: each pair of them is a kind of its own
+                # N and K are limited, as by a layout of tiles: each pair of them is a kind of its
+                # own
                 if len(self.source.content) < _WORTH:
                     raise _NotWorthIt
                 self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])

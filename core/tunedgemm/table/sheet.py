@@ -1,7 +1,7 @@
 """Sheet: a CSV file as texts, read and rewritten without losing what is not understood; torch-free.
 
-One physical line is one record: no table has a line break inside a field, and so an unclosed quote costs one line only.
-A line that nobody changed is written as it was read, byte for byte.
+One physical line is one record: no table has a line break inside a field, and so an unclosed quote
+costs one line only. A line that nobody changed is written as it was read, byte for byte.
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ class Sheet:
     """A CSV file: its columns in order and its records, those that say nothing included.
 
     Attributes:
-        columns: the columns that are written. While those of the file lead in their order, lines that did not change
-            keep their text, with empty fields for the columns that follow; in another order all lines are written anew.
+        columns: the columns that are written. While those of the file lead in their order, lines
+            that did not change keep their text, with empty fields for the columns that follow; in
+            another order all lines are written anew.
         records: the lines below the header.
-        head: the file up to its line of column names and with it, as it was read; "" for a sheet that was not.
-        names: the column of each field of that line, "" for one that is dropped when lines are written anew.
-        cut: the number of a last line that is cut off and is not among *records*, and what to say of it; see `read_sheet`.
+        head: the file up to its line of column names and with it, as it was read; "" for a sheet
+            that was not.
+        names: the column of each field of that line, "" for one that is dropped when lines are
+            written anew.
+        cut: the number of a last line that is cut off and is not among *records*, and what to say
+            of it; see `read_sheet`.
     """
 
     columns: list[str]
@@ -118,10 +122,12 @@ def read_sheet(path: Path, *, whole: bool = True) -> Sheet:
     """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, have no cells.
 
     Args:
-        whole: whether a cut off last line is an error; else the lines before it are the sheet, which is not to be written then.
+        whole: whether a cut off last line is an error; else the lines before it are the sheet,
+            which is not to be written then.
 
     Raises:
-        TableError: the file is missing, unreadable, empty, no text, cut off in its last line, or has a column twice.
+        TableError: the file is missing, unreadable, empty, no text, cut off in its last line, or
+            has a column twice.
     """
     return parse_sheet(path, _read_text(path), whole=whole)
 
@@ -157,7 +163,8 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
 
     Args:
         timeout: how long to wait for another process, in seconds.
-        poll: seconds between two looks whether it is free; who looks oftener than the others gets it sooner.
+        poll: seconds between two looks whether it is free; who looks oftener than the others gets
+            it sooner.
 
     Raises:
         TableError: the folder cannot be written, or another process keeps the lock for longer.
@@ -179,7 +186,8 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
 def replace_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace a file's content at once: a reader, or a process killed meanwhile, sees the old or the new, never a part.
 
-    To be called under `locked`, which makes the one temporary name safe. A link is followed, the file's mode is kept.
+    To be called under `locked`, which makes the one temporary name safe. A link is followed, the
+    file's mode is kept.
 
     Args:
         durable: wait until the disk has it, so that it also survives a power cut.

@@ -1,7 +1,8 @@
 """Questions of the conformance suite to a backend in another process: ``python -m tunedgemm.testing.child``.
 
 The process reads one JSON object from standard input: ``libtype``, ``shapes``, ``devices``, and
-``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON object.
+``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON
+object.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def ask_child(libtype: str, shapes: Sequence[Shape], devices: Sequence[Device], 
     """Load a backend in a fresh process and enumerate there, with devices hidden or visible.
 
     Returns:
-        ``solutions`` (texts, a list for each shape and device in turn; None where unsupported), ``modules`` loaded by the
-        import, ``cuda`` (whether a device was touched) and ``seconds`` that the import took.
+        ``solutions`` (texts, a list for each shape and device in turn; None where unsupported),
+        ``modules`` loaded by the import, ``cuda`` (whether a device was touched) and ``seconds``
+        that the import took.
 
     Raises:
         RuntimeError: the process failed; the message holds its output.

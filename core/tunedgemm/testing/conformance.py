@@ -5,9 +5,9 @@
     class TestMine(BackendConformance):
         libtype = "mine"
 
-A check covers one op in all its shapes, those of real models and awkward ones, and lists every fault
-with its shape and solution. Launching checks run on the present device, with the shapes that the
-backend supports there. Without such a shape they skip, with the backend's reason.
+A check covers one op in all its shapes, those of real models and awkward ones, and lists every
+fault with its shape and solution. Launching checks run on the present device, with the shapes that
+the backend supports there. Without such a shape they skip, with the backend's reason.
 """
 
 from __future__ import annotations

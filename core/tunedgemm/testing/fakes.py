@@ -99,10 +99,11 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
 
     Args:
         libtype: its name.
-        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a function of (shape, device)
-            that returns them; ``call``, a function of (solution, shape, *operands) that returns the output, `exact` by
-            default; ``supports``, a function of (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``,
-            seconds that a call takes longer, by kernel name.
+        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a
+            function of (shape, device) that returns them; ``call``, a function of (solution, shape,
+            *operands) that returns the output, `exact` by default; ``supports``, a function of
+            (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``, seconds that a
+            call takes longer, by kernel name.
 
     Raises:
         PluginError: an answer breaks the contract.

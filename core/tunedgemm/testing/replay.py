@@ -20,7 +20,8 @@ def read_trials(path: Path) -> list[Timing]:
     """Return the timings of a trial log, of all its runs, in the order of the file.
 
     Raises:
-        TableError: the file cannot be read, or a line does not belong to a trial log; names the line.
+        TableError: the file cannot be read, or a line does not belong to a trial log; names the
+            line.
     """
     return [line.timing() for line in read_log(path) if line.kind == "trial"]
 

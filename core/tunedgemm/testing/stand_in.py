@@ -1,8 +1,8 @@
 """StandInConformance: the conformance suite for a backend over fakes, on machines without its hardware.
 
-A stand-in is the plugin's own backend, under another libtype, over a fake of the runtime, library or
-compiler that it calls. A distribution in a folder of the plugin's tests registers it. The processes
-that the suite starts find it by its entry point, as they find an installed one. See
+A stand-in is the plugin's own backend, under another libtype, over a fake of the runtime, library
+or compiler that it calls. A distribution in a folder of the plugin's tests registers it. The
+processes that the suite starts find it by its entry point, as they find an installed one. See
 docs/writing-a-plugin.md, "Without the hardware".
 """
 
@@ -39,7 +39,8 @@ def installed(folder: Path) -> Iterator[None]:
 class StandInConformance(BackendConformance):
     """The checks of `BackendConformance` for a stand-in, with the CPU in the place of the device that it fakes.
 
-    An autouse fixture of the subclass sets what the fakes and the processes over them read, such as environment variables.
+    An autouse fixture of the subclass sets what the fakes and the processes over them read, such as
+    environment variables.
 
     Attributes:
         folder: holds the stand-in's distribution.

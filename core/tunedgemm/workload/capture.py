@@ -1,6 +1,7 @@
 """Capture: note every shape a workload meets, tuned or not, with the number of calls; torch-free.
 
-A shape's row is on disk as soon as it is met, so that a process that is killed loses counts of seconds, never a shape.
+A shape's row is on disk as soon as it is met, so that a process that is killed loses counts of
+seconds, never a shape.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ _captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 class Capture:
     """The shapes that one process meets, merged into an untuned CSV which other processes and people may write, too.
 
-    Thread-safe. A forked child counts from zero: what its parent had counted is the parent's to write.
+    Thread-safe. A forked child counts from zero: what its parent had counted is the parent's to
+    write.
 
     Attributes:
         op: the op whose shapes these are.
-        path: the untuned CSV: the op's key columns; ``count``, the calls of all processes so far that ran at once; and
-            ``graph``, those that were recorded into graphs.
+        path: the untuned CSV: the op's key columns; ``count``, the calls of all processes so far
+            that ran at once; and ``graph``, those that were recorded into graphs.
     """
 
     def __init__(self, op: Op, path: Path | None = None) -> None:
@@ -73,9 +75,9 @@ class Capture:
     def meet(self, shape: Shape, *, recorded: bool = False) -> list[int]:
         """Register a shape and return its counter: the calls that ran at once, and those that were recorded into graphs.
 
-        The caller raises one of the two by one at each call. A shape that is new in this process gets its row on disk before
-        this returns, with one call at least. Shapes that differ in nothing that a table tells apart share a counter. An
-        empty batch has one, too, but no row.
+        The caller raises one of the two by one at each call. A shape that is new in this process
+        gets its row on disk before this returns, with one call at least. Shapes that differ in
+        nothing that a table tells apart share a counter. An empty batch has one, too, but no row.
 
         Args:
             shape: the shape of a call.

@@ -1,6 +1,7 @@
 """Where captured shapes are written: an untuned CSV that other processes and people may write, too; torch-free.
 
-A new shape is one line put at the end of the file; calls are added by rewriting it. Both happen under the file's lock.
+A new shape is one line put at the end of the file; calls are added by rewriting it. Both happen
+under the file's lock.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class CaptureFile:
 
     Attributes:
         op: the op whose shapes these are.
-        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, whatever else people put there.
+        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, whatever else people
+            put there.
     """
 
     def __init__(self, op: Op, path: Path) -> None:
@@ -75,8 +77,8 @@ class CaptureFile:
             patience: longest wait for other processes' writing, in seconds.
 
         Returns:
-            The shapes whose line this wrote; None where no line can be put there and the file has to be rewritten: it does not
-            exist, lacks a column, or ends in the middle of a line.
+            The shapes whose line this wrote; None where no line can be put there and the file has
+            to be rewritten: it does not exist, lacks a column, or ends in the middle of a line.
 
         Raises:
             TableError: the file cannot be read or written; it is as it was.
@@ -213,7 +215,8 @@ class CaptureFile:
     def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
         """The shape of each line below the heading, None for one that is not understood.
 
-        Remembered by the lines' texts but for how often: the file is read again whenever another process has rewritten it.
+        Remembered by the lines' texts but for how often: the file is read again whenever another
+        process has rewritten it.
         """
         extra = sorted((place for place, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:

@@ -41,7 +41,8 @@ def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Sha
         said: further columns, of its key or ours.
 
     Raises:
-        UserError: a column that the op does not have, or what the op's own parser finds wrong or missing.
+        UserError: a column that the op does not have, or what the op's own parser finds wrong or
+            missing.
     """
     known = (*op.columns.key, *op.columns.own)
     for column in said:
@@ -78,7 +79,8 @@ class Changes:
 
     Attributes:
         indtype: dtype of the activations, "" for as it is.
-        outdtype: dtype of the output; "" follows `indtype` where that is said, but 8 bits come out in bf16.
+        outdtype: dtype of the output; "" follows `indtype` where that is said, but 8 bits come out
+            in bf16.
         all_bias: each shape with a bias and without.
     """
 
@@ -131,7 +133,8 @@ def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:
     AITER's name for it, else to the file itself.
 
     Raises:
-        UserError: one file for several ops, or a file that is something else, or captured, would be replaced.
+        UserError: one file for several ops, or a file that is something else, or captured, would be
+            replaced.
     """
     path, ops = Path(target).expanduser(), [op_named(name) for name in names]
     folder = target.endswith("/") or path.is_dir()

@@ -126,7 +126,8 @@ def test_the_indexer_is_that_of_v32(folder):
     ("name", "known"),
     [
         ("a8w8_blockscale_untuned_fmoe_ds_v3.csv", {(7168, 256, 257, 9)}),
-        # 32 and 33 experts: a rank's share of expert parallelism over 8, with and without the shared one, which tp does not split
+        # 32 and 33 experts: a rank's share of expert parallelism over 8, with and without the
+        # shared one, which tp does not split
         ("dsv3_fp4_untuned_fmoe.csv", {(7168, 256, 257, 9), (7168, 512, 257, 9), (7168, 2048, 32, 8), (7168, 2048, 33, 8)}),
     ],
 )

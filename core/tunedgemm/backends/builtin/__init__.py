@@ -1,7 +1,7 @@
 """The built-in backend ``torch``: every call-local route that torch has, for every op and shape, behind the same hooks.
 
-It ranks last and its route ``native`` never refuses, so it is what every other answer falls back to. One file an op family
-states that family's routes; see `route.Route`.
+It ranks last and its route ``native`` never refuses, so it is what every other answer falls back
+to. One file an op family states that family's routes; see `route.Route`.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
 def torch_launcher(shape: Shape, device: Device) -> Launcher | Unsupported:
     """Torch's own call for a shape on a present device: what a backend may launch until it has a kernel, or compare its own with.
 
-    Its call takes None for an absent operand, trailing ones too. Of an op of another distribution, which torch has no routes for, it is
-    the op's reference, rounded once; refused for shuffled weights.
+    Its call takes None for an absent operand, trailing ones too. Of an op of another distribution,
+    which torch has no routes for, it is the op's reference, rounded once; refused for shuffled
+    weights.
     """
     launcher = bind(_solution(NATIVE), shape, device) if shape.op in _FAMILIES else _of_reference(shape)
     if isinstance(launcher, Unsupported):

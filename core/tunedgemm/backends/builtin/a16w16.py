@@ -1,6 +1,7 @@
 """Routes of a16w16: floats of 16, 32 or 64 bits, or fp8 with one scale a tensor.
 
-Launcher operands: x [..., K], weight [N, K], bias [N] or absent, then scale_a, scale_b and scale_c of one value or absent.
+Launcher operands: x [..., K], weight [N, K], bias [N] or absent, then scale_a, scale_b and scale_c
+of one value or absent.
 """
 
 from __future__ import annotations

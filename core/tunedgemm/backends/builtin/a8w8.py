@@ -1,6 +1,7 @@
 """Routes of a8w8 and a8w8_bpreshuffle: int8 or fp8 operands, one scale a tensor or a row.
 
-Launcher operands: x [..., K], weight [N, K], x_scale of M values or one, w_scale of N values or one, bias [N] or absent.
+Launcher operands: x [..., K], weight [N, K], x_scale of M values or one, w_scale of N values or
+one, bias [N] or absent.
 """
 
 from __future__ import annotations

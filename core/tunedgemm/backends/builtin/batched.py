@@ -1,7 +1,7 @@
 """Routes of batched_bf16 and batched_a8w8: B products of the same size.
 
-Launcher operands: x [B, M, K], weight [B, N, K], then for batched_a8w8 x_scale of B x M values and w_scale of B x N values, then
-for batched_bf16 bias [B, N] or [B, 1, N], or absent.
+Launcher operands: x [B, M, K], weight [B, N, K], then for batched_a8w8 x_scale of B x M values and
+w_scale of B x N values, then for batched_bf16 bias [B, N] or [B, 1, N], or absent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routes of a8w8_blockscale and a8w8_blockscale_bpreshuffle: fp8, one scale for 1x128 activations and 128x128 weights.
 
-Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128), ceil(K/128)]. The memory of the
-bpreshuffle op's x_scale holds the transpose.
+Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128),
+ceil(K/128)]. The memory of the bpreshuffle op's x_scale holds the transpose.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.
 def scaled_blocks(k: int, out_dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """cuBLASLt's product of x [M, K] and weight [N, K] with scales [M, blocks], M innermost, and [ceil(N/128), blocks].
 
-    cuBLASLt takes the rows of the weight's scales to be a multiple of four long (cuBLAS manual, scaling factors of 128x128 blocks).
-    `torch._scaled_mm` of torch 2.11 does not know that and reads the wrong ones; the newer operator takes padded rows, which an H200
-    multiplied rightly for each K divisible by 16 that was tried.
+    cuBLASLt takes the rows of the weight's scales to be a multiple of four long (cuBLAS manual,
+    scaling factors of 128x128 blocks). `torch._scaled_mm` of torch 2.11 does not know that and
+    reads the wrong ones; the newer operator takes padded rows, which an H200 multiplied rightly for
+    each K divisible by 16 that was tried.
     """
     import torch
 

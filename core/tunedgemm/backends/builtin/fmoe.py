@@ -1,9 +1,10 @@
 """Routes of fmoe: a gated product for each (token, expert) pair, an activation, a second product, their weighted sum.
 
-Launcher operands: hidden [T, D], w1 [E, 2 * I or I, D], w2 [E, D, I] (last dimension halved for fp4x2), topk_weight and topk_ids
-[T, topk], then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent. What a stage's quantisation and activation do
-is the op's (`tunedgemm.ops.moe`); pairs whose id is no expert's add nothing. Products are of dequantised operands in the dtype
-of the hidden states, or of float32 on a CPU, and added up in float32.
+Launcher operands: hidden [T, D], w1 [E, 2 * I or I, D], w2 [E, D, I] (last dimension halved for
+fp4x2), topk_weight and topk_ids [T, topk], then w1_scale, w2_scale, a1_scale and a2_scale, each
+present or absent. What a stage's quantisation and activation do is the op's (`tunedgemm.ops.moe`);
+pairs whose id is no expert's add nothing. Products are of dequantised operands in the dtype of the
+hidden states, or of float32 on a CPU, and added up in float32.
 """
 
 from __future__ import annotations

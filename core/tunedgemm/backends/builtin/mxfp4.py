@@ -1,8 +1,9 @@
 """Routes of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values a byte and one power of two for each 32 of them.
 
-Launcher operands: x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or absent; for a16w4_blockscale
-x [..., K], weight, w_scale, bias. Scales and weight are in AITER's shuffled form where the layout is not ``row``. A value times its
-scale is exact in bf16, whose exponents reach as far; x in fp16 is exact in TF32 and float32.
+Launcher operands: x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or
+absent; for a16w4_blockscale x [..., K], weight, w_scale, bias. Scales and weight are in AITER's
+shuffled form where the layout is not ``row``. A value times its scale is exact in bf16, whose
+exponents reach as far; x in fp16 is exact in TF32 and float32.
 """
 
 from __future__ import annotations

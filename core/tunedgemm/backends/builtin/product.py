@@ -1,7 +1,8 @@
 """Products of values that bf16 holds exactly, such as int8, fp8 and fp4, and what torch's fp8 products ask for.
 
-The operands of these products are exact in bf16 and therefore in TF32, too: whatever a process has chosen for products of
-float32, only the order of summation differs. Scales are multiplied in afterwards, in float32.
+The operands of these products are exact in bf16 and therefore in TF32, too: whatever a process has
+chosen for products of float32, only the order of summation differs. Scales are multiplied in
+afterwards, in float32.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def capability(device: Device) -> int:
 def cublas_scales(device: Device) -> bool:
     """Whether `torch._scaled_mm` takes vectors of scales to cuBLASLt: on sm_90 with CUDA 12.9 or newer; a version not told is newer.
 
-    Then one scale a row gives fp16 and float32, too, where CUTLASS gives bf16 alone, and there are scales of blocks.
+    Then one scale a row gives fp16 and float32, too, where CUTLASS gives bf16 alone, and there are
+    scales of blocks.
     """
     found = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
     return capability(device) == 90 and (found is None or (int(found[1]), int(found[2])) >= (12, 9))
@@ -44,8 +46,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor]:
     """A function of fp8 x [M, K], weight [N, K] and their scales, of one value or one a row, to their product in float32.
 
-    One scale a row is more exact on sm_90: cuBLASLt then adds Hopper's short sums up in float32 (1.5e-4 of a row measured where
-    one scale a tensor has 3.5e-4).
+    One scale a row is more exact on sm_90: cuBLASLt then adds Hopper's short sums up in float32
+    (1.5e-4 of a row measured where one scale a tensor has 3.5e-4).
     """
     import torch
 

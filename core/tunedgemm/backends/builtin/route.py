@@ -26,9 +26,10 @@ class Route:
     """One way to the result, by calls whose arguments are all that they depend on.
 
     Attributes:
-        make: (shape, device, splitK) to a function of the op's operands with the weight in order; raises PluginError.
-        unfit: why it cannot compute the shape on the device, as the rest of a sentence that its name begins; "" where it can.
-            Pure and answerable for absent devices.
+        make: (shape, device, splitK) to a function of the op's operands with the weight in order;
+            raises PluginError.
+        unfit: why it cannot compute the shape on the device, as the rest of a sentence that its
+            name begins; "" where it can. Pure and answerable for absent devices.
         listed: the values of splitK that are worth a try; none where the route is not.
         graph_safe: whether it never waits for the device.
     """

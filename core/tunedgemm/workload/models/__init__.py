@@ -96,17 +96,20 @@ def shapes_of_model(
     """What one rank multiplies in a forward pass of the model of a folder, as shapes of ops.
 
     Args:
-        folder: holds ``config.json``; nothing else of it is read. A bare name that is no folder here is that of a shipped one.
+        folder: holds ``config.json``; nothing else of it is read. A bare name that is no folder
+            here is that of a shipped one.
         tp: ranks of tensor parallelism; the shapes are those of each.
         nsets, batch_size: rows of the activations: each number times the batch size.
-        fuse: as serving engines run it: queries, keys and values as one product, gate and up as one, the way down to the latent
-            vectors of MLA as one, the vocabulary padded to a multiple of 64, the router in the model's dtype. False: as
-            transformers runs it, product for product, split by its own plan.
+        fuse: as serving engines run it: queries, keys and values as one product, gate and up as
+            one, the way down to the latent vectors of MLA as one, the vocabulary padded to a
+            multiple of 64, the router in the model's dtype. False: as transformers runs it, product
+            for product, split by its own plan.
         fuse_shared_experts: count shared experts among the routed ones, as AITER's engines do.
         formats: number formats that the checkpoint leaves open.
 
     Raises:
-        UserError: the folder, its ``config.json``, tp or the numbers of rows cannot be used; transformers is not installed.
+        UserError: the folder, its ``config.json``, tp or the numbers of rows cannot be used;
+            transformers is not installed.
     """
     rows = rows_of(nsets, batch_size)
     return with_shapes(layers_of_model(folder, tp, fuse=fuse, fuse_shared_experts=fuse_shared_experts), rows, formats or Formats())

@@ -1,7 +1,8 @@
 """The M that serving engines run: the batch sizes that they capture graphs for, and prefill by powers of two; torch-free.
 
-Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang, ``ServerArgs._generate_cuda_graph_batch_sizes``. Between two
-sizes an engine pads a batch to the larger one.
+Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang,
+``ServerArgs._generate_cuda_graph_batch_sizes``. Between two sizes an engine pads a batch to the
+larger one.
 """
 
 from __future__ import annotations

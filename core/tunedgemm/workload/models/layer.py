@@ -23,7 +23,8 @@ class Experts:
     Attributes:
         count: routed experts.
         topk: those that a token goes to.
-        act: the activation between both products, as `Shape.extra` of fmoe says it; "" for one that no op computes.
+        act: the activation between both products, as `Shape.extra` of fmoe says it; "" for one that
+            no op computes.
         gated: whether the first product has a gate and an up half.
     """
 
@@ -40,18 +41,21 @@ class Layer:
     Attributes:
         name: where it stands, with ``*`` for numbers: ``model.layers.*.self_attn.q_proj``.
         kind: one of `KINDS`.
-        n, k: rows and columns of the weight. Of experts n is the model's width (model_dim) and k that between both
-            products (inter_dim).
+        n, k: rows and columns of the weight. Of experts n is the model's width (model_dim) and k
+            that between both products (inter_dim).
         count: how many a forward pass runs, a module that it runs more than once counted once.
         bias: whether a bias [n] is added.
         dtype: of activations and output, as a short text; what is quantised says `scheme`.
         role: what it is for (`tunedgemm.workload.models.roles`), "" where its name does not tell.
-        unit: rows (columns where its role closes a block) that are never cut: the width of a head; 1 for none.
-        kv_units: how many units are heads of keys or values, which ranks share where there are fewer heads than ranks.
+        unit: rows (columns where its role closes a block) that are never cut: the width of a head;
+            1 for none.
+        kv_units: how many units are heads of keys or values, which ranks share where there are
+            fewer heads than ranks.
         kv_heads: heads of keys, and as many of values.
         batch: products of kind ``batched`` in one call.
         experts: of kind ``experts``, else None.
-        scheme: how weights and activations are quantised (`tunedgemm.workload.models.scheme`), "" for not at all.
+        scheme: how weights and activations are quantised (`tunedgemm.workload.models.scheme`), ""
+            for not at all.
         tower: whether it stands outside of the part that makes text, as an encoder of images does.
     """
 

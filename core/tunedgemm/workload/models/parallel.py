@@ -1,8 +1,8 @@
 """Parallel: layers of full size to those of one rank of tensor parallelism.
 
-As serving engines split: by the role of a layer, and by the model's own plan where its name tells none; heads of keys and values
-are shared by ranks where they are fewer, and the vocabulary is padded. As transformers splits: by the model's own plan, and by
-role where it has none.
+As serving engines split: by the role of a layer, and by the model's own plan where its name tells
+none; heads of keys and values are shared by ranks where they are fewer, and the vocabulary is
+padded. As transformers splits: by the model's own plan, and by role where it has none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scheme: how a checkpoint says that its layers are quantised; torch-free.
 
-Read from ``quantization_config`` of ``config.json``, in the spellings of transformers' fp8, FBGEMM, compressed-tensors, Quark,
-ModelOpt and the MXFP4 of gpt-oss.
+Read from ``quantization_config`` of ``config.json``, in the spellings of transformers' fp8, FBGEMM,
+compressed-tensors, Quark, ModelOpt and the MXFP4 of gpt-oss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Scheme:
     Attributes:
         name: one of `SCHEMES`, "" where layers are not quantised.
         refused: why no op has the products of the layers that are quantised, or "".
-        ignored: names of layers that are not, as the checkpoint spells them: whole names, parts of them, patterns.
+        ignored: names of layers that are not, as the checkpoint spells them: whole names, parts of
+            them, patterns.
         experts_only: whether routed experts alone are.
         text_only: whether parts beside the text's, as an encoder of images, are not.
     """

@@ -62,8 +62,9 @@ def read(folder: Path) -> Source:
     """Build the model of a folder on the meta device.
 
     Raises:
-        UserError: no folder, no ``config.json`` in it, no JSON object, an architecture that the installed transformers does not
-            know, fields that it needs and the file lacks, or sizes that contradict each other; transformers is not installed.
+        UserError: no folder, no ``config.json`` in it, no JSON object, an architecture that the
+            installed transformers does not know, fields that it needs and the file lacks, or sizes
+            that contradict each other; transformers is not installed.
     """
     raw = _json(folder / "config.json" if folder.is_dir() or not folder.exists() else folder)
     transformers = _transformers()

@@ -1,8 +1,8 @@
 """Walk: the modules of a model, whatever its architecture, as layers of full size, unfused.
 
-Modules of torch and transformers that multiply by a weight are known by their class. Experts are known by their weights, one
-for all of them or one for each. Any other module with a weight of two dimensions is run once, without memory, to see what it
-multiplies.
+Modules of torch and transformers that multiply by a weight are known by their class. Experts are
+known by their weights, one for all of them or one for each. Any other module with a weight of two
+dimensions is run once, without memory, to see what it multiplies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
     """The layers of a model in the order of its modules, equal ones counted; and notes on weights that are none.
 
     Args:
-        scheme: tells for each module whether it is quantised: some of those with one name may be, others not.
+        scheme: tells for each module whether it is quantised: some of those with one name may be,
+            others not.
     """
     found: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
