@@ -1,4 +1,4 @@
-"""Questions of the conformance suite to a backend in another process: ``python -m tunedgemm.testing.child``.
+"""Answers the conformance suite's questions in another process: ``python -m tunedgemm.testing.child``.
 
 The process reads one JSON object from standard input: ``libtype``, ``shapes``, ``devices``, and
 ``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON

@@ -73,7 +73,7 @@ class FakePlugin:
 
 
 def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
-    """Compute the op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
+    """Compute the op's reference, rounded once to the output dtype, for any leading dimensions."""
     del solution
     op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
     operands = _typed(op, shape, operands)
@@ -81,7 +81,10 @@ def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
 
 
 def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return operands as the op's callers give them: launchers get shuffled weights as plain tensors, references need the type."""
+    """Return operands as callers pass them: references need the type of shuffled weights.
+
+    Launchers get those as plain tensors.
+    """
     if shape.layout == "row":
         return operands
     from tunedgemm.ops.formats.shuffle import as_shuffled

@@ -27,7 +27,7 @@ def read_trials(path: Path) -> list[Timing]:
 
 
 class Replay:
-    """A `Bench` over a trial log: the recorded time in every round, or an exception for a solution that did not pass."""
+    """A `Bench` over a trial log: recorded times, or an exception for a solution that did not pass."""
 
     def __init__(self, path: Path) -> None:
         self._timings = {(key_shape(timing.shape), timing.solution): timing for timing in read_trials(path)}
