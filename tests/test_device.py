@@ -119,5 +119,5 @@ def test_a_device_from_a_users_text():
     assert device_of_text("gfx942:304") == Device("gfx942", 304)
     assert device_of_text("sm_90:132:NVIDIA H200") == device_of_text("sm_90:132:nvidia-h200") == Device("sm_90", 132, "nvidia-h200")
     for text in ("gfx942", "gfx942:", ":304", "gfx942:many", "gfx942:-1", "H200:132"):
-        with pytest.raises(UserError, match="expected GFX:CU such as gfx942:304"):
+        with pytest.raises(UserError, match="a device must be GFX:CU, such as gfx942:304"):
             device_of_text(text)

@@ -19,19 +19,19 @@ def test_its_value_is_what_the_environment_says():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"flag": "--mine"}, "option '--mine': a backend's flag is --NAME-WORD"),
-        ({"flag": "-m-space"}, "is --NAME-WORD"),
+        ({"flag": "--mine"}, "option '--mine': a backend's flag must be --NAME-WORD"),
+        ({"flag": "-m-space"}, "must be --NAME-WORD"),
         ({"flag": "--Mine-space"}, "in lower case"),
-        ({"flag": "--mine_space"}, "is --NAME-WORD"),
-        ({"flag": "--mine-"}, "is --NAME-WORD"),
+        ({"flag": "--mine_space"}, "must be --NAME-WORD"),
+        ({"flag": "--mine-"}, "must be --NAME-WORD"),
         ({"flag": None}, "option None"),
         ({"variable": "MINE_SPACE"}, "option --mine-search-space: its variable must be TUNEDGEMM_MINE_SEARCH_SPACE (got 'MINE_SPACE')"),
         ({"variable": "PATH"}, "must be TUNEDGEMM_MINE_SEARCH_SPACE"),
-        ({"help": " "}, "needs a help"),
-        ({"choices": ("one",)}, "choices are two texts or more"),
-        ({"choices": ("a", "a")}, "each once"),
-        ({"choices": ("a", "")}, "two texts or more"),
-        ({"choices": "ab"}, "two texts or more"),
+        ({"help": " "}, "its help must be one line"),
+        ({"choices": ("one",)}, "choices must be two or more different texts"),
+        ({"choices": ("a", "a")}, "different texts"),
+        ({"choices": ("a", "")}, "two or more different texts"),
+        ({"choices": "ab"}, "two or more different texts"),
     ],
 )
 def test_what_it_cannot_be(fields, message):

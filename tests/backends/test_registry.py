@@ -22,7 +22,7 @@ BAD = {
     "fake_stars": "hook supports(*arguments): '*arguments'",
     "fake_hookless": "lacks the hook supports(); implemented: none",
     "fake_launchless": "lacks the hook run(); implemented: supports, enumerate_solutions",
-    "fake_opless": "states no OPS; known ops: a16w16",
+    "fake_opless": "states no OPS; choose from a16w16",
     "fake_future": "written for contract 99; this core knows 0 and 1",
 }
 

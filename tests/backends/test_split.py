@@ -108,8 +108,8 @@ def test_a_bias_of_one_row_and_any_leading_dimensions():
     ("solution", "shape", "reason"),
     [
         (SPLIT, PLAIN, "+add needs a bias"),
-        (SPLIT, attrs.evolve(BIASED, scale="tensor"), "+add needs a bias that stands alone behind the product"),
-        (Solution(BUILTIN, "mm+add"), BIASED, "torch adds a bias by a route of its own, not by +add"),
+        (SPLIT, attrs.evolve(BIASED, scale="tensor"), "+add needs a bias that is added last"),
+        (Solution(BUILTIN, "mm+add"), BIASED, "torch adds a bias in its routes, not by +add"),
         (Solution("mine", "k+add+add", 2), BIASED, "+add needs a bias"),
     ],
 )

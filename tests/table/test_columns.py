@@ -56,7 +56,7 @@ def test_rows_of_several_ops_in_one_file(path):
     rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
     assert [found.line for found in rows] == [3]
     assert (problem.line, problem.reason) == (
-        2, "is a row of another op (a8w8 or a8w8_bpreshuffle) than a8w8_blockscale, which has no 'q_dtype_w'"
+        2, "a row of another op (a8w8 or a8w8_bpreshuffle); a8w8_blockscale has no 'q_dtype_w'"
     )  # fmt: skip
 
 
@@ -64,9 +64,9 @@ def test_rows_of_several_ops_in_one_file(path):
 def test_a_list_of_shapes_for_a_table_and_the_reverse(path, name):
     """Each is told as what it is, with the name of the other file."""
     op = ops()[name]
-    with pytest.raises(TableError, match=f"is a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
+    with pytest.raises(TableError, match=f"a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
         read_rows(written(path, ",".join(op.columns.key)), op)
-    with pytest.raises(TableError, match=f"is a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
+    with pytest.raises(TableError, match=f"a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
         read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
 
 
@@ -82,7 +82,7 @@ def test_the_op_of_a_file(tmp_path, name):
 
 def test_an_op_that_is_left_open(tmp_path):
     """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N, K, and a dtype: a16w16."""
-    with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
+    with pytest.raises(UserError, match="the columns fit a8w8_blockscale and a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
     with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):

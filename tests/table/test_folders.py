@@ -105,7 +105,7 @@ def test_a_bare_name_finds_a_shipped_model(shipped, tmp_path, monkeypatch):
         (shipped / folders.MODEL_FOLDERS / name / "config.json").write_text("{}")
     assert folders.named_model("small") == shipped / folders.MODEL_FOLDERS / "small"
     assert folders.named_model("./small") == Path("small")
-    with pytest.raises(UserError, match="no such folder of a model: medium; shipped: large, small"):
+    with pytest.raises(UserError, match="medium: no such model folder; shipped: large, small"):
         folders.named_model("medium")
     (tmp_path / "small").mkdir()
     assert folders.named_model("small") == Path("small")

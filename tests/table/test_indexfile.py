@@ -193,7 +193,7 @@ def test_special_and_broken_files_are_not_kept(tmp_path, scans):
         assert list(open_source(short, OP)) == read_rows(short, OP)[0]
     broken = tmp_path / "broken.csv"
     broken.write_bytes(b"\0\1")
-    with pytest.raises(TableError, match="no text"):
+    with pytest.raises(TableError, match="not a text file"):
         open_source(broken, OP)
     with pytest.raises(TableError, match="no such file"):
         open_source(tmp_path / "missing.csv", OP)

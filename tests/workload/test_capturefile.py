@@ -144,7 +144,7 @@ def test_a_line_that_was_cut_off_stays_readable_as_such(path: Path) -> None:
     entered(file, 3)
 
     assert path.read_text().splitlines() == [HEAD, line(1), "7,64,6,,,,,,,,cut off", line(2), line(3)]
-    with pytest.raises(TableError, match=r"untuned_gemm.csv:3: has fields beyond the last column: 'cut off'"):
+    with pytest.raises(TableError, match=r"untuned_gemm.csv:3: more fields than columns .got 'cut off' beyond"):
         read_untuned(path, OP)
     CaptureFile(OP, path).add({shape(3): ONCE}, 2.0)
     assert path.read_text().splitlines()[2] == "7,64,6,,,,,,,,cut off"
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_read_is_left_alone(path: Path, content: bytes) ->
     file = CaptureFile(OP, path)
 
     for write in (file.enter, file.add):
-        with pytest.raises(TableError, match=r"is no text|stands twice"):
+        with pytest.raises(TableError, match=r"not a text file|occurs twice"):
             write({shape(1): ONCE}, 2.0)
     assert path.read_bytes() == content + b"\n"
 

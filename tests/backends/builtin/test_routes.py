@@ -95,7 +95,7 @@ def test_unknown_routes_are_refused(cpu):
         shape = next(shape for shape in shapes_of(name) if shape.m)
         answers[name] = torch_backend.bind(Solution(BUILTIN, "cublas_42"), shape, cpu)
     assert not any(answers.values())
-    assert not [name for name, answer in answers.items() if f"no route 'cublas_42' for {name}; it has native, " not in str(answer)]
+    assert not [name for name, answer in answers.items() if f"no route 'cublas_42' for {name}; use native, " not in str(answer)]
 
 
 def test_the_precision_of_float32_products_does_not_matter(cpu):
@@ -325,7 +325,7 @@ REFUSALS = (
     ("a8w8_blockscale", {"outdtype": "fp32"}, "float32", "too coarse for fp32"),
     ("a8w8_blockscale", {"outdtype": "fp16"}, "bf16", "too coarse for fp16"),
     ("a16w4_blockscale", {"dtype": "fp16"}, "bf16", "fewer bits than activations in fp16"),
-    ("a16w4_blockscale", {}, "halves", "takes fp16 apart, not bf16"),
+    ("a16w4_blockscale", {}, "halves", "splits fp16, not bf16"),
     ("fmoe", {"dtype": "fp16"}, "grouped_mm", "is a loop over the experts for fp16"),
 )
 

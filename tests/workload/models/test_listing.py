@@ -66,7 +66,7 @@ def test_experts_of_which_the_weights_alone_are_quantised_are_a_note():
     by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2), scheme="mxfp4_weight")], (16,), Formats())
 
     assert by_op == {}
-    assert notes == ("left out, for no op has experts with weights in mxfp4 by groups of 32, activations of 16 bits: a.experts",)
+    assert notes == ("left out, as no op has experts with weights in mxfp4 by groups of 32, activations of 16 bits: a.experts",)
 
 
 def test_lists_together_count_what_the_busiest_has():

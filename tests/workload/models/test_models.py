@@ -251,17 +251,17 @@ def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
 
 def test_convolutions_are_named(folder):
     """What no op has, as the cutting of an image into patches, is in the notes."""
-    assert "left out, for no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
+    assert "left out, as no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
 
 
 @pytest.mark.parametrize(
     ("model", "tp", "says"),
     [
-        ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
-        ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
+        ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
+        ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
         ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
         ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
-        ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; what would: 1, 2, 4, 8, 16, 32"),
+        ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; use one of 1, 2, 4, 8, 16, 32"),
     ],
 )
 def test_ranks_that_do_not_fit_say_what_would(folder, one_line, model, tp, says):
@@ -299,17 +299,17 @@ def test_experts_with_a_bias_are_named(folder):
     shapes = shapes_of_model(folder("gpt-oss"), 1, (1,))
 
     assert "fmoe" not in shapes.by_op
-    assert "left out, for no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
+    assert "left out, as no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"nsets": ()}, "no numbers of rows: name some"),
-        ({"nsets": (0,)}, "a number of rows (--nsets, times --batch_size) must be in 1.."),
+        ({"nsets": ()}, "no M given; name some"),
+        ({"nsets": (0,)}, "M (--nsets times --batch_size) must be in 1.."),
         ({"nsets": (4, -1)}, "(got -1)"),
         ({"nsets": (2**40,)}, f"(got {2**40})"),
-        ({"nsets": range(1, 100_001)}, "100000 numbers of rows, more than 4096"),
+        ({"nsets": range(1, 100_001)}, "at most 4096 numbers of rows (got 100000)"),
         ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
     ],
     ids=str,

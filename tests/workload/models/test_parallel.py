@@ -39,7 +39,7 @@ def test_transformers_does_not_share_heads(folder, one_line):
     k = next(layer for layer in layers_of_model(place, 16).layers if layer.name.endswith("qkv_proj"))
 
     assert k.n == (2 + 1 + 1) * 4
-    assert "does not share them among ranks; what would: 1, 2, 4, 8" in one_line(lambda: layers_of_model(place, 16, fuse=False))
+    assert "does not share them among ranks; use one of 1, 2, 4, 8" in one_line(lambda: layers_of_model(place, 16, fuse=False))
 
 
 def linear(name, n, k, **more):
@@ -82,7 +82,7 @@ def test_a_plan_decides_where_names_do_not():
     (found,), notes = of_rank(layer, plan={"a.mystery": "colwise"})
     assert (found.n, notes) == (16, ())
     (found,), notes = of_rank(layer)
-    assert (found.n, notes) == (64, ("not split over ranks, as their names tell no role: a.mystery",))
+    assert (found.n, notes) == (64, ("not split over ranks, as their names have no known role: a.mystery",))
 
 
 def test_a_plan_is_all_that_transformers_splits():
@@ -97,11 +97,11 @@ def test_a_plan_is_all_that_transformers_splits():
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (linear("a.q_proj", 48, 32, role="q", unit=8), "tp=4 does not divide heads of a.q_proj: 6; what would: 1, 2"),
-        (linear("a.o_proj", 32, 48, role="o", unit=8), "tp=4 does not divide heads of a.o_proj: 6; what would: 1, 2"),
-        (linear("a.up_proj", 6, 32, role="up"), "tp=4 does not divide rows of a.up_proj: 6; what would: 1, 2"),
-        (linear("a.down_proj", 32, 6, role="down"), "tp=4 does not divide columns of a.down_proj: 6; what would: 1, 2"),
-        (Layer("e", "experts", 32, 6, experts=Experts(8, 2)), "tp=4 does not divide the width of an expert of e: 6; what would: 1, 2"),
+        (linear("a.q_proj", 48, 32, role="q", unit=8), "tp=4 does not divide heads of a.q_proj: 6; use one of 1, 2"),
+        (linear("a.o_proj", 32, 48, role="o", unit=8), "tp=4 does not divide heads of a.o_proj: 6; use one of 1, 2"),
+        (linear("a.up_proj", 6, 32, role="up"), "tp=4 does not divide rows of a.up_proj: 6; use one of 1, 2"),
+        (linear("a.down_proj", 32, 6, role="down"), "tp=4 does not divide columns of a.down_proj: 6; use one of 1, 2"),
+        (Layer("e", "experts", 32, 6, experts=Experts(8, 2)), "tp=4 does not divide the width of an expert of e: 6; use one of 1, 2"),
     ],
     ids=lambda value: value.name if isinstance(value, Layer) else "",
 )
@@ -115,7 +115,7 @@ def test_the_vocabulary_as_transformers_splits_it(one_line):
     head = Layer("lm_head", "head", 50257, 32)
 
     assert of_rank(head)[0][0].n == 50304 // 4
-    assert "does not divide the vocabulary of lm_head: 50257; what would: 1" in one_line(lambda: of_rank(head, engine=False))
+    assert "does not divide the vocabulary of lm_head: 50257; use one of 1" in one_line(lambda: of_rank(head, engine=False))
 
 
 def test_one_part_that_cannot_be_split_leaves_its_tower_whole():

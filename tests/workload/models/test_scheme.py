@@ -75,7 +75,7 @@ STATED = {
         compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
         "weights of 4 bits with wider",
     ),
-    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "Quark with weights alone"),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "weight-only Quark"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
     "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
@@ -90,7 +90,7 @@ STATED = {
     "nothing said": ({}, "quant_method ''"),
     "malformed blocks": ({"quant_method": "fp8", "weight_block_size": 3, "modules_to_not_convert": 5}, "fp8 in blocks of 3"),
     "malformed groups": ({"quant_method": "compressed-tensors", "config_groups": [1]}, "compressed-tensors without config_groups"),
-    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a word on weights"),
+    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a weight format"),
 }
 
 
@@ -206,7 +206,7 @@ def test_what_no_op_has_is_left_out_and_named(folder, name, model):
     shapes = shapes_of_model(folder(model, quantization_config=STATED[name][0]), 1, (4,))
     kept = set(by_layer(shapes))
 
-    (note,) = [note for note in shapes.notes if note.startswith("left out, for no op has ")]
+    (note,) = [note for note in shapes.notes if note.startswith("left out, as no op has ")]
     if model == "gpt-oss":
         assert note.endswith(": model.layers.*.mlp.experts") and kept == {"qkv_proj", "o_proj", "router", "lm_head"}
     else:

@@ -19,13 +19,13 @@ LLAMA = {
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "config.json: is no JSON: "),
-        ("", "config.json: is no JSON: "),
-        ("\xff", "config.json: is no JSON: "),
+        ("{", "config.json: not JSON: "),
+        ("", "config.json: not JSON: "),
+        ("\xff", "config.json: not JSON: "),
         ("[1]", "config.json: must hold a JSON object (got list)"),
-        ("{}", "lacks the field 'model_type', by which transformers knows an architecture"),
+        ("{}", "lacks the field 'model_type', which names the architecture"),
         ('{"model_type": ["llama"]}', "lacks the field 'model_type'"),
-        ('{"model_type": "zzz"}', "does not know the architecture 'zzz'; a newer one may, or capture its shapes while it runs"),
+        ('{"model_type": "zzz"}', "does not know the architecture 'zzz'; install a newer one, or capture its shapes while it runs"),
     ],
 )
 def test_a_file_that_is_no_models(tmp_path, one_line, text, says):
@@ -40,16 +40,16 @@ def test_a_file_that_is_no_models(tmp_path, one_line, text, says):
     [
         ({"hidden_size": ...}, "lacks hidden_size, which decide shapes"),
         ({"intermediate_size": ..., "vocab_size": ...}, "lacks intermediate_size, vocab_size, which decide shapes"),
-        ({"hidden_size": "big"}, "transformers refuses it: Validation error for field 'hidden_size'"),
+        ({"hidden_size": "big"}, "transformers rejects it: Validation error for field 'hidden_size'"),
         ({"hidden_size": -64}, "hidden_size must be at least 1 (got -64)"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1 (got 0)"),
-        ({"hidden_size": 65}, "transformers refuses it: "),
+        ({"hidden_size": 65}, "transformers rejects it: "),
         ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
         ({"hidden_size": 2**50}, "transformers cannot build this model: "),
-        ({"dtype": "float99"}, "transformers refuses it: "),
+        ({"dtype": "float99"}, "transformers rejects it: "),
         ({"dtype": "int8"}, "transformers cannot build this model: "),
         ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; at most 2048 layers are built"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 2048 .got 1000000."),
     ],
     ids=str,
 )

@@ -146,7 +146,7 @@ def test_weights_of_unknown_use_are_named():
     found, notes = walked(holding(layers=torch.nn.ModuleList([holding(odd=odd)])))
 
     assert found == ()
-    assert notes == ("left out, for it is not known how these weights multiply, if they do: layers.*.odd.fn [24, 64]",)
+    assert notes == ("left out, as the use of these weights is unknown: layers.*.odd.fn [24, 64]",)
 
 
 class Router(torch.nn.Module):
@@ -174,4 +174,4 @@ def test_a_missing_number_of_experts_is_said(one_line):
     """Without the number of experts that a token goes to there is no shape."""
     experts = torch.nn.ModuleList(Expert(("w1", "w2", "w3")) for _ in range(4))
 
-    assert "lacks the number of experts that a token goes to: add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))
+    assert "lacks the number of experts per token; add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))
