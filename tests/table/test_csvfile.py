@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -53,16 +54,21 @@ def test_columns_in_any_order_with_blanks(path):
     assert read_rows(path, OP) == ([row(us=9.1234)], [])
 
 
-@pytest.mark.parametrize(("cu_num", "gfx"), [(304, "gfx942"), (80, "gfx942"), (256, "gfx950"), (120, "")])
-@pytest.mark.parametrize("absent", ["no column", "", "0", "nan"])
-def test_legacy_rows_without_gfx(path, cu_num, gfx, absent):
+def test_legacy_rows_without_gfx(path, faults_of):
     """A missing gfx follows from the CU count that AITER's legacy files had, else stands for any."""
-    header, line = "cu_num,M,N,K,libtype,us", f"{cu_num},1,64,64,asm,2.5"
-    if absent != "no column":
-        header, line = f"gfx,{header}", f"{absent},{line}"
-    [found], problems = read_rows(written(path, header, line), OP)
-    assert (found.gfx, problems) == (gfx, [])
-    assert found.shape == Shape("a16w16", 1, 64, 64)  # bias False, bf16, no scales, plain weights
+
+    def check(pair, absent):
+        cu_num, gfx = pair
+        header, line = "cu_num,M,N,K,libtype,us", f"{cu_num},1,64,64,asm,2.5"
+        if absent != "no column":
+            header, line = f"gfx,{header}", f"{absent},{line}"
+        [found], problems = read_rows(written(path, header, line), OP)
+        assert (found.gfx, problems) == (gfx, [])
+        assert found.shape == Shape("a16w16", 1, 64, 64)  # bias False, bf16, no scales, plain weights
+
+    assert not faults_of(
+        check, itertools.product([(304, "gfx942"), (80, "gfx942"), (256, "gfx950"), (120, "")], ["no column", "", "0", "nan"])
+    )
 
 
 def test_gradlibs_names(path):
@@ -90,46 +96,49 @@ def test_op_without_a_libtype_column(path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("column", "text", "reason"),
-    [
-        ("M", "-4", "column 'M' must be a whole number from 0"),
-        ("M", "sixteen", "'M' must be a whole number"),
-        ("K", "99999999999", "column 'K' must be a whole number from 0"),
-        ("N", "0", "'n' must be at least 1"),
-        ("cu_num", "", "'cu_num' is empty"),
-        ("cu_num", "1.5", "'cu_num' must be a whole number"),
-        ("cu_num", "-3", "'cu_num' must be >= 0"),
-        ("gfx", "gfx 9!", "'gfx' must match regex"),
-        ("dtype", "__import__('os').abort()", "unknown dtype"),
-        ("bias", "perhaps", "'bias' must be True or False"),
-        ("libtype", "", "'libtype' is empty"),
-        ("libtype", "a/b", "'libtype' must match regex"),
-        ("us", "fast", "'us' must be a number"),
-        ("us", "0", "'us' must be a finite number above 0"),
-        ("us", "-1", "'us' must be a finite number above 0"),
-        ("us", "inf", "'us' must be a finite number above 0"),
-        ("us", "", "'us' must be a finite number above 0"),
-        ("splitK", "0.5", "'splitK' must be a whole number"),
-        ("bw", "1.0,2.0", "more fields than columns"),
-        ("kernelName", '"torn', "not a CSV line"),
-        ("kernelName", '"a,b"', "'kernel_name' must be text without commas"),
-        ("us", "nan", "'us' must be a finite number above 0 (got nan)"),
-        ("M", "inf", "'M' must be a whole number"),
-        ("M", "nan", "'M' must be a whole number"),
-        ("solidx", "inf", "'solidx' must be a whole number"),
-        ("err_ratio", "none at all", "'err_ratio' must be a number"),
-    ],
-)
-def test_a_bad_row_costs_itself_only(path, column, text, reason):
+def test_a_bad_row_costs_itself_only(path, faults_of):
     """One bad row is reported with its line and reason; the rows around it load."""
-    fields = LINE.split(",")
-    fields[HEADER.split(",").index(column)] = text
-    rows, [problem] = read_rows(written(path, HEADER, LINE, ",".join(fields), LINE), OP)
-    assert sum(found.valid for found in rows) == 2
-    assert (problem.path, problem.line) == (path, 3)
-    assert reason in problem.reason
-    assert str(problem).startswith(f"{path}:3: ")
+
+    def check(column, text, reason):
+        fields = LINE.split(",")
+        fields[HEADER.split(",").index(column)] = text
+        rows, [problem] = read_rows(written(path, HEADER, LINE, ",".join(fields), LINE), OP)
+        assert sum(found.valid for found in rows) == 2
+        assert (problem.path, problem.line) == (path, 3)
+        assert reason in problem.reason
+        assert str(problem).startswith(f"{path}:3: ")
+
+    assert not faults_of(
+        check,
+        [
+            ("M", "-4", "column 'M' must be a whole number from 0"),
+            ("M", "sixteen", "'M' must be a whole number"),
+            ("K", "99999999999", "column 'K' must be a whole number from 0"),
+            ("N", "0", "'n' must be at least 1"),
+            ("cu_num", "", "'cu_num' is empty"),
+            ("cu_num", "1.5", "'cu_num' must be a whole number"),
+            ("cu_num", "-3", "'cu_num' must be >= 0"),
+            ("gfx", "gfx 9!", "'gfx' must match regex"),
+            ("dtype", "__import__('os').abort()", "unknown dtype"),
+            ("bias", "perhaps", "'bias' must be True or False"),
+            ("libtype", "", "'libtype' is empty"),
+            ("libtype", "a/b", "'libtype' must match regex"),
+            ("us", "fast", "'us' must be a number"),
+            ("us", "0", "'us' must be a finite number above 0"),
+            ("us", "-1", "'us' must be a finite number above 0"),
+            ("us", "inf", "'us' must be a finite number above 0"),
+            ("us", "", "'us' must be a finite number above 0"),
+            ("splitK", "0.5", "'splitK' must be a whole number"),
+            ("bw", "1.0,2.0", "more fields than columns"),
+            ("kernelName", '"torn', "not a CSV line"),
+            ("kernelName", '"a,b"', "'kernel_name' must be text without commas"),
+            ("us", "nan", "'us' must be a finite number above 0 (got nan)"),
+            ("M", "inf", "'M' must be a whole number"),
+            ("M", "nan", "'M' must be a whole number"),
+            ("solidx", "inf", "'solidx' must be a whole number"),
+            ("err_ratio", "none at all", "'err_ratio' must be a number"),
+        ],
+    )
 
 
 def test_merge_conflict_markers(path):
@@ -139,34 +148,37 @@ def test_merge_conflict_markers(path):
     assert "merge marker" in problems[0].reason
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "no such file"),
-        (b"", "is empty"),
-        (b"\n\n ,,\n", "is empty"),
-        (b"\x7fELF\x00\x01\x02", "not a text file"),
-        (b"\x80\x81\xff", "not a text file"),
-        ((HEADER + "\n" + LINE + "\n").encode("utf-16-le"), "not a text file"),
-        (b"M,N,K\n1,2,3\n", "lacks the column 'libtype', 'us'"),
-        (HEADER.replace(",", ";").encode() + b"\n", "fields must be separated by commas .got ';'.; save the file as CSV"),
-        (HEADER.replace(",", "\t").encode() + b"\n", "fields must be separated by commas .got '.t'.; save the file as CSV"),
-        (LINE.encode() + b"\n", "column 'False' occurs twice .*should be the header"),
-        (f"{HEADER},M\n{LINE},1\n".encode(), "column 'M' occurs twice"),
-        (f"{HEADER}\n{LINE}\n{LINE[:60]}".encode(), "cut off after 9 of 18"),
-    ],
-)
-def test_a_file_that_is_no_table(path, content, reason):
+def test_a_file_that_is_no_table(path, faults_of):
     """A file that cannot be used at all is an error that names it and what is wrong; writing leaves it as it was."""
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(TableError, match=reason) as caught:
-        read_rows(path, OP)
-    assert str(path) in str(caught.value)
-    if content is not None:
-        with pytest.raises(TableError, match=reason):
-            upsert(path, OP, [row()])
-        assert path.read_bytes() == content
+
+    def check(content, reason):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(TableError, match=reason) as caught:
+            read_rows(path, OP)
+        assert str(path) in str(caught.value)
+        if content is not None:
+            with pytest.raises(TableError, match=reason):
+                upsert(path, OP, [row()])
+            assert path.read_bytes() == content
+
+    assert not faults_of(
+        check,
+        [
+            (None, "no such file"),
+            (b"", "is empty"),
+            (b"\n\n ,,\n", "is empty"),
+            (b"\x7fELF\x00\x01\x02", "not a text file"),
+            (b"\x80\x81\xff", "not a text file"),
+            ((HEADER + "\n" + LINE + "\n").encode("utf-16-le"), "not a text file"),
+            (b"M,N,K\n1,2,3\n", "lacks the column 'libtype', 'us'"),
+            (HEADER.replace(",", ";").encode() + b"\n", "fields must be separated by commas .got ';'.; save the file as CSV"),
+            (HEADER.replace(",", "\t").encode() + b"\n", "fields must be separated by commas .got '.t'.; save the file as CSV"),
+            (LINE.encode() + b"\n", "column 'False' occurs twice .*should be the header"),
+            (f"{HEADER},M\n{LINE},1\n".encode(), "column 'M' occurs twice"),
+            (f"{HEADER}\n{LINE}\n{LINE[:60]}".encode(), "cut off after 9 of 18"),
+        ],
+    )
 
 
 def test_a_folder_is_no_table(tmp_path):
@@ -181,28 +193,34 @@ def test_header_alone_is_an_empty_table(path):
 
 
 @pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
-@pytest.mark.parametrize(
-    "name", ["bf16_tuned_gemm.csv", *(f"model_configs/{model}_bf16_tuned_gemm.csv" for model in ("dsv3", "llama70B", "qwen32B"))]
-)
-def test_aiters_own_tables(name):
+def test_aiters_own_tables(faults_of):
     """Each row of AITER's tables is either valid or reported with its line."""
-    file = AITER / name
-    rows, problems = read_rows(file, OP)
-    valid = {found.line for found in rows if found.valid}
-    reported = {problem.line for problem in problems}
-    assert not valid & reported
-    assert valid | reported == set(range(2, len(file.read_text().splitlines()) + 1))
-    assert len(valid) > 50
+
+    def check(name):
+        file = AITER / name
+        rows, problems = read_rows(file, OP)
+        valid = {found.line for found in rows if found.valid}
+        reported = {problem.line for problem in problems}
+        assert not valid & reported
+        assert valid | reported == set(range(2, len(file.read_text().splitlines()) + 1))
+        assert len(valid) > 50
+
+    assert not faults_of(
+        check, ["bf16_tuned_gemm.csv", *(f"model_configs/{model}_bf16_tuned_gemm.csv" for model in ("dsv3", "llama70B", "qwen32B"))]
+    )
 
 
 @pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
-@pytest.mark.parametrize(
-    "name", ["bf16_untuned_gemm.csv", "model_configs/dsv3_bf16_untuned_gemm.csv", "model_configs/llama70B_untuned_gemm.csv"]
-)
-def test_aiters_own_untuned_files(name):
+def test_aiters_own_untuned_files(faults_of):
     """AITER's untuned files are read whole: every line that is not blank is counted."""
-    lines = [line for line in (AITER / name).read_text().splitlines()[1:] if line.strip()]
-    assert sum(entry.count for entry in read_untuned(AITER / name, OP)) == len(lines) > 50
+
+    def check(name):
+        lines = [line for line in (AITER / name).read_text().splitlines()[1:] if line.strip()]
+        assert sum(entry.count for entry in read_untuned(AITER / name, OP)) == len(lines) > 50
+
+    assert not faults_of(
+        check, ["bf16_untuned_gemm.csv", "model_configs/dsv3_bf16_untuned_gemm.csv", "model_configs/llama70B_untuned_gemm.csv"]
+    )
 
 
 def test_ints_as_floats_percents_and_null(path):
@@ -244,28 +262,31 @@ def test_untuned_duplicates_are_folded(path):
     assert [(entry.shape.m, entry.count) for entry in entries] == [(1, 10), (2, 1)]
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (("M,N,K,colour", "1,2,3,red"), "unknown column 'colour'; .* may have M, N, K, bias, .*count, graph"),
-        (("M,N", "1,2"), "lacks the column 'K'"),
-        (("M\tN\tK", "1\t2\t3"), "fields must be separated by commas .got '.t'."),
-        (("M,N,K", "-1,2,3"), ":2: column 'M' must be a whole number from 0 to 2147483647"),
-        (("M,N,K", "1,64,64", "-1,64,64"), ":3: column 'M' must be"),
-        (("M,N,K", "1,64,64", "1,0,64"), ":3: 'n' must be at least 1"),
-        (("M,N,K", "0,64,64"), ":2: 'M' must be at least 1"),
-        (("M,N,K", "1,64,9999999999"), ":2: column 'K' must be"),
-        (("M,N,K", "1,64"), ":2: column 'K' must be a whole number"),
-        (("M,N,K", "1,64,64,64"), ":2: more fields than columns"),
-        (("M,N,K,dtype", "1,64,64,torch.bfloat17"), ":2: unknown dtype 'torch.bfloat17'"),
-        (("M,N,K,count", "1,64,64,-2"), ":2: 'count' must not be negative"),
-        (("M,N,K,count", "1,64,64,many"), ":2: 'count' must be a number"),
-    ],
-)
-def test_a_bad_untuned_file(path, lines, reason):
+def test_a_bad_untuned_file(path, faults_of):
     """An untuned file with a mistake is refused with the line and the reason, for its shapes would silently be missed."""
-    with pytest.raises(TableError, match=reason):
-        read_untuned(written(path, *lines), OP)
+
+    def check(lines, reason):
+        with pytest.raises(TableError, match=reason):
+            read_untuned(written(path, *lines), OP)
+
+    assert not faults_of(
+        check,
+        [
+            (("M,N,K,colour", "1,2,3,red"), "unknown column 'colour'; .* may have M, N, K, bias, .*count, graph"),
+            (("M,N", "1,2"), "lacks the column 'K'"),
+            (("M\tN\tK", "1\t2\t3"), "fields must be separated by commas .got '.t'."),
+            (("M,N,K", "-1,2,3"), ":2: column 'M' must be a whole number from 0 to 2147483647"),
+            (("M,N,K", "1,64,64", "-1,64,64"), ":3: column 'M' must be"),
+            (("M,N,K", "1,64,64", "1,0,64"), ":3: 'n' must be at least 1"),
+            (("M,N,K", "0,64,64"), ":2: 'M' must be at least 1"),
+            (("M,N,K", "1,64,9999999999"), ":2: column 'K' must be"),
+            (("M,N,K", "1,64"), ":2: column 'K' must be a whole number"),
+            (("M,N,K", "1,64,64,64"), ":2: more fields than columns"),
+            (("M,N,K,dtype", "1,64,64,torch.bfloat17"), ":2: unknown dtype 'torch.bfloat17'"),
+            (("M,N,K,count", "1,64,64,-2"), ":2: 'count' must not be negative"),
+            (("M,N,K,count", "1,64,64,many"), ":2: 'count' must be a number"),
+        ],
+    )
 
 
 def test_written_rows_come_back(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -98,7 +99,7 @@ def answers(table: Table, shape: Shape, device: Device) -> list[tuple[Row, str, 
     return [(match.row, match.granularity, match.same_device) for match in table.candidates(shape, device)]
 
 
-def check(op: Op, layers: Sequence[Sequence[Row]], table: Table, shapes: Sequence[Shape]) -> int:
+def compare(op: Op, layers: Sequence[Sequence[Row]], table: Table, shapes: Sequence[Shape]) -> int:
     """Compare every look-up, the second time from memory; returns how many rows were found."""
     count = 0
     for kind in shapes:
@@ -113,33 +114,40 @@ def check(op: Op, layers: Sequence[Sequence[Row]], table: Table, shapes: Sequenc
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("op", "shapes"), [(OP, plain), (WITH_KIN, plain), *((op, of_an_op) for op in ops().values() if op.examples)])
-def test_candidates_are_those_of_a_search(seed: int, op: Op, shapes: Callable[[Op], list[Shape]]):
+def test_candidates_are_those_of_a_search(faults_of):
     """For random layers the rows that answer, and their order, are those of a search through all rows."""
-    draw = random.Random(seed)
-    kinds = shapes(op)
-    layers = [random_rows(draw, kinds, draw.choice([0, 5, 120])) for _ in range(draw.randint(1, 3))]
-    assert check(op, layers, Table(op, layers), kinds) > 0 or not any(layers)
+
+    def check(seed: int, pair: tuple[Op, Callable[[Op], list[Shape]]]):
+        op, shapes = pair
+        draw = random.Random(seed)
+        kinds = shapes(op)
+        layers = [random_rows(draw, kinds, draw.choice([0, 5, 120])) for _ in range(draw.randint(1, 3))]
+        assert compare(op, layers, Table(op, layers), kinds) > 0 or not any(layers)
+
+    assert not faults_of(
+        check, itertools.product(range(3), [(OP, plain), (WITH_KIN, plain), *((op, of_an_op) for op in ops().values() if op.examples)])
+    )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("cached", [False, True])
-def test_files_answer_as_their_rows_do(tmp_path, monkeypatch, seed, cached):
+def test_files_answer_as_their_rows_do(tmp_path, monkeypatch, faults_of):
     """Tables of several files and layers, scanned or from the cache on disk, answer as a search through all their rows."""
-    monkeypatch.setattr(indexfile, "LARGE", 0 if cached else 1 << 40)
-    draw = random.Random(100 + seed)
-    files = [tmp_path / f"{name}.csv" for name in "abcd"]
-    for file in files:
-        write_rows(file, OP, random_rows(draw, plain(OP), draw.choice([3, 60, 150])))
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{files[2]}:{files[3]}")
-    rows = [read_rows(file, OP)[0] for file in files]
-    layers = [rows[0] + rows[1], rows[2] + rows[3]]
-    for _ in range(2):
-        table = Table.load(OP, above=files[:2])
-        assert check(OP, layers, table, plain(OP)) > 0
-        assert table.rows == tuple(layers[0] + layers[1])
-        assert table.fingerprint() == Table(OP, layers).fingerprint()
+
+    def check(seed, cached):
+        monkeypatch.setattr(indexfile, "LARGE", 0 if cached else 1 << 40)
+        draw = random.Random(100 + seed)
+        files = [tmp_path / f"{name}.csv" for name in "abcd"]
+        for file in files:
+            write_rows(file, OP, random_rows(draw, plain(OP), draw.choice([3, 60, 150])))
+        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{files[2]}:{files[3]}")
+        rows = [read_rows(file, OP)[0] for file in files]
+        layers = [rows[0] + rows[1], rows[2] + rows[3]]
+        for _ in range(2):
+            table = Table.load(OP, above=files[:2])
+            assert compare(OP, layers, table, plain(OP)) > 0
+            assert table.rows == tuple(layers[0] + layers[1])
+            assert table.fingerprint() == Table(OP, layers).fingerprint()
+
+    assert not faults_of(check, itertools.product(range(2), [False, True]))
 
 
 def test_many_answers_are_made_one_by_one():
@@ -162,7 +170,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch):
     draw = random.Random(8)
     for op in (OP, WITH_KIN):
         layers = [random_rows(draw, plain(OP), 150), random_rows(draw, plain(OP), 20)]
-        assert check(op, layers, Table(op, layers), plain(OP)) > 0
+        assert compare(op, layers, Table(op, layers), plain(OP)) > 0
 
 
 def test_memory_of_answers_is_bounded(monkeypatch):

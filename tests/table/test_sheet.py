@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -46,39 +47,40 @@ def test_a_line_of_ten_megabytes(path):
         start = time.perf_counter()
         [found], [problem] = read_rows(written(path, HEADER, long, LINE), OP)
         assert (problem.line, found.line) == (2, 3)
-        assert "has 10485760 characters" in problem.reason
+        assert "(got 10485760)" in problem.reason
         assert time.perf_counter() - start < 2.0
-    with pytest.raises(TableError, match="line 1 is too long for a header .got 10485760 characters"):
+    with pytest.raises(TableError, match=r"line 1 is too long for a header .got 10485760 characters"):
         read_rows(written(path, "x" * (10 << 20), LINE), OP)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("last", ["", "end"])
-def test_a_line_that_does_not_change_keeps_its_text(path, end, mark, last):
+def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):
     """Blanks, tabs, quotes, fields of no column, line ends and what is broken stay byte for byte; a new row adds commas alone."""
-    lines = [
-        f" {HEADER.replace('us', 'soltimes')} ,,note", f"{LINE.replace(',16,', ' , 16.0 ,')},7\t, Null", "", ",,,",
-        f'{LINE.replace(",16,", ",17,")},,"a, b"',
-        '"gfx942",304,banana,"torn', "<<<<<<< HEAD", LINE.replace(",16,", ",18,"), f"{LINE.replace(',16,', ',19,')},,,1,2",
-        f"{LINE.replace(',16,', ',20,')},,",
-    ]  # fmt: skip
-    before = (mark + end.join(lines) + (end if last else "")).encode()
-    path.write_bytes(before)
-    rows, _ = read_rows(path, OP)
-    assert [found.shape.m for found in rows] == [16, 17, 18, 20]
 
-    upsert(path, OP, rows, sort=False)
-    assert path.read_bytes() == before
+    def check(end, mark, last):
+        lines = [
+            f" {HEADER.replace('us', 'soltimes')} ,,note", f"{LINE.replace(',16,', ' , 16.0 ,')},7\t, Null", "", ",,,",
+            f'{LINE.replace(",16,", ",17,")},,"a, b"',
+            '"gfx942",304,banana,"torn', "<<<<<<< HEAD", LINE.replace(",16,", ",18,"), f"{LINE.replace(',16,', ',19,')},,,1,2",
+            f"{LINE.replace(',16,', ',20,')},,",
+        ]  # fmt: skip
+        before = (mark + end.join(lines) + (end if last else "")).encode()
+        path.write_bytes(before)
+        rows, _ = read_rows(path, OP)
+        assert [found.shape.m for found in rows] == [16, 17, 18, 20]
 
-    upsert(path, OP, [row(18, us=1.0, device="amd-instinct-mi300x"), row(40)], sort=False)
-    after = path.read_bytes().decode().split(end)
-    assert after[0] == f"{mark}{lines[0]},device"
-    assert after[1:7] == [f"{lines[1]},", "", ",,,", f"{lines[4]},", lines[5], lines[6]]
-    assert "amd-instinct-mi300x" in after[7] and ",1.0," in after[7]
-    assert after[8:10] == [f"{LINE.replace(',16,', ',19,')},,,,1,2", f"{lines[9]},"]
-    assert ",40," in after[10]
-    assert [found.shape.m for found in read_rows(path, OP)[0]] == [16, 17, 18, 20, 40]
+        upsert(path, OP, rows, sort=False)
+        assert path.read_bytes() == before
+
+        upsert(path, OP, [row(18, us=1.0, device="amd-instinct-mi300x"), row(40)], sort=False)
+        after = path.read_bytes().decode().split(end)
+        assert after[0] == f"{mark}{lines[0]},device"
+        assert after[1:7] == [f"{lines[1]},", "", ",,,", f"{lines[4]},", lines[5], lines[6]]
+        assert "amd-instinct-mi300x" in after[7] and ",1.0," in after[7]
+        assert after[8:10] == [f"{LINE.replace(',16,', ',19,')},,,,1,2", f"{lines[9]},"]
+        assert ",40," in after[10]
+        assert [found.shape.m for found in read_rows(path, OP)[0]] == [16, 17, 18, 20, 40]
+
+    assert not faults_of(check, itertools.product(["\n", "\r\n", "\r"], ["", "\ufeff"], ["", "end"]))
 
 
 def test_columns_in_another_order_are_written_anew(path):

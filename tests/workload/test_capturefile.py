@@ -81,36 +81,38 @@ def test_what_others_appended_is_read_and_nothing_else(path: Path, monkeypatch: 
     assert lines == [1, 1]
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_columns_may_stand_in_any_order_and_lines_end_as_they_do(path: Path, ending: str) -> None:
+def test_columns_may_stand_in_any_order_and_lines_end_as_they_do(path: Path, faults_of):
     """A line's fields follow the file's own line of column names, its end that of the others."""
-    head = "graph,K,note,N,M,bpreshuffle,scaleAB,outdtype,count,dtype,bias"
-    path.write_bytes(f"\ufeff{head}{ending}0,64,mine,64,1,,,,4,,{ending}".encode())
 
-    assert entered(CaptureFile(OP, path), 1, 2) == {2}
+    def check(ending: str):
+        head = "graph,K,note,N,M,bpreshuffle,scaleAB,outdtype,count,dtype,bias"
+        path.write_bytes(f"\ufeff{head}{ending}0,64,mine,64,1,,,,4,,{ending}".encode())
 
-    text = path.read_bytes().decode()
-    assert text.endswith(f"4,,{ending}0,64,,64,2,False,False,torch.bfloat16,1,torch.bfloat16,False{ending}")
-    assert text.count(ending) == 3
+        assert entered(CaptureFile(OP, path), 1, 2) == {2}
+
+        text = path.read_bytes().decode()
+        assert text.endswith(f"4,,{ending}0,64,,64,2,False,False,torch.bfloat16,1,torch.bfloat16,False{ending}")
+        assert text.count(ending) == 3
+
+    assert not faults_of(check, ["\n", "\r\n", "\r"])
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "\n", "M,N,K\n1,64,64\n", f"{HEAD}", f"{HEAD}\n{line(1)}", f"{HEAD}\n{line(1)[:9]}"],
-    ids=["empty", "blank", "AITER's", "no line end", "no last line end", "cut off"],
-)
-def test_a_file_that_no_line_can_be_put_behind_is_rewritten(path: Path, content: str) -> None:
+def test_a_file_that_no_line_can_be_put_behind_is_rewritten(path: Path, faults_of):
     """Nothing is appended to what is empty, lacks our columns, or has no line end; the rewriting mends it."""
-    path.write_text(content)
-    file = CaptureFile(OP, path)
 
-    assert entered(file, 2) is None
-    assert path.read_text() == content
-    file.add({shape(2): ONCE}, 2.0)
-    assert entered(file, 3) == {3}
+    def check(content: str):
+        path.write_text(content)
+        file = CaptureFile(OP, path)
 
-    assert path.read_text().splitlines()[0] == HEAD
-    assert path.read_text().splitlines()[-2:] == [line(2), line(3)]
+        assert entered(file, 2) is None
+        assert path.read_text() == content
+        file.add({shape(2): ONCE}, 2.0)
+        assert entered(file, 3) == {3}
+
+        assert path.read_text().splitlines()[0] == HEAD
+        assert path.read_text().splitlines()[-2:] == [line(2), line(3)]
+
+    assert not faults_of(check, ["", "\n", "M,N,K\n1,64,64\n", f"{HEAD}", f"{HEAD}\n{line(1)}", f"{HEAD}\n{line(1)[:9]}"])
 
 
 def test_a_column_that_the_file_lacks_is_added(path: Path) -> None:
@@ -169,32 +171,38 @@ def test_a_file_replaced_or_edited_in_place_is_read_again(path: Path) -> None:
     assert entered(file, 1) is None
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"M,N\x00", b"M,N,K,M\n"], ids=["no UTF-8", "zero bytes", "a column twice"])
-def test_a_file_that_cannot_be_read_is_left_alone(path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_left_alone(path: Path, faults_of):
     """It raises what readers of tables raise, and keeps every byte."""
-    path.write_bytes(content + b"\n")
-    file = CaptureFile(OP, path)
 
-    for write in (file.enter, file.add):
-        with pytest.raises(TableError, match=r"not a text file|occurs twice"):
-            write({shape(1): ONCE}, 2.0)
-    assert path.read_bytes() == content + b"\n"
+    def check(content: bytes):
+        path.write_bytes(content + b"\n")
+        file = CaptureFile(OP, path)
 
-
-@pytest.mark.parametrize("room", [0, 1, 40])
-def test_nothing_is_left_half_written(path: Path, room: int, file_limit: Callable[[int], contextlib.AbstractContextManager[None]]) -> None:
-    """Where a line has no room, or not room enough, the file is as it was, for a rewriting, too; later it goes on."""
-    file = CaptureFile(OP, path)
-    file.add({shape(1): ONCE}, 2.0)
-    before = path.read_bytes()
-
-    with file_limit(len(before) + room):
         for write in (file.enter, file.add):
-            with pytest.raises(TableError, match=r"untuned_gemm.csv: cannot be written: File too large"):
-                write({shape(2): ONCE}, 2.0)
-            assert path.read_bytes() == before
-    assert entered(file, 1, 2) == {2}
-    assert counts(path) == {1: (1, 0), 2: (1, 0)}
+            with pytest.raises(TableError, match=r"not a text file|occurs twice"):
+                write({shape(1): ONCE}, 2.0)
+        assert path.read_bytes() == content + b"\n"
+
+    assert not faults_of(check, [b"\xff\xfe", b"M,N\x00", b"M,N,K,M\n"])
+
+
+def test_nothing_is_left_half_written(path: Path, file_limit: Callable[[int], contextlib.AbstractContextManager[None]], faults_of):
+    """Where a line has no room, or not room enough, the file is as it was, for a rewriting, too; later it goes on."""
+
+    def check(room: int):
+        file = CaptureFile(OP, path)
+        file.add({shape(1): ONCE}, 2.0)
+        before = path.read_bytes()
+
+        with file_limit(len(before) + room):
+            for write in (file.enter, file.add):
+                with pytest.raises(TableError, match=r"untuned_gemm.csv: cannot be written: File too large"):
+                    write({shape(2): ONCE}, 2.0)
+                assert path.read_bytes() == before
+        assert entered(file, 1, 2) == {2}
+        assert counts(path) == {1: (1, 0), 2: (1, 0)}
+
+    assert not faults_of(check, [0, 1, 40])
 
 
 @pytest.fixture

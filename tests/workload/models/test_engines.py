@@ -20,18 +20,21 @@ def test_a_few_sequences_need_few_graphs() -> None:
     assert rows_of_engine("sglang", 16, 64) == (1, 2, 4, 8, 12, 16, 32, 64)
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (("trtllm", 1, 1), r"--nsets: unknown engine \(got 'trtllm'\); use whole numbers as 1,16,256, or one of vllm, sglang"),
-        (("vllm", 0, 1), r"--max-num-seqs: must be at least 1 \(got 0\)"),
-        (("sglang", 1, -1), r"--max-num-batched-tokens: must be at least 1 \(got -1\)"),
-    ],
-)
-def test_bad_limits_are_named(asked, told) -> None:
+def test_bad_limits_are_named(faults_of):
     """An unknown engine and a limit below 1 are errors that say what would do."""
-    with pytest.raises(UserError, match=told):
-        rows_of_engine(*asked)
+
+    def check(asked, told):
+        with pytest.raises(UserError, match=told):
+            rows_of_engine(*asked)
+
+    assert not faults_of(
+        check,
+        [
+            (("trtllm", 1, 1), r"--nsets: unknown engine \(got 'trtllm'\); use whole numbers as 1,16,256, or one of vllm, sglang"),
+            (("vllm", 0, 1), r"--max-num-seqs: must be at least 1 \(got 0\)"),
+            (("sglang", 1, -1), r"--max-num-batched-tokens: must be at least 1 \(got -1\)"),
+        ],
+    )
 
 
 def test_the_command_line_has_the_same_limits() -> None:

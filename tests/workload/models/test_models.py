@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tunedgemm.workload.models import layers_of_model, shapes_of_model
 
 #: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x inter_dim, E experts, top T;
@@ -233,12 +232,15 @@ def told(layer):
     return " ".join([*words, *([f"E{layer.experts.count} T{layer.experts.topk}"] if layer.experts else [])])
 
 
-@pytest.mark.parametrize(("model", "tp"), list(EXPECTED), ids=str)
-def test_a_rank_runs_what_the_architecture_says(folder, model, tp):
+def test_a_rank_runs_what_the_architecture_says(folder, faults_of):
     """Names, sizes, numbers and biases of all products of a rank are those worked out by hand."""
-    found = layers_of_model(folder(model), tp)
 
-    assert sorted(map(told, found.layers)) == sorted(line.strip() for line in EXPECTED[model, tp].strip().splitlines())
+    def check(model, tp):
+        found = layers_of_model(folder(model), tp)
+
+        assert sorted(map(told, found.layers)) == sorted(line.strip() for line in EXPECTED[model, tp].strip().splitlines())
+
+    assert not faults_of(check, list(EXPECTED))
 
 
 def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
@@ -254,19 +256,22 @@ def test_convolutions_are_named(folder):
     assert "left out, as no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "says"),
-    [
-        ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
-        ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
-        ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
-        ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
-        ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; use one of 1, 2, 4, 8, 16, 32"),
-    ],
-)
-def test_ranks_that_do_not_fit_say_what_would(folder, one_line, model, tp, says):
+def test_ranks_that_do_not_fit_say_what_would(folder, one_line, faults_of):
     """A tp that does not divide heads is refused with those that do."""
-    assert says in one_line(lambda: layers_of_model(folder(model), tp))
+
+    def check(model, tp, says):
+        assert says in one_line(lambda: layers_of_model(folder(model), tp))
+
+    assert not faults_of(
+        check,
+        [
+            ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
+            ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
+            ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
+            ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
+            ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; use one of 1, 2, 4, 8, 16, 32"),
+        ],
+    )
 
 
 def test_shared_experts_count_among_the_routed_ones(folder):
@@ -302,21 +307,23 @@ def test_experts_with_a_bias_are_named(folder):
     assert "left out, as no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"nsets": ()}, "no M given; name some"),
-        ({"nsets": (0,)}, "M (--nsets times --batch_size) must be in 1.."),
-        ({"nsets": (4, -1)}, "(got -1)"),
-        ({"nsets": (2**40,)}, f"(got {2**40})"),
-        ({"nsets": range(1, 100_001)}, "at most 4096 numbers of rows (got 100000)"),
-        ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
-    ],
-    ids=str,
-)
-def test_absurd_rows_are_refused(folder, one_line, asked, says):
+def test_absurd_rows_are_refused(folder, one_line, faults_of):
     """None, none positive, more than any product has, or more than anybody tunes."""
-    assert says in one_line(lambda: shapes_of_model(folder("llama-3.2-1b"), **asked))
+
+    def check(asked, says):
+        assert says in one_line(lambda: shapes_of_model(folder("llama-3.2-1b"), **asked))
+
+    assert not faults_of(
+        check,
+        [
+            ({"nsets": ()}, "no M given; name some"),
+            ({"nsets": (0,)}, "M (--nsets times --batch_size) must be in 1.."),
+            ({"nsets": (4, -1)}, "(got -1)"),
+            ({"nsets": (2**40,)}, f"(got {2**40})"),
+            ({"nsets": range(1, 100_001)}, "at most 4096 numbers of rows (got 100000)"),
+            ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
+        ],
+    )
 
 
 def test_the_menu_needs_neither_torch_nor_transformers(child):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -15,22 +16,24 @@ from tunedgemm.workload.models.parallel import sharded
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "model_shapes.py"
 
 
-@pytest.mark.parametrize("tp", [4, 8])
-@pytest.mark.parametrize("model", ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"])
-def test_transformers_splits_so(folder, model, tp):
+def test_transformers_splits_so(folder, faults_of):
     """Rank 0 of a model that transformers loads over gloo processes multiplies what is listed without fusing, product for product.
 
     Its plan of DeepSeek-V3 leaves attention whole.
     """
-    pytest.importorskip("accelerate", reason="transformers loads no part of a model without it")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--one", folder(model), "--tp", str(tp)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout.splitlines()[-1])
 
-    assert row["wrong"] == []
-    assert row["kinds"] == (15 if model == "deepseek-v3" else 8)
+    def check(tp, model):
+        pytest.importorskip("accelerate", reason="transformers loads no part of a model without it")
+        done = subprocess.run(
+            [sys.executable, SCRIPT, "--one", folder(model), "--tp", str(tp)], capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        row = json.loads(done.stdout.splitlines()[-1])
+
+        assert row["wrong"] == []
+        assert row["kinds"] == (15 if model == "deepseek-v3" else 8)
+
+    assert not faults_of(check, itertools.product([4, 8], ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"]))
 
 
 def test_transformers_does_not_share_heads(folder, one_line):
@@ -50,29 +53,31 @@ def of_rank(*layers, tp=4, plan=None, engine=True):
     return sharded(layers, tp, plan or {}, engine=engine)
 
 
-@pytest.mark.parametrize(
-    ("layer", "size"),
-    [
-        (linear("a.q_proj", 64, 32, role="q", unit=8), (16, 32)),
-        (linear("a.k_proj", 16, 32, role="k", unit=8, kv_units=2, kv_heads=2), (8, 32)),
-        (linear("a.qkv", 96, 32, role="qkv", unit=8, kv_units=4, kv_heads=2), (32, 32)),
-        (linear("a.o_proj", 32, 64, role="o", unit=8, bias=True), (32, 16)),
-        (linear("a.gate_proj", 64, 32, role="gate"), (16, 32)),
-        (linear("a.down_proj", 32, 64, role="down"), (32, 16)),
-        (linear("a.q_a_proj", 64, 32, role="q_a"), (64, 32)),
-        (Layer("gate", "router", 8, 32), (8, 32)),
-        (Layer("lm_head", "head", 1000, 32), (256, 32)),
-        (Layer("experts", "experts", 32, 64, experts=Experts(8, 2)), (32, 16)),
-    ],
-    ids=lambda value: value.name if isinstance(value, Layer) else "",
-)
-def test_engines_split_by_role(layer, size):
+def test_engines_split_by_role(faults_of):
     """What opens a block is cut by rows and heads, what closes it by columns, experts by their width, the vocabulary padded."""
-    (found,), notes = of_rank(layer)
 
-    assert (found.n, found.k) == size
-    assert found.bias == layer.bias  # the first rank adds it
-    assert notes == ()
+    def check(layer, size):
+        (found,), notes = of_rank(layer)
+
+        assert (found.n, found.k) == size
+        assert found.bias == layer.bias  # the first rank adds it
+        assert notes == ()
+
+    assert not faults_of(
+        check,
+        [
+            (linear("a.q_proj", 64, 32, role="q", unit=8), (16, 32)),
+            (linear("a.k_proj", 16, 32, role="k", unit=8, kv_units=2, kv_heads=2), (8, 32)),
+            (linear("a.qkv", 96, 32, role="qkv", unit=8, kv_units=4, kv_heads=2), (32, 32)),
+            (linear("a.o_proj", 32, 64, role="o", unit=8, bias=True), (32, 16)),
+            (linear("a.gate_proj", 64, 32, role="gate"), (16, 32)),
+            (linear("a.down_proj", 32, 64, role="down"), (32, 16)),
+            (linear("a.q_a_proj", 64, 32, role="q_a"), (64, 32)),
+            (Layer("gate", "router", 8, 32), (8, 32)),
+            (Layer("lm_head", "head", 1000, 32), (256, 32)),
+            (Layer("experts", "experts", 32, 64, experts=Experts(8, 2)), (32, 16)),
+        ],
+    )
 
 
 def test_a_plan_decides_where_names_do_not():
@@ -94,20 +99,22 @@ def test_a_plan_is_all_that_transformers_splits():
     assert [layer.n for layer in of_rank(*layers, engine=False)[0]] == [16, 16]
 
 
-@pytest.mark.parametrize(
-    ("layer", "says"),
-    [
-        (linear("a.q_proj", 48, 32, role="q", unit=8), "tp=4 does not divide heads of a.q_proj: 6; use one of 1, 2"),
-        (linear("a.o_proj", 32, 48, role="o", unit=8), "tp=4 does not divide heads of a.o_proj: 6; use one of 1, 2"),
-        (linear("a.up_proj", 6, 32, role="up"), "tp=4 does not divide rows of a.up_proj: 6; use one of 1, 2"),
-        (linear("a.down_proj", 32, 6, role="down"), "tp=4 does not divide columns of a.down_proj: 6; use one of 1, 2"),
-        (Layer("e", "experts", 32, 6, experts=Experts(8, 2)), "tp=4 does not divide the width of an expert of e: 6; use one of 1, 2"),
-    ],
-    ids=lambda value: value.name if isinstance(value, Layer) else "",
-)
-def test_what_cannot_be_split(one_line, layer, says):
+def test_what_cannot_be_split(one_line, faults_of):
     """The layer, its number, and the numbers of ranks that would do."""
-    assert one_line(lambda: of_rank(layer)) == says
+
+    def check(layer, says):
+        assert one_line(lambda: of_rank(layer)) == says
+
+    assert not faults_of(
+        check,
+        [
+            (linear("a.q_proj", 48, 32, role="q", unit=8), "tp=4 does not divide heads of a.q_proj: 6; use one of 1, 2"),
+            (linear("a.o_proj", 32, 48, role="o", unit=8), "tp=4 does not divide heads of a.o_proj: 6; use one of 1, 2"),
+            (linear("a.up_proj", 6, 32, role="up"), "tp=4 does not divide rows of a.up_proj: 6; use one of 1, 2"),
+            (linear("a.down_proj", 32, 6, role="down"), "tp=4 does not divide columns of a.down_proj: 6; use one of 1, 2"),
+            (Layer("e", "experts", 32, 6, experts=Experts(8, 2)), "tp=4 does not divide the width of an expert of e: 6; use one of 1, 2"),
+        ],
+    )
 
 
 def test_the_vocabulary_as_transformers_splits_it(one_line):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -30,30 +31,36 @@ def test_each_list_has_its_command():
     assert models == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_list_is_what_its_command_writes(name, tmp_path):
+def test_a_list_is_what_its_command_writes(tmp_path, faults_of):
     """Byte by byte."""
-    again = tmp_path / name
 
-    assert main([*COMMANDS[name][1:-1], str(again)]) == 0
+    def check(name):
+        again = tmp_path / name
 
-    assert again.read_bytes() == (LISTS / name).read_bytes()
+        assert main([*COMMANDS[name][1:-1], str(again)]) == 0
+
+        assert again.read_bytes() == (LISTS / name).read_bytes()
+
+    assert not faults_of(check, NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_list_is_found_and_read(name, tmp_path, monkeypatch):
+def test_a_list_is_found_and_read(tmp_path, monkeypatch, faults_of):
     """By its bare name, of the right op without --op, every line a shape with a count and a layer, each shape once, at all M."""
-    monkeypatch.chdir(tmp_path)
-    path = named_file(name)
-    op = op_of_file(path)
-    rows = read_untuned(path, op)
 
-    words = COMMANDS[name]
-    assert path == LISTS / name
-    assert op.name == (words[words.index("--op") + 1] if "--op" in words else "a16w16")
-    assert len(rows) == len(path.read_text().splitlines()) - 1
-    assert all(row.count and row.layer for row in rows)
-    assert sorted({row.shape.m for row in rows}) == [2**exponent for exponent in range(15)]
+    def check(name):
+        monkeypatch.chdir(tmp_path)
+        path = named_file(name)
+        op = op_of_file(path)
+        rows = read_untuned(path, op)
+
+        words = COMMANDS[name]
+        assert path == LISTS / name
+        assert op.name == (words[words.index("--op") + 1] if "--op" in words else "a16w16")
+        assert len(rows) == len(path.read_text().splitlines()) - 1
+        assert all(row.count and row.layer for row in rows)
+        assert sorted({row.shape.m for row in rows}) == [2**exponent for exponent in range(15)]
+
+    assert not faults_of(check, NAMES)
 
 
 def test_no_list_is_read_as_a_table():
@@ -64,18 +71,23 @@ def test_no_list_is_read_as_a_table():
     assert not read & set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")],
-)
-@pytest.mark.parametrize("fuse", [True, False])
-def test_a_shipped_model_is_the_one_of_its_name(name, other, fuse):
+def test_a_shipped_model_is_the_one_of_its_name(faults_of):
     """The sizes written out here give the layers that the model's own file gives."""
-    if not (ELSEWHERE / other / "config.json").exists():
-        pytest.skip("the model's own config.json is not here")
 
-    for tp in (1, 8):
-        assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
+    def check(pair, fuse):
+        name, other = pair
+        if not (ELSEWHERE / other / "config.json").exists():
+            pytest.skip("the model's own config.json is not here")
+
+        for tp in (1, 8):
+            assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
+
+    assert not faults_of(
+        check,
+        itertools.product(
+            [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")], [True, False]
+        ),
+    )
 
 
 def test_llama_405b():

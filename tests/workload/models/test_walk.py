@@ -27,14 +27,17 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("model", TINY)
-def test_what_is_listed_is_what_runs(folder, real, model):
+def test_what_is_listed_is_what_runs(folder, real, faults_of):
     """Names, sizes, dtypes, biases and numbers of all products agree, both ways; a token's experts are as many as listed."""
-    place = folder(model)
-    products, _ = real.ran(place, also=IMAGES.get(model))
 
-    assert products.calls
-    assert real.disagreements(products, layers_of_model(place, fuse=False).layers, real.TOKENS) == []
+    def check(model):
+        place = folder(model)
+        products, _ = real.ran(place, also=IMAGES.get(model))
+
+        assert products.calls
+        assert real.disagreements(products, layers_of_model(place, fuse=False).layers, real.TOKENS) == []
+
+    assert not faults_of(check, TINY)
 
 
 def test_the_check_sees_a_wrong_list(folder, real):
@@ -91,39 +94,45 @@ def holding(**parts):
     return module
 
 
-@pytest.mark.parametrize(
-    ("names", "gated"), [(("gate_proj", "up_proj", "down_proj"), True), (("w1", "w2", "w3"), True), (("up_proj", "down_proj"), False)]
-)
-def test_experts_in_a_list_are_one_bank(names, gated):
+def test_experts_in_a_list_are_one_bank(faults_of):
     """Experts that are modules of their own, as in transformers 4, are one layer of experts, not a product each."""
-    block = holding(gate=torch.nn.Linear(16, 4), experts=torch.nn.ModuleList(Expert(names) for _ in range(4)))
-    found, notes = walked(holding(mlp=block), num_experts_per_tok=2, hidden_act="silu")
 
-    bank = next(layer for layer in found if layer.kind == "experts")
-    assert (bank.n, bank.k, bank.experts) == (16, 24, Experts(4, 2, "silu", gated))
-    assert [layer.kind for layer in found] == ["router", "experts"]
-    assert notes == ()
+    def check(names, gated):
+        block = holding(gate=torch.nn.Linear(16, 4), experts=torch.nn.ModuleList(Expert(names) for _ in range(4)))
+        found, notes = walked(holding(mlp=block), num_experts_per_tok=2, hidden_act="silu")
+
+        bank = next(layer for layer in found if layer.kind == "experts")
+        assert (bank.n, bank.k, bank.experts) == (16, 24, Experts(4, 2, "silu", gated))
+        assert [layer.kind for layer in found] == ["router", "experts"]
+        assert notes == ()
+
+    assert not faults_of(
+        check, [(("gate_proj", "up_proj", "down_proj"), True), (("w1", "w2", "w3"), True), (("up_proj", "down_proj"), False)]
+    )
 
 
-@pytest.mark.parametrize(
-    ("up", "down", "gated"),
-    [
-        ((4, 48, 16), (4, 16, 24), True),
-        ((4, 16, 48), (4, 24, 16), True),
-        ((4, 24, 16), (4, 16, 24), False),
-        ((4, 16, 32), (4, 16, 16), True),
-        ((4, 8, 16), (4, 16, 4), True),
-        ((4, 16, 8), (4, 4, 16), True),
-    ],
-)
-def test_banks_tell_their_sides_by_their_sizes(up, down, gated):
+def test_banks_tell_their_sides_by_their_sizes(faults_of):
     """Weights of all experts may lie either way round, with or without a gate; a module need not say which."""
-    bank = holding()
-    bank.up_proj = torch.nn.Parameter(torch.empty(up))
-    bank.down_proj = torch.nn.Parameter(torch.empty(down))
-    (found,), _ = walked(holding(experts=bank), num_experts_per_tok=2, hidden_act="gelu")
 
-    assert (found.n, found.k, found.experts) == (16, next((size for size in down[1:] if size != 16), 16), Experts(4, 2, "gelu", gated))
+    def check(up, down, gated):
+        bank = holding()
+        bank.up_proj = torch.nn.Parameter(torch.empty(up))
+        bank.down_proj = torch.nn.Parameter(torch.empty(down))
+        (found,), _ = walked(holding(experts=bank), num_experts_per_tok=2, hidden_act="gelu")
+
+        assert (found.n, found.k, found.experts) == (16, next((size for size in down[1:] if size != 16), 16), Experts(4, 2, "gelu", gated))
+
+    assert not faults_of(
+        check,
+        [
+            ((4, 48, 16), (4, 16, 24), True),
+            ((4, 16, 48), (4, 24, 16), True),
+            ((4, 24, 16), (4, 16, 24), False),
+            ((4, 16, 32), (4, 16, 16), True),
+            ((4, 8, 16), (4, 16, 4), True),
+            ((4, 16, 8), (4, 4, 16), True),
+        ],
+    )
 
 
 def test_experts_in_two_modules_leave_their_router():
