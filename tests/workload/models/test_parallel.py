@@ -16,14 +16,12 @@ from tunedgemm.workload.models.parallel import sharded
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "model_shapes.py"
 
 
-def test_transformers_splits_so(folder, faults_of):
-    """Rank 0 of a model that transformers loads over gloo processes multiplies what is listed without fusing, product for product.
-
-    Its plan of DeepSeek-V3 leaves attention whole.
-    """
+@pytest.fixture
+def splits_as_listed(folder):
+    """Return a check that rank 0 of a model loaded by transformers over gloo multiplies what is listed unfused."""
+    pytest.importorskip("accelerate", reason="transformers loads no part of a model without it")
 
     def check(tp, model):
-        pytest.importorskip("accelerate", reason="transformers loads no part of a model without it")
         done = subprocess.run(
             [sys.executable, SCRIPT, "--one", folder(model), "--tp", str(tp)], capture_output=True, text=True, check=False, timeout=300
         )
@@ -31,9 +29,21 @@ def test_transformers_splits_so(folder, faults_of):
         row = json.loads(done.stdout.splitlines()[-1])
 
         assert row["wrong"] == []
-        assert row["kinds"] == (15 if model == "deepseek-v3" else 8)
+        assert row["kinds"] == (15 if model == "deepseek-v3" else 8)  # the plan of DeepSeek-V3 leaves attention whole
 
-    assert not faults_of(check, itertools.product([4, 8], ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"]))
+    return check
+
+
+def test_transformers_splits_so(splits_as_listed):
+    """Transformers splits a model over ranks product for product as listed."""
+    splits_as_listed(4, "llama-3.1-8b")
+
+
+@pytest.mark.slow
+def test_transformers_splits_others_so(splits_as_listed, faults_of):
+    """Transformers splits further architectures and numbers of ranks as listed."""
+    models = ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"]
+    assert not faults_of(splits_as_listed, itertools.product([4, 8], models))
 
 
 def test_transformers_does_not_share_heads(folder, one_line):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tunedgemm.cli import main
 from tunedgemm.ops import ops
 from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import MODEL_FOLDERS, MODELS, SHIPPED, named_file, table_layers
+from tunedgemm.workload import models
 from tunedgemm.workload.lists import op_of_file
 from tunedgemm.workload.models import layers_of_model
 
@@ -24,11 +26,19 @@ COMMANDS = {words[-1]: words for line in re.findall(r"^tunedgemm .*$", (LISTS / 
 ELSEWHERE = Path(__file__).parents[3].parent / "shared" / "models"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def models_are_built_once() -> Iterator[None]:
+    """Cache the modules of a model, which take seconds to build."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "read", functools.cache(models.read))
+        yield
+
+
 def test_each_list_has_its_command():
     """Nothing is shipped that nobody can make again, and no command's file is forgotten."""
     assert sorted(COMMANDS) == NAMES
-    models = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
-    assert models == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
+    named = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
+    assert named == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
 
 
 def test_a_list_is_what_its_command_writes(tmp_path, faults_of):
@@ -74,19 +84,15 @@ def test_no_list_is_read_as_a_table():
 def test_a_shipped_model_is_the_one_of_its_name(faults_of):
     """The sizes written out here give the layers that the model's own file gives."""
 
-    def check(pair, fuse):
-        name, other = pair
+    def check(name, other):
         if not (ELSEWHERE / other / "config.json").exists():
             pytest.skip("the model's own config.json is not here")
 
-        for tp in (1, 8):
+        for tp, fuse in ((1, False), (8, True)):
             assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
 
     assert not faults_of(
-        check,
-        itertools.product(
-            [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")], [True, False]
-        ),
+        check, [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")]
     )
 
 

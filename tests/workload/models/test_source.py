@@ -61,7 +61,7 @@ def test_fields_that_make_no_model(folder, one_line, faults_of):
             ({"dtype": "float99"}, "transformers rejects it: "),
             ({"dtype": "int8"}, "transformers cannot build this model: "),
             ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
-            ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 2048 .got 1000000."),
+            ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 2048 (got 1000000)"),
         ],
     )
 
