@@ -1,4 +1,4 @@
-"""The example of another party: installed as a wheel in an environment of its own, it works without a change to the core."""
+"""The third-party example, installed as a wheel in a separate environment, works with the core."""
 
 import csv
 import os

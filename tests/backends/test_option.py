@@ -10,7 +10,7 @@ GOOD = {"flag": "--mine-search-space", "variable": "TUNEDGEMM_MINE_SEARCH_SPACE"
 
 
 def test_its_value_is_what_the_environment_says():
-    """Else the first choice, and no text where there are none; blanks around it do not count, and an empty variable says nothing."""
+    """The variable sets the value, blanks aside; empty or unset, the first choice or "" holds."""
     option, text = Option(**GOOD), Option(**{**GOOD, "choices": ()})
     assert [option.value({option.variable: said}) for said in ("full", " full ", "")] == ["full", "full", "small"]
     assert (option.value({}), text.value({}), text.value({text.variable: "any"})) == ("small", "", "any")
@@ -35,7 +35,7 @@ def test_its_value_is_what_the_environment_says():
     ],
 )
 def test_what_it_cannot_be(fields, message):
-    """Each mistake is told by the flag and what would be right."""
+    """Each mistake names the flag and the remedy."""
     with pytest.raises(PluginError) as caught:
         Option(**{**GOOD, **fields})
     assert message in str(caught.value)

@@ -38,7 +38,7 @@ ROW = {
 
 
 def test_the_table_of_another_op(path, faults_of):
-    """A table given for that of another op is refused with the op that it is of and its variable; its own op reads it."""
+    """A table of another op is refused with that op and its variable; its own op reads it."""
 
     def check(asked, given):
         written(path, FAMILY[given], ROW[given])
@@ -54,7 +54,7 @@ def test_the_table_of_another_op(path, faults_of):
 
 
 def test_rows_of_several_ops_in_one_file(path):
-    """What pandas makes of two ops' tables: the rows of the op load, the others are told one by one with the op they are of."""
+    """Where pandas joined two ops' tables, rows of the op load and each other one is named with its op."""
     written(path, FAMILY["a8w8_bpreshuffle"], ROW["a8w8_bpreshuffle"], ROW["a8w8_blockscale"].replace(",ck", ",,ck"))
     rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
     assert [found.line for found in rows] == [3]
@@ -64,7 +64,7 @@ def test_rows_of_several_ops_in_one_file(path):
 
 
 def test_a_list_of_shapes_for_a_table_and_the_reverse(path, faults_of):
-    """Each is told as what it is, with the name of the other file."""
+    """A list given for a table, or the reverse, is refused with the name of the other file."""
 
     def check(name):
         op = ops()[name]
@@ -90,7 +90,7 @@ def test_the_op_of_a_file(tmp_path, faults_of):
 
 
 def test_an_op_that_is_left_open(tmp_path):
-    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N, K, and a dtype: a16w16."""
+    """Ambiguous columns, and files of several ops, ask for --op; M, N, K and a dtype are a16w16."""
     with pytest.raises(UserError, match="the columns fit a8w8_blockscale and a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]

@@ -46,7 +46,7 @@ def test_one_row_of_aiters(path):
 
 
 def test_columns_in_any_order_with_blanks(path):
-    """Order of the columns, blanks, carriage returns, a byte order mark, pandas' index and empty rows do not matter."""
+    """Column order, blanks, line ends, a byte order mark, pandas' index and empty rows are ignored."""
     names, fields = HEADER.split(","), LINE.split(",")
     header = ",".join(["Unnamed: 0", *(f" {name} " for name in reversed(names))])
     line = ",".join(["7", *(f" {field} " for field in reversed(fields))])
@@ -78,7 +78,7 @@ def test_gradlibs_names(path):
 
 
 def test_op_without_a_libtype_column(path):
-    """In tables of AITER's one-backend ops the kernel's name tells the libtype, and its own names of columns are kept."""
+    """In tables of AITER's one-backend ops the kernel's name gives the libtype; column names are kept."""
     columns = attrs.evolve(OP.columns, values=("kernelId", "splitK", "us", "kernelName", "errRatio", "block_m"))
     op = attrs.evolve(OP, columns=columns)
     lines = ["gfx950,256,1,64,64,5,0,2.0,_ZN5aiter9gemm,0.5%,32", "gfx950,256,2,64,64,6,0,2.0,256x16,0,64"]
@@ -149,7 +149,7 @@ def test_merge_conflict_markers(path):
 
 
 def test_a_file_that_is_no_table(path, faults_of):
-    """A file that cannot be used at all is an error that names it and what is wrong; writing leaves it as it was."""
+    """An unusable file is an error that names it and the fault; writing leaves it unchanged."""
 
     def check(content, reason):
         if content is not None:
@@ -224,7 +224,7 @@ def test_aiters_own_untuned_files(faults_of):
 
 
 def test_ints_as_floats_percents_and_null(path):
-    """pandas writes 16.0 where a column has gaps, AITER 0.5% for a ratio; Null, NaN and the like are absent."""
+    """pandas' 16.0 and AITER's 0.5% are numbers; Null, NaN and the like are absent."""
     text = LINE.replace(",16,1280,8192,", ",16.0,1280.0,8192.0,").replace("304", "304.0").replace(",3,4,", ",3.0,4.0,")
     text = text.replace("False,False,asm", "0.0,Null,asm").replace(",0.0,36.78", ",0.5%,NaN")
     [found], problems = read_rows(written(path, HEADER, text), OP)
@@ -263,7 +263,7 @@ def test_untuned_duplicates_are_folded(path):
 
 
 def test_a_bad_untuned_file(path, faults_of):
-    """An untuned file with a mistake is refused with the line and the reason, for its shapes would silently be missed."""
+    """An untuned file with a mistake is refused with line and reason, lest shapes silently be missed."""
 
     def check(lines, reason):
         with pytest.raises(TableError, match=reason):
@@ -313,7 +313,7 @@ def test_columns_and_figures_of_a_written_file(path):
 
 
 def test_upsert_replaces_and_adds(path):
-    """A row of the same device, or of no named one, and shape is replaced; others stay, new ones are added, each key once."""
+    """A row of the same shape and device, or of no device, is replaced; others stay, new ones are added."""
     write_rows(path, OP, [row(16), row(32), row(16, gfx="gfx950", cu_num=256)])
     upsert(path, OP, [row(16, us=1.0), row(64), row(32, device="amd-instinct-mi325x")])
     found, problems = read_rows(path, OP)
@@ -327,7 +327,7 @@ def test_upsert_replaces_and_adds(path):
 
 
 def test_order_of_a_table(path):
-    """Sorted files have N before M and numbers by value; unsorted ones keep each row's place, new rows last."""
+    """Sorted files have N before M and numbers by value; unsorted ones append new rows."""
     rows = [row(100, n=64), row(9, n=64), row(1, n=128), row(2, n=64, gfx="gfx1250", cu_num=96)]
     upsert(path, OP, rows, sort=False)
     upsert(path, OP, [row(5, n=64), row(9, n=64, us=1.0)], sort=False)
@@ -352,7 +352,7 @@ def test_upsert_keeps_what_it_does_not_understand(path):
 
 
 def test_a_row_that_never_wins_is_replaced(path):
-    """A placeholder without a time gives way to a measured row of its key; so does a legacy row without gfx."""
+    """A measured row replaces a placeholder without a time, or a legacy row without gfx, of its key."""
     written(path, "cu_num,M,N,K,libtype,us", "304,16,1280,8192,torch,0")
     upsert(path, OP, [row()])
     assert read_rows(path, OP) == ([row()], [])
@@ -388,7 +388,7 @@ def test_valid_rows():
 
 
 def test_filler_in_the_columns_of_other_ops_says_nothing(tmp_path):
-    """AITER's merge of several files writes 0 where a file had no such column: rows are told by what they say."""
+    """The 0 that AITER's merge of files writes in other ops' columns does not change a row's op."""
     op, path = op_named("batched_bf16"), tmp_path / "bf16_tuned_batched_gemm.csv"
     head, body = "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio,q_type", "gfx942,304,8,16,64,32,1,0,5.0,k,1,1,0.0"
     for filler in ("0", "nan", ""):
@@ -400,7 +400,7 @@ def test_filler_in_the_columns_of_other_ops_says_nothing(tmp_path):
 
 
 def test_a_list_of_shapes_that_is_written_reads_the_same(path):
-    """Counts, calls in graphs and layers come back; a column in which nobody says anything is not written."""
+    """Counts, calls in graphs and layers survive writing; an empty column is not written."""
     plain = [Untuned(Shape("a16w16", 1, 64, 128), 3)]
     write_untuned(path, OP, plain)
     assert path.read_text().splitlines() == [
@@ -413,7 +413,7 @@ def test_a_list_of_shapes_that_is_written_reads_the_same(path):
 
 
 def test_broken_lines_of_a_list_of_shapes_are_told_apart(path):
-    """`read_listed` gives the good lines and names the others, the last one cut off; `read_untuned` refuses the file."""
+    """`read_listed` reports broken and truncated lines and keeps the others; `read_untuned` refuses."""
     path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n2,64,128,-1\n1,64,128,3\n4,6")
     listed, problems = read_listed(path, OP)
 

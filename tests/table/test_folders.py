@@ -46,7 +46,10 @@ def test_home_folder(tmp_path, monkeypatch):
 
 
 def test_layers_without_a_variable():
-    """Without a variable the user's table ranks above the models', and these above the shipped one; files of others are left out."""
+    """Without a variable the user's table ranks above the models', and those above the shipped one.
+
+    Files of other ops are left out.
+    """
     assert names(table_layers(OP)) == BELOW
     assert names(table_layers(OP, [Path("mine.csv")])) == [("instance", ["mine.csv"]), *BELOW]
 
@@ -70,7 +73,7 @@ def test_the_word_default_puts_them_back(monkeypatch, faults_of):
 
 
 def test_aiters_default_that_exists_is_a_file(tmp_path, monkeypatch):
-    """AITER's own default table is read as any other file where it exists; one of another name is just missing."""
+    """AITER's default table is read like any file where it exists; one of another name is just missing."""
     table = tmp_path / "aiter" / "configs" / NAME
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table.with_name("other.csv")))
     assert names(table_layers(OP)) == [("environment", ["other.csv"])]
@@ -81,7 +84,7 @@ def test_aiters_default_that_exists_is_a_file(tmp_path, monkeypatch):
 
 
 def test_default_places(tmp_path, monkeypatch, faults_of):
-    """A variable that names no file of its own leaves the layers and the output where they are by default."""
+    """A variable that names no file leaves the default layers and output."""
 
     def check(value):
         monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", value)
@@ -104,7 +107,7 @@ def test_a_bare_name_finds_a_shipped_file(shipped, tmp_path, monkeypatch):
 
 
 def test_a_bare_name_finds_a_shipped_model(shipped, tmp_path, monkeypatch):
-    """A bare name is a folder here, else a shipped model; a path is only itself; what is neither is told with what is shipped."""
+    """A bare name is a folder here, else a shipped model; otherwise the error lists what is shipped."""
     monkeypatch.chdir(tmp_path)
     for name in ("small", "large"):
         (shipped / folders.MODEL_FOLDERS / name).mkdir(parents=True)
@@ -131,7 +134,7 @@ class TestEveryOp:
             assert other is op or table_layers(other)[0].name == "user"
 
     def test_the_defaults_underneath(self, name, shipped, monkeypatch, faults_of):
-        """``default``, or AITER's own default file that is not there, puts this op's files back and no other's."""
+        """``default``, or AITER's absent default file, restores this op's files and no other's."""
 
         def check(last):
             op = ops()[name]

@@ -50,7 +50,7 @@ def plain(op: Op) -> list[Shape]:
 
 
 def random_rows(draw: random.Random, shapes: Sequence[Shape], count: int) -> list[Row]:
-    """Rows of few keys, times and solutions, so that ties, duplicates, pins and rows of other devices are common."""
+    """Rows of few keys, times and solutions, so that ties, duplicates and pins are common."""
     places = [("sm_90", 132, "nvidia-h200"), ("sm_90", 132, "nvidia-h100"), ("sm_90", 132, ""), ("", 132, ""), ("sm_90", 114, "")]
     places += [("gfx942", 304, "mi300x"), ("gfx942", 304, ""), ("gfx942", 80, ""), ("gfx942", 0, ""), ("gfx950", 304, "")]
     found = []
@@ -130,7 +130,7 @@ def test_candidates_are_those_of_a_search(faults_of):
 
 
 def test_files_answer_as_their_rows_do(tmp_path, monkeypatch, faults_of):
-    """Tables of several files and layers, scanned or from the cache on disk, answer as a search through all their rows."""
+    """Tables of several files and layers, scanned or cached, answer like a search through their rows."""
 
     def check(seed, cached):
         monkeypatch.setattr(indexfile, "LARGE", 0 if cached else 1 << 40)
@@ -165,7 +165,7 @@ def test_many_answers_are_made_one_by_one():
 
 @pytest.mark.no_cover
 def test_keys_of_one_hash_are_told_apart(monkeypatch):
-    """Where all kinds of shapes have one stamp, so that their keys collide, look-ups still find their own rows alone."""
+    """Look-ups find only their own rows even where the keys of all kinds collide."""
     monkeypatch.setattr(index, "stamp_of", lambda units, kind: 7)
     draw = random.Random(8)
     for op in (OP, WITH_KIN):
@@ -219,7 +219,7 @@ def quickest(call: Callable[[], object], times: int = 3) -> float:
 
 @pytest.mark.timing
 def test_a_scan_costs_a_fraction_of_reading(tmp_path):
-    """10,000 rows are scanned in less than a third of the time of reading them, with less than a fifth of the memory."""
+    """Scanning 10,000 rows takes under a third of the time of reading them, and a fifth of the memory."""
     file = tmp_path / "t.csv"
     large(file, 10_000)
     content = file.read_bytes()
@@ -246,7 +246,7 @@ def test_the_cache_costs_a_fraction_of_a_scan(tmp_path, monkeypatch):
 
 @pytest.mark.timing
 def test_look_ups_do_not_grow_with_the_table(tmp_path):
-    """A look-up in a table of 40,000 rows takes no longer than twice that in one of 400, found or not, first or again."""
+    """A look-up among 40,000 rows takes at most twice as long as among 400, found or not, first or again."""
     times = []
     for rows in (400, 40_000):
         file = tmp_path / f"{rows}.csv"

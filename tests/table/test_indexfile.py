@@ -1,4 +1,4 @@
-"""The index of a large file on disk: used for the very content it was made from, and harmless in every other case."""
+"""The on-disk index of a large file: used for exactly the content it was made from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def line(m: int, us: float = 5.0, kernel: str = "k", gfx: str = "gfx942,304") ->
 
 
 def write(file: Path, *more: str) -> None:
-    """A table with a duplicate, two devices, a line that is no row, one that never wins, and more."""
+    """Write a table with a duplicate, two devices, a broken line, one that never wins, and *more*."""
     draw = random.Random(4)
     body = [line(m, round(draw.uniform(1, 9), 2), gfx=draw.choice(["gfx942,304", "gfx950,256"])) for m in range(1, 200)]
     file.write_text("\n".join([HEADER, *body, line(7), "gfx942,many,1", line(9, 0.0), '"gfx942"' + line(11)[6:], *more, ""]))
@@ -70,7 +70,7 @@ def agree(file: Path, op=OP) -> None:
 
 
 def test_the_second_time_nothing_is_scanned(file, scans):
-    """A file is scanned once; from then on its index answers alike, with the same rows, lines and problems."""
+    """A file is scanned once; then its index gives the same rows, lines and problems."""
     open_source(file, OP)
     assert (len(scans), len(kept())) == (1, 1)
     source = open_source(file, OP)
@@ -118,7 +118,7 @@ def test_an_edit_is_seen_whatever_the_clock_says(file, scans):
 
 
 def test_a_copy_elsewhere_and_another_op(file, scans, tmp_path):
-    """An index belongs to one path and one op: a copy has its own, and a file that is another op's is told as ever."""
+    """An index belongs to one path and one op: a copy has another, and another op's file is refused."""
     open_source(file, OP)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(file.read_bytes())
@@ -133,7 +133,7 @@ def test_a_copy_elsewhere_and_another_op(file, scans, tmp_path):
 
 
 def test_another_version_is_not_used(file, scans, faults_of):
-    """An index that another version of the code, of its format or of the interpreter wrote is made anew, though undamaged."""
+    """An undamaged index of another version of code, format or interpreter is rebuilt."""
 
     def check(name):
         for old in kept():
@@ -170,7 +170,7 @@ def test_damage_is_noticed(file, scans):
 
 
 def test_a_folder_that_cannot_be_written(file, scans, monkeypatch, tmp_path):
-    """Without a place to keep it there is no index, and nothing else is different."""
+    """An unwritable cache folder only costs the index."""
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(blocked))
@@ -197,7 +197,7 @@ def test_small_files_are_not_kept(file):
 
 
 def test_special_and_broken_files_are_not_kept(tmp_path, scans):
-    """A file that a scan does not take is read line by line each time; what is no table is the error that it was."""
+    """A file that cannot be scanned is read line by line each time; a broken one raises its error."""
     short = tmp_path / "short.csv"
     short.write_text("M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n16,128,64,hipblaslt,x,1.5,2\n")
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_special_and_broken_files_are_not_kept(tmp_path, scans):
 
 
 def test_processes_that_write_at_once(file, child):
-    """Several processes that make one index at the same moment all see the right rows and leave one good index."""
+    """Processes that write one index at once all read the right rows and leave one good index."""
     source = f"""
 import os, sys
 from pathlib import Path

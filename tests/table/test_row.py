@@ -87,7 +87,7 @@ def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
 
 
 def test_a_row_of_another_op(tmp_path):
-    """A line that fills a column of another op's key is no row of this one; where it is empty the line is."""
+    """A line that fills a key column of another op is not a row; with the column empty it is."""
     path = tmp_path / "t.csv"
     path.write_text("gfx,cu_num,M,N,K,q_dtype_w,libtype,us\ngfx942,304,1,64,64,torch.int8,asm,1\ngfx942,304,1,64,64,,asm,1\n")
 
@@ -99,7 +99,7 @@ def test_a_row_of_another_op(tmp_path):
 
 
 def test_two_files_in_one(tmp_path):
-    """A second line of column names is told as one, and costs itself only."""
+    """A second header is reported as one and skipped."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"
     path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "gfx,cu_num,M,N,K,libtype,us", line.replace(",1,", ",2,"), ""]))
@@ -111,7 +111,7 @@ def test_two_files_in_one(tmp_path):
 
 
 def test_a_file_of_another_op_behind(tmp_path):
-    """A line of another op's column names is told as one, too, though it is longer than the first."""
+    """A header of another op is reported as one, too, although it is longer than the first."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"
     path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype", ""]))

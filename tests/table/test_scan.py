@@ -1,4 +1,4 @@
-"""The scan of a tuned file: the same rows and problems as reading it line by line, made when they are asked for."""
+"""The scan of a tuned file: the rows and problems of reading it line by line, parsed lazily."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solid
 GOOD = "gfx942,304,16,1280,8192,False,torch.bfloat16,torch.bfloat16,False,False,asm,5,13,7.9,name,0.0,21.1,417.9"
 CONFIGS = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
 
-#: one field of a line -> texts that reading takes, or refuses, in a way of its own
+#: one field of a line -> texts that reading treats specially
 ODD = {
     0: ["", "0", "nan", "gfx950", "GFX942", " gfx942 ", "<<<<<<< ours", "=======", "no gfx", "sm_90"],
     1: ["", "0", "80", "256", "304.0", "-1", "1.5", "many"],
@@ -119,7 +119,7 @@ def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, faults_of):
 
 
 def test_a_scan_finds_what_reading_finds(tmp_path, faults_of):
-    """Rows, their lines and all problems of random files are those of the reader of single lines, however odd the lines."""
+    """Rows, lines and problems of random files are those of the line-by-line reader."""
 
     def check(seed, newline):
         file = tmp_path / "t.csv"
@@ -142,7 +142,7 @@ def test_a_small_chunk_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_columns_in_any_order_and_unknown_ones(tmp_path):
-    """Columns may stand in another order, under AITER's older names, be missing or unknown; extra texts survive."""
+    """Columns may be reordered, renamed as in older files, missing or unknown; extra texts survive."""
     header = "note,us,kernelName,K,N,M,gfx,cu_num,libtype,device,layout,scale,libver,Unnamed: 3"
     file = tmp_path / "t.csv"
     body = [

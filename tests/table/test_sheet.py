@@ -1,4 +1,4 @@
-"""Sheet: lines that nobody changed keep their text, and one that is no line of a table costs itself alone."""
+"""Sheet: unchanged lines keep their text, and a broken line costs only itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(path: Path, *lines: str) -> Path:
 
 @pytest.mark.timing
 def test_a_line_of_ten_megabytes(path):
-    """A line that is far too long is told with its length, at once, and the others load; so is a head of that length."""
+    """A far too long line or header is reported with its length at once, and other lines load."""
     for long in ("x" * (10 << 20), '"' * (10 << 20), "1," * (5 << 20)):
         start = time.perf_counter()
         [found], [problem] = read_rows(written(path, HEADER, long, LINE), OP)
@@ -54,7 +54,7 @@ def test_a_line_of_ten_megabytes(path):
 
 
 def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):
-    """Blanks, tabs, quotes, fields of no column, line ends and what is broken stay byte for byte; a new row adds commas alone."""
+    """Blanks, quotes, surplus fields, line ends and broken lines stay; a new row adds commas alone."""
 
     def check(end, mark, last):
         lines = [
@@ -84,7 +84,7 @@ def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):
 
 
 def test_columns_in_another_order_are_written_anew(path):
-    """Whoever puts the columns into another order gets all lines anew, without blank ones; broken ones stay."""
+    """Reordered columns format all lines anew, without blank ones; broken ones stay."""
     sheet = read_sheet(written(path, "a,b,,c", "1, 2,x,3", "", '"torn', "4", "5,6,7,8,9"))
     assert [record.cells for record in sheet.records if record.cells] == [
         {"a": "1", "b": "2", "c": "3"}, {"a": "4"}, {"a": "5", "b": "6", "c": "8"}
@@ -204,7 +204,7 @@ def _write_for_ever(path: Path, texts: list[str]) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_killed_writer_leaves_a_whole_table(path):
-    """However a writer is killed, the table is one of those it wrote, whole, and the next writer is not held up."""
+    """A killed writer leaves one complete table, and does not delay the next writer."""
     texts = []
     for us in (1.0, 2.0):
         write_rows(path, OP, [row(m, us=us) for m in range(1, 2000)])

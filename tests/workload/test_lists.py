@@ -19,7 +19,7 @@ def header(path: Path, *columns: str) -> Path:
 
 
 def test_columns_and_names_tell_the_op(tmp_path: Path, faults_of):
-    """What fits one op alone is of that op, AITER's names decide between several, and M,N,K alone is the default's."""
+    """Columns of one op decide, AITER's names decide between several, and M,N,K alone is the default's."""
 
     def check(name: str, columns: str, op: str):
         assert op_of_file(header(tmp_path / name, columns)).name == op
@@ -55,7 +55,7 @@ def test_columns_that_fit_several_ops_are_a_question(tmp_path: Path, faults_of):
 
 
 def test_a_file_that_cannot_be_read_is_left_to_its_reader(tmp_path: Path) -> None:
-    """No file, an empty one: the op is the default, and the error is the reader's, which says what is wrong."""
+    """A missing or empty file counts as the default op's, and its reader raises the error."""
     (tmp_path / "empty.csv").touch()
     assert op_of_file(tmp_path / "empty.csv").name == op_of_file(tmp_path / "absent.csv").name == "a16w16"
 
@@ -93,7 +93,7 @@ def test_what_an_op_does_not_know_is_named_with_what_it_does() -> None:
 
 
 def test_changes_keep_all_else_of_a_shape(faults_of):
-    """What is said of dtype, output and bias changes in every op that has such columns; sizes, layout, scale and experts stay."""
+    """Overrides of dtype, output and bias keep sizes, layout, scale and experts in every op."""
 
     def check(name: str):
         op = ops()[name]

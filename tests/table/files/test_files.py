@@ -1,4 +1,4 @@
-"""Files with AITER's columns, one a family with invented rows, and AITER's own where they are here: read, found, rewritten."""
+"""Files with AITER's columns, invented ones and AITER's own where present: read, found, rewritten."""
 
 from __future__ import annotations
 
@@ -192,7 +192,10 @@ def test_legacy_files_without_gfx():
 
 
 def test_fused_moe_of_aiter():
-    """Both stages are one solution: their names, the larger of their error ratios, ksplit; what else AITER says is kept."""
+    """Both stages are one solution, with both names, the larger error ratio and ksplit.
+
+    AITER's further columns are kept.
+    """
     rows, _ = read_rows(INVENTED / "tuned_fmoe.csv", ops()["fmoe"])
     assert rows[0].solution.kernel_name == "moe_ck2stages_gemm1_invented+moe_ck2stages_gemm2_invented"
     assert [rows[0].err_ratio, rows[4].err_ratio] == pytest.approx([0.003, 0.015])
@@ -203,7 +206,7 @@ def test_fused_moe_of_aiter():
 
 
 def test_fallback_rows_stay_in_their_file(tmp_path):
-    """A row that AITER keeps for want of flydsl is no row of its key: a tuned one joins it."""
+    """A fallback row that AITER runs without flydsl is not replaced: a tuned row joins it."""
     op, path = ops()["fmoe"], tmp_path / "tuned_fmoe.csv"
     path.write_bytes((INVENTED / "tuned_fmoe.csv").read_bytes())
     rows, problems = read_rows(path, op)
@@ -217,7 +220,7 @@ def test_fallback_rows_stay_in_their_file(tmp_path):
 
 @pytest.mark.parametrize("folder", [INVENTED, AITERS], ids=["invented", "aiter"])
 def test_every_valid_row_is_found_and_explained(script, folder):
-    """A look-up for a row's shape on its device returns it, or a better one of its key; what AITER would run there is named."""
+    """A look-up of a row's shape returns it or a better one of its key, and names what AITER would run."""
     if not folder.is_dir():
         pytest.skip("AITER's tables are not here")
     families = script.survey(folder)
@@ -227,7 +230,7 @@ def test_every_valid_row_is_found_and_explained(script, folder):
 
 
 def test_the_variable_of_each_op(monkeypatch, faults_of):
-    """All files of an op in its variable are one table: look-ups answer as in its rows, of duplicates the faster."""
+    """All files in an op's variable are one table, in which the faster of duplicates wins."""
 
     def check(name):
         op = ops()[name]
@@ -245,7 +248,7 @@ def test_the_variable_of_each_op(monkeypatch, faults_of):
 
 
 def test_explanations(monkeypatch, faults_of):
-    """What AITER would run is told with the reason why it does not run here; torch serves the call."""
+    """The explanation names what AITER would run and why it does not run here; torch serves the call."""
 
     def check(name, m, says):
         op = ops()[name]

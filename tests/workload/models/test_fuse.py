@@ -51,7 +51,7 @@ def test_what_differs_stays_apart(faults_of):
 
 
 def test_one_bias_is_a_bias_of_all():
-    """Queries with a bias and keys without, as in Whisper: the product has one, of zeros where there was none."""
+    """Queries with a bias and keys without, as in Whisper, give a product with one."""
     (q,), rest = layers("a.q_proj", bias=True), layers("a.k_proj", "a.v_proj")
     (found,) = fused([q, *rest], None)
 
@@ -59,7 +59,7 @@ def test_one_bias_is_a_bias_of_all():
 
 
 def test_decoding_goes_around_the_latent_vector():
-    """Beside kv_b_proj of 4 heads stand its two halves, a product a head, in 16 bits."""
+    """kv_b_proj of 4 heads gets its two halves, a product a head, in 16 bits."""
     kv_b = Layer("a.kv_b_proj", "linear", 4 * 24, 32, role="kv_b", unit=24, scheme="fp8_block")
     _, up, down = fused([kv_b], Latent(32, 8, 16))
 

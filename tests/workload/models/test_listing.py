@@ -71,7 +71,7 @@ def test_experts_of_which_the_weights_alone_are_quantised_are_a_note():
 
 
 def test_lists_together_count_what_the_busiest_has():
-    """A shape of two numbers of ranks counts as often as in that with most; rows are in order of N, K and M."""
+    """A shape of two lists gets the higher count; rows are in order of N, K and M."""
     one, _ = listed([HEAD, Layer("a.o", "linear", 8, 16, 3)], (4, 2), Formats())
     two, _ = listed([Layer("b.o", "linear", 8, 16, 5)], (4,), Formats())
     rows = together([one, two])["a16w16"]

@@ -1,11 +1,11 @@
-"""Whole models: the products of one rank as serving engines run them, worked out by hand from the architectures."""
+"""Whole models: one rank's products as in serving engines, derived by hand from the architectures."""
 
 from __future__ import annotations
 
 from tunedgemm.workload.models import layers_of_model, shapes_of_model
 
-#: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x inter_dim, E experts, top T;
-#: of batched ones the batch
+#: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x
+#: inter_dim, E experts, top T; of batched ones the batch
 EXPECTED = {
     ("llama-3.2-1b", 1): """
         model.layers.*.self_attn.qkv_proj 192x128 2
@@ -244,7 +244,7 @@ def test_a_rank_runs_what_the_architecture_says(folder, faults_of):
 
 
 def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
-    """Four heads of the encoder of images do not stop eight ranks from sharing the text's, and a note says so."""
+    """Four heads of an image encoder do not stop eight ranks from splitting the text, and a note says so."""
     notes = layers_of_model(folder("qwen2.5-vl"), 8).notes
 
     assert any(note.startswith("left whole on every rank: model.visual, as tp=8 does not divide heads") for note in notes)
@@ -275,7 +275,7 @@ def test_ranks_that_do_not_fit_say_what_would(folder, one_line, faults_of):
 
 
 def test_shared_experts_count_among_the_routed_ones(folder):
-    """As AITER's engines run DeepSeek-V3: one expert more, to which every token goes, and no products of its own."""
+    """As in AITER's engines, a shared expert of DeepSeek-V3 is one more expert, without extra products."""
     found = layers_of_model(folder("deepseek-v3"), 2, fuse_shared_experts=True).layers
 
     experts = next(layer.experts for layer in found if layer.experts)
@@ -289,7 +289,7 @@ def test_no_shared_experts_to_count(folder, one_line):
 
 
 def test_shapes_have_their_rows_op_and_calls(folder):
-    """Each product stands under its op at each number of rows times the batch size, with how many layers have it."""
+    """Each product is under its op at each M times the batch size, with its number of layers."""
     shapes = shapes_of_model(folder("mixtral"), 1, (1, 16), batch_size=2)
 
     assert set(shapes.by_op) == {"a16w16", "fmoe"}

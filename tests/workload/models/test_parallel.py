@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "model_shapes.py"
 
 @pytest.fixture
 def splits_as_listed(folder):
-    """Return a check that rank 0 of a model loaded by transformers over gloo multiplies what is listed unfused."""
+    """Return a check that rank 0 of a model split by transformers multiplies what is listed unfused."""
     pytest.importorskip("accelerate", reason="transformers loads no part of a model without it")
 
     def check(tp, model):
@@ -47,7 +47,7 @@ def test_transformers_splits_others_so(splits_as_listed, faults_of):
 
 
 def test_transformers_does_not_share_heads(folder, one_line):
-    """With more ranks than heads of keys and values engines give each rank a copy of one; transformers' plan cannot."""
+    """With more ranks than KV heads, engines copy heads; transformers' plan cannot."""
     place = folder("llama-3.2-1b")
     k = next(layer for layer in layers_of_model(place, 16).layers if layer.name.endswith("qkv_proj"))
 
@@ -64,7 +64,10 @@ def of_rank(*layers, tp=4, plan=None, engine=True):
 
 
 def test_engines_split_by_role(faults_of):
-    """What opens a block is cut by rows and heads, what closes it by columns, experts by their width, the vocabulary padded."""
+    """Opening layers are split by rows and heads, closing ones by columns, experts by width.
+
+    The vocabulary is padded.
+    """
 
     def check(layer, size):
         (found,), notes = of_rank(layer)
@@ -91,7 +94,7 @@ def test_engines_split_by_role(faults_of):
 
 
 def test_a_plan_decides_where_names_do_not():
-    """Engines follow the model's own plan for a layer whose name tells nothing; without one every rank has it whole, and a note."""
+    """Engines follow the model's plan for an unknown name; without one the layer is whole, with a note."""
     layer = linear("a.mystery", 64, 32)
 
     (found,), notes = of_rank(layer, plan={"a.mystery": "colwise"})
@@ -101,7 +104,7 @@ def test_a_plan_decides_where_names_do_not():
 
 
 def test_a_plan_is_all_that_transformers_splits():
-    """Without fusing, a layer that the plan leaves out is whole, whatever its name; a model without a plan is split by names."""
+    """Unfused, a layer outside the plan is whole; a model without a plan is split by names."""
     layers = linear("a.q_proj", 64, 32, role="q", unit=8), linear("a.up_proj", 64, 32, role="up")
 
     found, notes = of_rank(*layers, plan={"a.up_proj": "colwise"}, engine=False)
@@ -136,7 +139,7 @@ def test_the_vocabulary_as_transformers_splits_it(one_line):
 
 
 def test_one_part_that_cannot_be_split_leaves_its_tower_whole():
-    """Beside the text's part, all or nothing."""
+    """A part other than the text's is split as a whole or not at all."""
     tower = linear("vision.up_proj", 64, 32, role="up", tower=True), linear("vision.q_proj", 24, 32, role="q", unit=8, tower=True)
     found, notes = of_rank(*tower, linear("text.up_proj", 64, 32, role="up"))
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: which op each layer is for, from the blocks that published checkpoints have in config.json."""
+"""Quantised checkpoints: the op of each layer, from published blocks of config.json."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_layers_left_alone(faults_of):
 
 
 def test_routers_and_the_head_stay_wide():
-    """Engines run them in 16 bits, whatever the list says; routed experts alone where the method means those."""
+    """Routers and head stay in 16 bits whatever the list says; some methods mean routed experts alone."""
     block, mxfp4 = scheme_of({"quantization_config": DEEPSEEK}), scheme_of({"quantization_config": {"quant_method": "mxfp4"}})
     experts = Layer("mlp.experts", "experts", 8, 8, experts=Experts(4, 2))
 
@@ -166,7 +166,7 @@ def by_layer(model, **asked):
 
 
 def test_deepseek_v3(folder):
-    """Blocks of 128 for what is quantised, per_1x128 for experts; router, head and the halves of kv_b in bf16."""
+    """Quantised layers have blocks of 128, experts per_1x128; router, head and kv_b's halves bf16."""
     model = shapes_of_model(folder("deepseek-v3", quantization_config=DEEPSEEK), 1, (4,))
     ops = {name: op for name, (op, _) in by_layer(model).items()}
 
@@ -187,7 +187,7 @@ def test_deepseek_v3(folder):
 
 
 def test_the_op_of_a_scheme(folder, faults_of):
-    """Each scheme is the op that multiplies so, in the number format asked for; the head stays as it is."""
+    """Each scheme maps to its op in the requested number format; the head is unchanged."""
 
     def check(name, formats, op, dtype):
         found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=STATED[name][0]), 1, (4,), formats=formats))
@@ -248,7 +248,7 @@ def test_a_list_of_some_layers_alone_splits_their_count(folder):
 
 
 def test_the_text_alone_is_quantised(folder, configs):
-    """Said of the text's part, as some models with images have it: the encoder of images stays as it is."""
+    """A scheme of the text part alone leaves the image encoder unquantised."""
     text = {**configs["qwen2.5-vl"]["text_config"], "quantization_config": STATED["fp8, channel"][0]}
     model = shapes_of_model(folder("qwen2.5-vl", text_config=text), 1, (4,))
 

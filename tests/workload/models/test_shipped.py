@@ -35,7 +35,7 @@ def models_are_built_once() -> Iterator[None]:
 
 
 def test_each_list_has_its_command():
-    """Nothing is shipped that nobody can make again, and no command's file is forgotten."""
+    """Every shipped list has a command that regenerates it, and every command a list."""
     assert sorted(COMMANDS) == NAMES
     named = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
     assert named == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
@@ -55,7 +55,7 @@ def test_a_list_is_what_its_command_writes(tmp_path, faults_of):
 
 
 def test_a_list_is_found_and_read(tmp_path, monkeypatch, faults_of):
-    """By its bare name, of the right op without --op, every line a shape with a count and a layer, each shape once, at all M."""
+    """A bare name finds the list of the right op, with a count and a layer per shape, at all M."""
 
     def check(name):
         monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_a_shipped_model_is_the_one_of_its_name(faults_of):
 
 
 def test_llama_405b():
-    """The sizes of the model that no other copy tells are those of its report: 405.85 billion weights in 126 layers."""
+    """The sizes without another copy are those of the report: 405.85 billion weights in 126 layers."""
     layers = layers_of_model("llama405B").layers
 
     weights = sum(layer.n * layer.k * layer.count for layer in layers)

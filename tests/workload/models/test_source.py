@@ -38,7 +38,7 @@ def test_a_file_that_is_no_models(tmp_path, one_line, faults_of):
 
 
 def test_fields_that_make_no_model(folder, one_line, faults_of):
-    """Missing ones are named; sizes that no model has, or that contradict each other, are told."""
+    """Missing fields are named, as are sizes that no model has or that contradict each other."""
 
     def check(changes, says):
         start = time.perf_counter()
@@ -67,7 +67,7 @@ def test_fields_that_make_no_model(folder, one_line, faults_of):
 
 
 def test_fields_are_known_by_either_name(folder, one_line):
-    """Files say `num_experts` where transformers' class keeps `num_local_experts`; what is missing is named as the class has it."""
+    """Both `num_experts` of files and `num_local_experts` of the class are known; errors use the latter."""
     moe = folder("qwen3-moe")
 
     assert read(moe).settings.num_experts_per_tok == 4

@@ -28,7 +28,7 @@ IMAGES = {
 
 
 def test_what_is_listed_is_what_runs(folder, real, faults_of):
-    """Names, sizes, dtypes, biases and numbers of all products agree, both ways; a token's experts are as many as listed."""
+    """Names, sizes, dtypes, biases and counts of listed and executed products agree, experts included."""
 
     def check(model):
         place = folder(model)
@@ -41,7 +41,7 @@ def test_what_is_listed_is_what_runs(folder, real, faults_of):
 
 
 def test_the_check_sees_a_wrong_list(folder, real):
-    """A layer too few, a wrong width, another dtype or another number of experts a token are told apart."""
+    """The check detects a missing layer, a wrong width, dtype or number of experts per token."""
     place = folder("deepseek-v3")
     products, _ = real.ran(place)
     found = layers_of_model(place, fuse=False).layers
@@ -62,7 +62,7 @@ def test_the_check_sees_a_wrong_list(folder, real):
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the models' config.json are not here")
 @pytest.mark.parametrize("model", ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"])
 def test_full_width(model):
-    """The four models at their real width, few layers deep, in a process of its own: up to 8 GB."""
+    """The four models at their real width, few layers deep, agree, in a process with up to 8 GB."""
     script = ROOT / "benchmarks" / "model_shapes.py"
     done = subprocess.run([sys.executable, script, "--one", MODELS / model], capture_output=True, text=True, check=True, timeout=600)
     row = json.loads(done.stdout.splitlines()[-1])
@@ -95,7 +95,7 @@ def holding(**parts):
 
 
 def test_experts_in_a_list_are_one_bank(faults_of):
-    """Experts that are modules of their own, as in transformers 4, are one layer of experts, not a product each."""
+    """Experts that are separate modules, as in transformers 4, are one layer of experts."""
 
     def check(names, gated):
         block = holding(gate=torch.nn.Linear(16, 4), experts=torch.nn.ModuleList(Expert(names) for _ in range(4)))
@@ -112,7 +112,7 @@ def test_experts_in_a_list_are_one_bank(faults_of):
 
 
 def test_banks_tell_their_sides_by_their_sizes(faults_of):
-    """Weights of all experts may lie either way round, with or without a gate; a module need not say which."""
+    """Weights of all experts may have either layout, with or without a gate."""
 
     def check(up, down, gated):
         bank = holding()
@@ -136,7 +136,7 @@ def test_banks_tell_their_sides_by_their_sizes(faults_of):
 
 
 def test_experts_in_two_modules_leave_their_router():
-    """Granite's way: a module for each side of all experts; the router beside them is a product of its own."""
+    """In Granite's layout, a module per side of all experts, the router is a separate product."""
     sides = {"input_linear": holding(), "output_linear": holding()}
     sides["input_linear"].weight = torch.nn.Parameter(torch.empty(4, 48, 16))
     sides["output_linear"].weight = torch.nn.Parameter(torch.empty(4, 16, 24))
@@ -180,7 +180,7 @@ def test_a_router_runs_with_what_stands_beside_it():
 
 
 def test_a_missing_number_of_experts_is_said(one_line):
-    """Without the number of experts that a token goes to there is no shape."""
+    """Without the number of experts per token the model is refused."""
     experts = torch.nn.ModuleList(Expert(("w1", "w2", "w3")) for _ in range(4))
 
     assert "lacks the number of experts per token; add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))
