@@ -25,7 +25,7 @@ SHORT = (
 
 
 def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
-    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s: rows for any device, any bias, bf16 and fp16; their time from the rate."""
+    """The short form gives rows for any device, any bias, bf16 and fp16, with times from the rate."""
     path = tmp_path / "t.csv"
     path.write_text(SHORT)
     rows, problems = read_rows(path, OP)
@@ -44,7 +44,7 @@ def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
 
 
 def test_the_short_form_answers_on_every_device(tmp_path):
-    """Its rows are found for a shape of theirs, whatever the device, and stay when a row of one device joins them."""
+    """Rows of the short form answer on any device, and stay when a row of one device joins them."""
     path = tmp_path / "t.csv"
     path.write_text(SHORT)
     rows, _ = read_rows(path, OP)

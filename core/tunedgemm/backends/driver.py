@@ -94,12 +94,12 @@ class Driver:
 
     def text(self, status: int) -> str:
         """Return the driver's message for a status."""
-        error, found = self.functions["error"], ctypes.c_char_p()
+        error, message = self.functions["error"], ctypes.c_char_p()
         if self.interface.kind == "nvidia":
-            error(status, ctypes.byref(found))
+            error(status, ctypes.byref(message))
         else:
-            found.value = error(status)
-        return (found.value or b"").decode(errors="replace") or f"status {status}"
+            message.value = error(status)
+        return (message.value or b"").decode(errors="replace") or f"status {status}"
 
     def address(self, word: str) -> int:
         """Return the address of a function."""

@@ -82,20 +82,20 @@ class Backend:
         whole = split.of(solution, shape)
         if "refine" not in self.hooks or isinstance(whole, Unsupported):
             return []
-        found = self._solutions("refine", *whole, device)
-        return [split.added(near) for near in found] if split.is_split(solution) else found
+        neighbours = self._solutions("refine", *whole, device)
+        return [split.added(near) for near in neighbours] if split.is_split(solution) else neighbours
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
         try:
-            found = list(dict.fromkeys(self.hooks[hook](*arguments)))
+            solutions = list(dict.fromkeys(self.hooks[hook](*arguments)))
         except Exception as error:
             raise PluginError(f"libtype {self.libtype!r}: {hook}() raised {type(error).__name__}: {error}") from error
-        for solution in found:
+        for solution in solutions:
             if not isinstance(solution, Solution) or solution.libtype != self.libtype:
                 raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
             if split.is_split(solution):
                 raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
-        return found
+        return solutions
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the plugin's choice for an untuned call; None where it has none or its hook fails."""
@@ -103,10 +103,10 @@ class Backend:
         if hook is None or not self.supports(shape, device):
             return None
         try:
-            found = hook(shape, device)
+            choice = hook(shape, device)
         except Exception:  # an untuned call has other fallbacks
             return None
-        return found if isinstance(found, Solution) and found.libtype == self.libtype else None
+        return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.

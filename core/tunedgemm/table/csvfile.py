@@ -123,14 +123,14 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
         if blank(record):
             continue
         try:
-            found = rows_of(path, record, op, unknown)
+            parsed = rows_of(path, record, op, unknown)
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue
-        rows += found
-        if not found[0].valid:
+        rows += parsed
+        if not parsed[0].valid:
             problems.append(
-                Problem(path, record.line, f"'us' must be a finite number above 0 (got {found[0].us}); the row is never chosen")
+                Problem(path, record.line, f"'us' must be a finite number above 0 (got {parsed[0].us}); the row is never chosen")
             )
     return rows, problems
 

@@ -101,8 +101,8 @@ class Source(Sequence["Row"]):
     def stamp(self, units: int, kind: Kind) -> int:
         """Return the stamp of a kind, and register it."""
         by_units = self.kinds.setdefault(kind, {})
-        found = by_units[units] = by_units.get(units) or stamp_of(units, kind)
-        return found
+        stamp = by_units[units] = by_units.get(units) or stamp_of(units, kind)
+        return stamp
 
     def place_of(self, gfx: str, device: str) -> int:
         """Return the number of a place, and register it."""
@@ -220,17 +220,17 @@ class Index:
         there = self.parts[part]
         if there is not None:
             return there
-        found: dict[int, int | list[int]] = {}
+        numbers_by_key: dict[int, int | list[int]] = {}
         for base, source in zip(self._bases, self._sources, strict=True):
             keys = source.keys
             for place in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
-                other = found.setdefault(keys[place], base + place)
+                other = numbers_by_key.setdefault(keys[place], base + place)
                 if isinstance(other, list):
                     other.append(base + place)
                 elif other != base + place:
-                    found[keys[place]] = [other, base + place]
-        self.parts[part] = found
-        return found
+                    numbers_by_key[keys[place]] = [other, base + place]
+        self.parts[part] = numbers_by_key
+        return numbers_by_key
 
     @property
     def rows(self) -> Iterator[Row]:

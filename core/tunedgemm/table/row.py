@@ -145,15 +145,15 @@ def untuned_of(record: Record, op: Op) -> Untuned:
         UserError: the line is not a shape that can be tuned.
     """
     count, graph = _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0)
-    found = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
-    if found.shape.m < 1:
+    untuned = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
+    if untuned.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
-    for column, number in (("count", found.count), ("graph", found.graph)):
+    for column, number in (("count", untuned.count), ("graph", untuned.graph)):
         if number < 0:
             raise TableError(f"{column!r} must not be negative (got {number})")
         if number > MOST_CALLS:
             raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g})")
-    return found
+    return untuned
 
 
 def record_of_untuned(untuned: Untuned, op: Op) -> Record:
@@ -178,9 +178,9 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
     """
     shapes = _shapes(record, op)
     gfx, cu_num, device = _place(record)
-    solution, told = _solution(record, op)
+    solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
-    libver, err_ratio = _ours(record.cells, "libver"), _number(told, "err_ratio", 0.0)
+    libver, err_ratio = _ours(record.cells, "libver"), _number(values, "err_ratio", 0.0)
     anywhere = not gfx and not cu_num
     return [
         Row(
@@ -189,7 +189,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
             cu_num=cu_num,
             device=device,
             solution=solution,
-            us=_number(told, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
+            us=_number(values, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
             err_ratio=err_ratio,
             libver=libver,
             source=path,
@@ -204,24 +204,24 @@ def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
     """Return the solution that a line names, and the texts of its values by our names."""
     cells, own = record.cells, own_names(op.columns)
     values = {column: text for column in op.columns.values if (text := _get(cells, column))}
-    told = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
+    values_by_name = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
     if "libtype" in own:
-        libtype = told.get("libtype", "")
+        libtype = values_by_name.get("libtype", "")
     else:
-        libtype = _ours(cells, "libtype") or told.get("libtype", "") or libtype_of_kernel(told.get("kernelName", ""))
+        libtype = _ours(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
     if not libtype:
         raise TableError("'libtype' is empty")
-    kernel_name, solidx = told.get("kernelName", ""), _whole(told, "solidx", 0)
-    if found := stand_in(libtype):
-        _told_once(libtype, found)
-        (libtype, kernel_name), solidx = found, 0
+    kernel_name, solidx = values_by_name.get("kernelName", ""), _whole(values_by_name, "solidx", 0)
+    if replacement := stand_in(libtype):
+        _told_once(libtype, replacement)
+        (libtype, kernel_name), solidx = replacement, 0
     return Solution(
         libtype=canonical(libtype),
         kernel_name=kernel_name,
-        split_k=_whole(told, "splitK", 0),
+        split_k=_whole(values_by_name, "splitK", 0),
         solidx=solidx,
         extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
-    ), told
+    ), values_by_name
 
 
 @functools.cache
@@ -244,11 +244,11 @@ def record_of(row: Row, op: Op) -> Record:
     }
     own = own_names(op.columns)
     extra = {column: str(value) for column, value in row.solution.extra}
-    told = op.columns.write(values | extra)
+    written = op.columns.write(values | extra)
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= op.columns.format(row.shape)
-    cells |= extra | {column: text for name, column in own.items() if (text := told.get(column, "") or told.get(name, ""))}
+    cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}
     return Record(cells=cells)
 
 

@@ -163,19 +163,19 @@ def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
             return None
     sizes = next((sizes for row in _first(reader, content, start) if (sizes := _size_columns(op, row))), None)
     own = own_names(op.columns)
-    place = {name: at for at, name in enumerate(names) if name}
-    if sizes is None or len(place) < sum(map(bool, names)) or not {*sizes, "us"} <= {*place}:
+    positions = {name: at for at, name in enumerate(names) if name}
+    if sizes is None or len(positions) < sum(map(bool, names)) or not {*sizes, "us"} <= {*positions}:
         return None
     whole, number, text = (
-        {place[own.get(name, name)] for name in group if own.get(name, name) in place} for group in (_WHOLE, _NUMBER, _TEXT)
+        {positions[own.get(name, name)] for name in group if own.get(name, name) in positions} for group in (_WHOLE, _NUMBER, _TEXT)
     )
     known = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
-    measured = {*whole, *number, *text, place["us"], *(place[name] for name in sizes)}
-    kind = tuple(at for name, at in place.items() if name in known and at not in measured)
+    measured = {*whole, *number, *text, positions["us"], *(positions[name] for name in sizes)}
+    kind = tuple(at for name, at in positions.items() if name in known and at not in measured)
     if 0 not in kind and 0 not in measured - text:
         return None  # merge markers are recognised by the start of a line
-    first, second, third = (place[name] for name in sizes)
-    return _Plan(len(names), (first, second, third), place["us"], kind, tuple(whole), tuple(number))
+    first, second, third = (positions[name] for name in sizes)
+    return _Plan(len(names), (first, second, third), positions["us"], kind, tuple(whole), tuple(number))
 
 
 def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
@@ -186,14 +186,14 @@ def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
 
 def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
     """Return the columns that hold m, n and k alone: each changes with its size."""
-    base, found = op.columns.format(row.shape), []
+    base, changed = op.columns.format(row.shape), []
     for size in _SIZES:
         try:
             other = op.columns.format(attrs.evolve(row.shape, **{size: getattr(row.shape, size) + 32}))
         except TunedGemmError:
             return None
-        found += [column for column, text in other.items() if text != base.get(column)]
-    return tuple(found) if len(found) == len(set(found)) == len(_SIZES) else None
+        changed += [column for column, text in other.items() if text != base.get(column)]
+    return tuple(changed) if len(changed) == len(set(changed)) == len(_SIZES) else None
 
 
 class _Scanner:
@@ -223,19 +223,19 @@ class _Scanner:
         starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
         numbers: Sequence[int] = range(number, number + len(lines))
         try:
-            found = self._columns(fields, text, max(widths))
+            columns = self._columns(fields, text, max(widths))
         except ValueError:
             odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
             left = sorted({*range(len(lines))} - {*odd})
-            found = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
-            self._append(found, [starts[at] for at in left], [numbers[at] for at in left])
+            columns = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
+            self._append(columns, [starts[at] for at in left], [numbers[at] for at in left])
             source.sorted = source.sorted and not left
             rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
             for row in rows:
                 source.add(row, starts[row.line - number])
             source.problems += problems
         else:
-            self._append(found, starts, numbers)
+            self._append(columns, starts, numbers)
 
     def _append(self, found: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
         keys, us, place = found
@@ -293,8 +293,8 @@ class _Scanner:
     def _kind(self, fields: list[str]) -> int:
         """Return the number of a line's kind, learned from its first line."""
         texts = tuple(fields[at] for at in self.plan.kind)
-        found = self._kinds.get(texts)
-        if found is None:
+        kind = self._kinds.get(texts)
+        if kind is None:
             row = self._sample(fields, self.plan.free)
             if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
                 # N and K are restricted, as by a tiled layout: each pair is a separate kind
@@ -303,13 +303,13 @@ class _Scanner:
                 self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])
                 self._kinds.clear()
                 raise ValueError
-            found = 0
+            kind = 0
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
-                found = len(self._stamps)
+                kind = len(self._stamps)
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
                 self._places.append(self.source.place_of(row.gfx, row.device))
-            self._kinds[texts] = found
-        return found
+            self._kinds[texts] = kind
+        return kind
 
     def _sample(self, fields: list[str], sizes: tuple[str, ...]) -> Row | None:
         """Return the row of a line where these sizes are free; None where other sizes would change the rest.

@@ -63,9 +63,9 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         if not backend.supports(shape, device):
             solutions.append(None)
             continue
-        found = backend.solutions(shape, device)
-        solutions.append([str(solution) for solution in found])
-        for solution in found[: question["prepare"]]:
+        listed = backend.solutions(shape, device)
+        solutions.append([str(solution) for solution in listed])
+        for solution in listed[: question["prepare"]]:
             backend.prepare(solution, shape, device)
     torch = sys.modules.get("torch")
     return {"solutions": solutions, "modules": modules, "cuda": torch is not None and torch.cuda.is_initialized()}

@@ -219,8 +219,8 @@ class BackendConformance:
         faults, stored = list[str](), set[Any]()
         for shape, device in self._questions(op_name):
             if self.backend().supports(shape, device):
-                found = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
-                faults += [f"{shape} on {device}: {fault}" for fault in found]
+                listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
+                faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
         _require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:

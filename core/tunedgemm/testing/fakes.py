@@ -46,8 +46,8 @@ class FakePlugin:
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
         """List the given solutions; a text is the kernel name of one."""
-        found = self._solutions(shape, device) if callable(self._solutions) else self._solutions
-        return [self._solution(one) for one in found]
+        answers = self._solutions(shape, device) if callable(self._solutions) else self._solutions
+        return [self._solution(one) for one in answers]
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:

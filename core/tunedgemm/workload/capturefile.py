@@ -253,8 +253,8 @@ def _says(text: str) -> bool:
 
 def _head(text: str) -> str:
     """Return a file up to and including its header."""
-    found = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
-    return found.group() if found else ""
+    match = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
+    return match.group() if match else ""
 
 
 def _lines(text: str) -> list[str]:

@@ -24,8 +24,8 @@ _AMD_FP8 = {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
 
 def capability(device: Device) -> int:
     """Return 90 for ``sm_90``; 0 for devices of other vendors."""
-    found = re.fullmatch(r"sm_(\d+)", device.gfx)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"sm_(\d+)", device.gfx)
+    return int(match[1]) if match else 0
 
 
 def cublas_scales(device: Device) -> bool:
@@ -35,8 +35,8 @@ def cublas_scales(device: Device) -> bool:
     then gives fp16 and float32, too, where CUTLASS gives bf16 alone, and block scales are
     available.
     """
-    found = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
-    return capability(device) == 90 and (found is None or (int(found[1]), int(found[2])) >= (12, 9))
+    match = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
+    return capability(device) == 90 and (match is None or (int(match[1]), int(match[2])) >= (12, 9))
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

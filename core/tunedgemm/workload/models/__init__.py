@@ -67,20 +67,20 @@ def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_
     folder = named_model(str(folder))
     source = read(folder)
     scheme = scheme_of(source.raw)
-    found, unknown = walked(source, scheme)
+    products, unknown = walked(source, scheme)
     notes = [*source.notes, *unknown]
-    refused = dict.fromkeys(layer.name for layer in found if layer.scheme == REFUSED)
+    refused = dict.fromkeys(layer.name for layer in products if layer.scheme == REFUSED)
     if refused:
         notes.append(f"left out, as no op has {scheme.refused}: {', '.join(refused)}")
-        found = tuple(layer for layer in found if layer.scheme != REFUSED)
+        products = tuple(layer for layer in products if layer.scheme != REFUSED)
     if fuse:
-        found = tuple(attrs.evolve(layer, dtype=_model_dtype(found)) if layer.kind == "router" else layer for layer in found)
-        found = _with_shared_experts(found, source) if fuse_shared_experts else found
+        products = tuple(attrs.evolve(layer, dtype=_model_dtype(products)) if layer.kind == "router" else layer for layer in products)
+        products = _with_shared_experts(products, source) if fuse_shared_experts else products
     plan: dict[str, str] = dict(getattr(source.module, "tp_plan", None) or getattr(source.module, "_tp_plan", None) or {})
-    found, whole = sharded(found, tp, plan, engine=fuse)
-    found = fused(found, _latent(source.settings)) if fuse else found
+    products, whole = sharded(products, tp, plan, engine=fuse)
+    products = fused(products, _latent(source.settings)) if fuse else products
     architecture = type(source.module).__name__
-    return ModelShapes(folder, architecture, tp, found, {}, (*notes, *whole))
+    return ModelShapes(folder, architecture, tp, products, {}, (*notes, *whole))
 
 
 def shapes_of_model(

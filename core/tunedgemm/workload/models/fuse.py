@@ -40,17 +40,17 @@ def fused(layers: Iterable[Layer], latent: Latent | None) -> tuple[Layer, ...]:
         layers: of one rank.
         latent: the widths of MLA, None for a model without it.
     """
-    found: list[Layer] = []
+    joined: list[Layer] = []
     waiting = list(layers)
     while waiting:
         first = waiting.pop(0)
         siblings = [layer for layer in waiting if _alike(first, layer)]
         parts = _joined([first, *siblings])
         waiting = [layer for layer in waiting if layer not in parts]
-        found.append(_one(parts) if len(parts) > 1 else first)
+        joined.append(_one(parts) if len(parts) > 1 else first)
         if latent is not None and first.role == "kv_b" and first.unit == latent.nope + latent.value:
-            found += _absorbed(first, latent)
-    return tuple(found)
+            joined += _absorbed(first, latent)
+    return tuple(joined)
 
 
 def _alike(first: Layer, other: Layer) -> bool:

@@ -75,7 +75,7 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
         layers: of one rank.
         rows: M of each product.
     """
-    found: dict[str, dict[Shape, Untuned]] = {}
+    by_op: dict[str, dict[Shape, Untuned]] = {}
     notes: dict[str, None] = {}
     rows = tuple(rows)
     for layer in layers:
@@ -92,10 +92,10 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
             except UserError as error:
                 notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
                 break
-            found.setdefault(name, {})
+            by_op.setdefault(name, {})
             row = Untuned(shape, layer.count, layer=layer.name)
-            found[name][shape] = found[name][shape].joined(row) if shape in found[name] else row
-    return {name: tuple(shapes.values()) for name, shapes in found.items()}, tuple(notes)
+            by_op[name][shape] = by_op[name][shape].joined(row) if shape in by_op[name] else row
+    return {name: tuple(shapes.values()) for name, shapes in by_op.items()}, tuple(notes)
 
 
 def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:

@@ -54,7 +54,7 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
     Args:
         scheme: says which modules are quantised; modules with one generic name may differ.
     """
-    found: dict[Layer, int] = {}
+    counts: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
     head = cast("Any", source.module).get_output_embeddings()
     text = _of_text(source)
@@ -70,11 +70,11 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
             beside = bool(text) and module is not head and module not in text
             placed = attrs.evolve(layer, tower=beside)
             placed = attrs.evolve(placed, scheme=scheme.name or REFUSED) if scheme.covers(placed, name) else placed
-            found[placed] = found.get(placed, 0) + 1
+            counts[placed] = counts.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object
             left.setdefault(kind, {}).update(dict.fromkeys(_unknown(name, module)))
-    return tuple(attrs.evolve(layer, count=count) for layer, count in found.items()), _notes(left)
+    return tuple(attrs.evolve(layer, count=count) for layer, count in counts.items()), _notes(left)
 
 
 def _of_text(source: Source) -> set[torch.nn.Module]:
