@@ -169,10 +169,7 @@ class BackendConformance:
         return itertools.product([shape for shape in self.every_shape() if shape.op == op_name], self._asked())
 
     def test_the_plugin_keeps_the_contract(self) -> None:
-        """Check that the plugin loads, covers known ops, and implements hooks as specified.
-
-        The version of its library must be one line of text.
-        """
+        """Check that the plugin loads, covers known ops, and has valid hooks and a one-line version."""
         plugin = self.plugin()
         make_backend(self.libtype, plugin)
         unknown = set(self.backend().ops) - set(ops())
@@ -212,10 +209,7 @@ class BackendConformance:
         _require_none(faults)
 
     def test_solutions_are_unique_and_stable(self, op_name: str) -> None:
-        """Check that solutions are listed once, in one order, and survive the trial log.
-
-        The heuristic must name one of this libtype or None.
-        """
+        """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""
         faults, stored = list[str](), set[Any]()
         for shape, device in self._questions(op_name):
             if self.backend().supports(shape, device):
@@ -224,10 +218,7 @@ class BackendConformance:
         _require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
-        """Yield what is wrong with the solutions of a shape.
-
-        *stored* are those that already came back from the trial log.
-        """
+        """Yield what is wrong with a shape's solutions; *stored* ones already survived the trial log."""
         enumerate_solutions = self.backend().hooks["enumerate_solutions"]
         listed = list(enumerate_solutions(shape, device))
         foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]
@@ -323,10 +314,7 @@ class BackendConformance:
         _require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with the outputs of one solution and with its claims.
-
-        *forms* are the operands with other leading dimensions.
-        """
+        """Yield what is wrong with one solution's outputs, also for *forms* of the operands, and its claims."""
         with Poisoned() as poisoned:
             first = launch(launcher, case.operands)
         if poisoned.overwritten():
@@ -343,10 +331,7 @@ class BackendConformance:
             yield "claims to be batch invariant; row 0 differs at M=1"
 
     def _is_batch_invariant(self, case: Case, solution: Solution, out: Any) -> bool:
-        """Tell whether a row has the same bits alone as among others.
-
-        True where the solution does not run one row.
-        """
+        """Tell whether a row has the same bits alone; True where the solution does not run one row."""
         alone = attrs.evolve(case.shape, m=min(case.shape.m, 1))
         if not self.backend().supports(alone, case.device):
             return True
@@ -358,10 +343,7 @@ class BackendConformance:
         return same_bits(among, rows_of(launch(single, first), alone.m))
 
     def test_a_solution_is_rebuilt_from_its_identity(self, op_name: str) -> None:
-        """Check that libtype, kernel name and splitK alone bind the same kernel, and that `run` agrees.
-
-        Refusals must have reasons. The heuristic's solution must bind and be correct.
-        """
+        """Check that its identity alone binds the same kernel, `run` agrees, and refusals have reasons."""
         faults, launching = list[str](), False
         for case in self._cases(op_name):
             faults += [f"{case.shape}: {fault}" for fault in self._faults_of_refusals(case)]
