@@ -10,9 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tunedgemm.backends import registry
@@ -85,6 +86,22 @@ def same_numbers() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def faults_of() -> Callable[..., list[str]]:
+    """Return a function that runs a check on each case and lists the cases that fail, with their errors."""
+
+    def run(check: Callable[..., None], cases: Iterable[Any]) -> list[str]:
+        faults = []
+        for case in cases:
+            try:
+                check(*(case if isinstance(case, tuple) else (case,)))
+            except (Exception, pytest.fail.Exception) as error:
+                faults.append(f"{case!r}: {type(error).__name__}: {error}")
+        return faults
+
+    return run
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ print(open(FOLDER + "/out.csv").read())
 
 @pytest.fixture
 def arrival(tmp_path):
-    """A folder with a plugin that nobody has heard of, its conformance test, and shapes to tune."""
+    """Make a folder with an unknown plugin, its conformance test, and shapes to tune."""
     folder = tmp_path / "arrival"
     (folder / "fresh-1.dist-info").mkdir(parents=True)
     (folder / "fresh-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1\n")

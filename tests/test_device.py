@@ -99,7 +99,7 @@ def test_gpus(monkeypatch, hip, properties, expected):
 
 
 def test_the_default_device(monkeypatch):
-    """The CPU where there is no GPU."""
+    """The default is the CPU where no GPU is present."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert current_device() == device_of(-1)
 
@@ -115,9 +115,9 @@ def test_a_device_in_words():
 
 
 def test_a_device_from_a_users_text():
-    """GFX:CU, with the product's name as its maker writes it or as tables do; else a mistake that says what is expected."""
+    """GFX:CU may be followed by the product's name or slug; any other text is refused with an example."""
     assert device_of_text("gfx942:304") == Device("gfx942", 304)
     assert device_of_text("sm_90:132:NVIDIA H200") == device_of_text("sm_90:132:nvidia-h200") == Device("sm_90", 132, "nvidia-h200")
     for text in ("gfx942", "gfx942:", ":304", "gfx942:many", "gfx942:-1", "H200:132"):
-        with pytest.raises(UserError, match="expected GFX:CU such as gfx942:304"):
+        with pytest.raises(UserError, match="a device must be GFX:CU, such as gfx942:304"):
             device_of_text(text)

@@ -46,7 +46,7 @@ def test_kernels_of_files_without_a_libtype(kernel, libtype):
 
 
 def test_the_pip_command_comes_from_our_extras(monkeypatch):
-    """A libtype that an extra names has a command, another has none, and nothing is known where we are not installed."""
+    """A libtype of an extra has a pip command, another has none, and none without our metadata."""
     required = ["attrs>=24", "tunedgemm-hipblaslt>=0.1 ; extra == 'cublaslt'", 'ray>=2 ; extra == "ray"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: required)
     assert owners() == {"cublaslt": "tunedgemm-hipblaslt"}
@@ -61,7 +61,7 @@ def test_the_pip_command_comes_from_our_extras(monkeypatch):
 
 
 def test_what_aiter_names():
-    """Of what AITER's tables name all is known, and of what only AITER has there is no plugin to install."""
+    """All libtypes of AITER's tables are known, and AITER's own have no plugin to install."""
     assert all(known(libtype) for libtype in AITER)
     assert [libtype for libtype in AITER if absent(libtype)] == list(AITERS_OWN)
     assert not {*AITERS_OWN} & {*RANK} and not any(map(pip_hint, AITERS_OWN))

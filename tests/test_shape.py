@@ -10,7 +10,7 @@ from tunedgemm.shape import MAX_SIZE, Shape
 
 
 def test_defaults_follow_the_activations():
-    """Output and bias have the dtype of the activations unless said otherwise; without bias there is no bias dtype."""
+    """Output and bias default to the dtype of the activations; without bias its dtype is ""."""
     assert Shape("a16w16", 1, 2, 3, dtype="torch.float16").outdtype == "fp16"
     assert Shape("a16w16", 1, 2, 3, epilogue="bias").bias_dtype == "bf16"
     assert Shape("a16w16", 1, 2, 3, bias_dtype="fp32").bias_dtype == ""

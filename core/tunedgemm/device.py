@@ -1,4 +1,4 @@
-"""Device: where a shape runs, as one frozen value that also describes devices that are not present."""
+"""Device: where a shape runs, as one frozen value. It also describes devices that are not present."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunedgemm.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-#: CPU instruction sets, strongest first, as /proc/cpuinfo names them
+#: CPU instruction sets, strongest first, named as in /proc/cpuinfo
 _CPU_FLAGS = (
     ("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"),
     ("sve", "sve"), ("asimd", "neon"),
@@ -21,7 +21,7 @@ _CPU_FLAGS = (
 
 
 def slug(name: str) -> str:
-    """A device's name as lower-case words joined by dashes."""
+    """Return a device's name as lower-case words joined by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -30,12 +30,13 @@ class Device:
     """Where a shape runs.
 
     Attributes:
-        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its strongest instruction set.
+        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its
+            strongest instruction set.
         cu_num: compute units, streaming multiprocessors, or the threads that torch uses on a CPU.
-        name: a slug of the product's name; "" in tables that do not tell.
+        name: a slug of the product's name; "" in tables without the column.
         index: which of the present devices; -1 for a CPU or for a device that is only described.
-        versions: (name, version) of the libraries in use, no part of identity. Plain strings: torch's own version is of a class of
-            torch, which a process that is given the device would import to read it.
+        versions: (name, version) of the libraries in use, not part of the identity. Plain strings:
+            unpickling torch's own version object would import torch.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))
@@ -46,12 +47,12 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """``amd``, ``nvidia`` or ``cpu``."""
+        """Return ``amd``, ``nvidia`` or ``cpu``."""
         return "amd" if self.gfx.startswith("gfx") else "nvidia" if self.gfx.startswith("sm_") else "cpu"
 
     @property
     def torch_device(self) -> torch.device:
-        """The torch device of a present device."""
+        """Return the torch device of a present device."""
         import torch
 
         return torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", max(self.index, 0))
@@ -63,7 +64,9 @@ class Device:
 
 
 def device_of_text(text: str) -> Device:
-    """A device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME, where NAME is the product's, as ``NVIDIA H200`` or as its slug.
+    """Parse a device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME.
+
+    NAME is the product's name, as ``NVIDIA H200``, or its slug.
 
     Raises:
         UserError: the text is neither.
@@ -73,18 +76,18 @@ def device_of_text(text: str) -> Device:
     try:
         return Device(gfx, int(units), slug(name))
     except ValueError:
-        raise UserError(f"expected GFX:CU such as gfx942:304, got {text!r}") from None
+        raise UserError(f"a device must be GFX:CU, such as gfx942:304 (got {text!r})") from None
 
 
 def device_of(index: int) -> Device:
-    """The present device with this CUDA or HIP index; -1 is the CPU."""
+    """Return the present device with this CUDA or HIP index; -1 is the CPU."""
     import torch
 
     return _cpu(torch.get_num_threads()) if index < 0 else _gpu(index)
 
 
 def current_device() -> Device:
-    """The device that tuning uses by default: the first GPU, else the CPU."""
+    """Return the device that tuning uses by default: the first GPU, else the CPU."""
     import torch
 
     return device_of(torch.cuda.current_device() if torch.cuda.is_available() else -1)
@@ -94,12 +97,12 @@ def current_device() -> Device:
 def _gpu(index: int) -> Device:
     import torch
 
-    found = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     if torch.version.hip:
-        gfx, library = found.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
+        gfx, library = properties.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
     else:
-        gfx, library = f"sm_{found.major}{found.minor}", ("cuda", str(torch.version.cuda))
-    return Device(gfx, found.multi_processor_count, slug(found.name), index, (("torch", str(torch.__version__)), library))
+        gfx, library = f"sm_{properties.major}{properties.minor}", ("cuda", str(torch.version.cuda))
+    return Device(gfx, properties.multi_processor_count, slug(properties.name), index, (("torch", str(torch.__version__)), library))
 
 
 @functools.lru_cache
@@ -112,7 +115,7 @@ def _cpu(threads: int) -> Device:
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:
-    """Instruction-set flags and model name, from /proc/cpuinfo where there is one."""
+    """Return instruction-set flags and the model name, from /proc/cpuinfo where it exists."""
     import platform
     from pathlib import Path
 

@@ -52,17 +52,17 @@ def parse_dtype(text: str) -> str:
 
 
 def dtype_bits(short: str) -> int:
-    """Bits of one element of the dtype with this short text."""
+    """Return the bits of one element of the dtype with this short text."""
     return DTYPES[parse_dtype(short)][1]
 
 
 def table_text(short: str) -> str:
-    """The spelling that AITER's tables use: ``torch.bfloat16``."""
+    """Return the spelling of AITER's tables: ``torch.bfloat16``."""
     return f"torch.{DTYPES[parse_dtype(short)][0]}"
 
 
 def torch_dtype(short: str) -> torch.dtype:
-    """The torch dtype of a short text.
+    """Return the torch dtype of a short text.
 
     Raises:
         DtypeError: this version of torch has no such dtype.
@@ -70,12 +70,12 @@ def torch_dtype(short: str) -> torch.dtype:
     import torch
 
     name = DTYPES[parse_dtype(short)][0]
-    found: torch.dtype | None = getattr(torch, name, None)
-    if found is None:
+    dtype: torch.dtype | None = getattr(torch, name, None)
+    if dtype is None:
         raise DtypeError(f"torch {torch.__version__} has no dtype {name!r}")
-    return found
+    return dtype
 
 
 def short_dtype(dtype: torch.dtype) -> str:
-    """The short text of a torch dtype."""
+    """Return the short text of a torch dtype."""
     return parse_dtype(str(dtype))

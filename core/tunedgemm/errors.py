@@ -3,25 +3,25 @@
 ::
 
     TunedGemmError
-    ├── UserError              the user can mend it: printed without a traceback by the CLI
-    │   ├── DtypeError         a dtype text outside the closed list          (also ValueError)
-    │   ├── ShapeError         a shape no op describes                       (also ValueError)
-    │   ├── OperandError       tensors that do not form the op asked for     (also ValueError)
-    │   ├── UnknownOpError     an op nobody registered                       (also LookupError)
-    │   ├── LibtypeError       a libtype that is unknown or not usable here  (also LookupError)
-    │   └── TableError         a table, untuned or trial file that cannot be used
-    ├── PluginError            a plugin broke the contract: names the plugin and the hook
-    └── LaunchError            a solution could not run
-        └── OutOfResources     it needs more shared memory or registers than the device has
+    |-- UserError              the user can fix it; the CLI prints it without a traceback
+    |   |-- DtypeError         a dtype text outside the closed list          (also ValueError)
+    |   |-- ShapeError         a shape no op describes                       (also ValueError)
+    |   |-- OperandError       tensors that do not form the op asked for     (also ValueError)
+    |   |-- UnknownOpError     an op that is not registered                  (also LookupError)
+    |   |-- LibtypeError       a libtype that is unknown or not usable here  (also LookupError)
+    |   `-- TableError         a table, untuned or trial file that cannot be used
+    |-- PluginError            a plugin broke the contract: names the plugin and the hook
+    `-- LaunchError            a solution could not run
+        `-- OutOfResources     it needs more shared memory or registers than the device has
 """
 
 
 class TunedGemmError(Exception):
-    """Anything tunedgemm raises on purpose."""
+    """Base class of every error that tunedgemm raises on purpose."""
 
 
 class UserError(TunedGemmError):
-    """A mistake its message tells the user how to mend."""
+    """A mistake that the user can fix; the message says how."""
 
 
 class DtypeError(UserError, ValueError):

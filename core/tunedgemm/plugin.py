@@ -1,7 +1,8 @@
 """The contract of a plugin: the hook marker, and the values that hooks take and return.
 
-`CONTRACT` is the version of the hooks and of these names. A plugin may state the ``CONTRACT`` it was written
-for; the core loads plugins of its own version and of the one before. `tunedgemm.tools` has the rest.
+`CONTRACT` is the version of the hooks and of these names. A plugin may state the ``CONTRACT`` it
+was written for. The core loads plugins of this version and of the previous one.
+`tunedgemm.tools` has the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of `tunedgemm.tools`: contract 1 once had them all here."""
+    """Return a name of `tunedgemm.tools`; contract 1 exported them all here."""
     from tunedgemm import tools
 
     if name.startswith("_") or name not in tools.__all__:

@@ -1,4 +1,4 @@
-"""Shape: what is asked of a GEMM, and with the device the key of every table."""
+"""Shape: one GEMM problem; with the device, it is the key of every table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.dtype import dtype_bits, parse_dtype
 from tunedgemm.errors import ShapeError
 
-#: Larger sizes are typing mistakes: a bf16 weight of one such side alone fills 4 TiB.
+#: Larger sizes are typing mistakes: a bf16 weight of this side by 1024 fills 4 TiB.
 MAX_SIZE = 1 << 31
 
 EPILOGUES = ("none", "bias")
@@ -46,7 +46,7 @@ def _outdtype(text: str, shape: Shape) -> str:
 
 
 def _bias_dtype(text: str, shape: Shape) -> str:
-    default = shape.dtype if dtype_bits(shape.dtype) >= 16 else shape.outdtype  # no bias is quantised
+    default = shape.dtype if dtype_bits(shape.dtype) >= 16 else shape.outdtype  # a bias is never quantised
     return parse_dtype(text or default) if shape.epilogue == "bias" else ""
 
 
@@ -56,16 +56,17 @@ class Shape:
 
     Attributes:
         op: name of the op (family), such as ``a16w16``.
-        m, n, k: rows of the activations, rows of the weight, and the summed dimension.
+        m, n, k: rows of the activations, rows of the weight, and the reduced dimension.
             ``m`` is the product of all leading dimensions; 0 is an empty batch.
-        dtype: dtype of the activations, as a short text; the op says the weight's.
+        dtype: dtype of the activations, as a short text; the op defines the weight's.
         outdtype: dtype of the output; "" stands for the dtype of the activations.
-        epilogue: what follows the product: ``none`` or ``bias``.
-        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, that of the output where they have less
-            than 16 bits. No part of a table's key.
+        epilogue: ``none`` or ``bias``.
+        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, or of the
+            output where those have fewer than 16 bits. Not part of a table's key.
         scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
-        layout: how the weight lies in memory: ``row`` (plain [N, K]), ``aiter16x16``, or a pack's own.
-        extra: fields that the op declares beyond these (B, experts ...), as sorted pairs.
+        layout: memory layout of the weight: ``row`` (plain [N, K]), ``aiter16x16``, or one that
+            an op pack defines.
+        extra: further fields that the op declares (B, experts, ...), as sorted pairs.
     """
 
     op: str = attrs.field(validator=attrs.validators.instance_of(str))
@@ -82,11 +83,11 @@ class Shape:
 
     @property
     def bias(self) -> bool:
-        """Whether a bias vector [N] is added."""
+        """Tell whether a bias vector [N] is added."""
         return self.epilogue == "bias"
 
     def __getitem__(self, name: str) -> int | str | bool:
-        """The value of a field that the op declared beyond the common ones."""
+        """Return a field that the op declares beyond the common ones."""
         for key, value in self.extra:
             if key == name:
                 return value
@@ -101,23 +102,23 @@ class Shape:
         return f"{self.op} {' '.join(parts)}"
 
     def with_m(self, m: int) -> Shape:
-        """This shape with another number of rows; a third of the time of a new one, for its other fields are not checked again."""
+        """Return this shape with another M; three times as fast as a new one, as no other field is checked."""
         _size(self, _M, m)
-        made = object.__new__(Shape)
+        shape = object.__new__(Shape)
         for put, value in zip(_PUT, _KEPT(self), strict=True):
-            put(made, value)
+            put(shape, value)
         for put in _FORGET:
-            put(made, None)
-        _PUT_M(made, m)
-        return made
+            put(shape, None)
+        _PUT_M(shape, m)
+        return shape
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict for JSON; `Shape.from_dict` is its inverse."""
+        """Return a plain dict for JSON; `Shape.from_dict` is its inverse."""
         return {**attrs.asdict(self, filter=lambda a, _: a.name != "extra"), "extra": dict(self.extra)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Shape:
-        """Rebuild a shape from `to_dict`'s result."""
+        """Rebuild a shape from the result of `to_dict`."""
         return cls(**fields)
 
 
@@ -125,5 +126,5 @@ _M = attrs.fields(Shape).m
 _NAMES = tuple(field.name for field in attrs.fields(Shape) if field.name != "m")
 _KEPT = operator.attrgetter(*_NAMES)
 _PUT, _PUT_M = tuple(getattr(Shape, name).__set__ for name in _NAMES), Shape.m.__set__  # type: ignore[attr-defined]
-#: The slot of the hash, which attrs fills at the first use.
+#: The slot of the hash, which attrs fills on first use.
 _FORGET = tuple(getattr(Shape, slot).__set__ for slot in Shape.__slots__ if slot not in {*_NAMES, "m", "__weakref__"})  # type: ignore[attr-defined]

@@ -8,7 +8,8 @@ import attrs
 
 from tunedgemm.errors import PluginError
 
-#: How the name of a solution ends that adds a bias after its kernel; see `tunedgemm.backends.split`. No kernel of a plugin is called so.
+#: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
+#: may not use it.
 ADD = "+add"
 
 _MARKS = frozenset("\r\n,\"'")
@@ -25,17 +26,22 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
 class Solution:
     """One launchable choice of one backend.
 
-    Its identity is (libtype, kernel_name, split_k): two solutions may share it only if they are interchangeable,
-    and the plugin must be able to launch from it alone, in another process, on another day.
+    Its identity is (libtype, kernel_name, split_k): two solutions may share it only if they are
+    interchangeable. The plugin must be able to launch from it alone, in any later process.
 
     Attributes:
-        libtype: the backend's name; several joined by ``+`` in a table's row whose stages belong to several.
-        kernel_name: the CSV column ``kernelName``; carries a revision of the kernel source where that can change.
-        split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a logarithm in others).
-        solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, no part of identity.
-        deterministic: the backend's claim that repeated runs give the same bits; verified by the tuner.
+        libtype: the backend's name; several joined by ``+`` where the stages of a row belong to
+            several.
+        kernel_name: the CSV column ``kernelName``; includes a revision of the kernel source where
+            that can change.
+        split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a
+            logarithm in others).
+        solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, not part
+            of the identity.
+        deterministic: the backend's claim that repeated runs give the same bits; verified by the
+            tuner.
         batch_invariant: the claim that a row's bits do not depend on M; verified by the tuner.
-        extra: columns that an op declares beyond these, as sorted pairs.
+        extra: further columns that the op declares, as sorted pairs.
     """
 
     libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.+-]+"))
@@ -51,18 +57,18 @@ class Solution:
         return f"{self.libtype}:{self.kernel_name}{split}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict for JSON; `Solution.from_dict` is its inverse."""
+        """Return a plain dict for JSON; `Solution.from_dict` is its inverse."""
         return {**attrs.asdict(self), "extra": dict(self.extra)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Solution:
-        """Rebuild a solution from `to_dict`'s result."""
+        """Rebuild a solution from the result of `to_dict`."""
         return cls(**{**fields, "extra": tuple(sorted(fields.get("extra", {}).items()))})
 
 
 @attrs.frozen
 class Unsupported:
-    """Why something cannot be done here; falsy, so that ``if not supports(...)`` reads naturally."""
+    """The reason for a refusal; falsy, so that ``if not supports(...)`` reads naturally."""
 
     reason: str = attrs.field(validator=attrs.validators.instance_of(str))
 

@@ -31,7 +31,7 @@ def test_built_once(built):
 
 
 def test_private(built):
-    """Nobody else may read or replace what will be run."""
+    """No other user may read or replace what will be run."""
     artifact("key", built[1])
     (file,) = files()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

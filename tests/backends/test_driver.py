@@ -1,4 +1,4 @@
-"""Drivers through ctypes, over a library that is compiled for the test: files, functions, words, contexts."""
+"""Drivers through ctypes, over a library compiled for the test: files, functions, words, contexts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_a_thread_without_a_context_gets_the_devices(library: Path) -> None:
-    """Where a call fails for the want of a context, the device's primary one is made current and the call repeated, once."""
+    """A call that fails without a context makes the device's primary one current and is retried once."""
     found, native, module = bind_driver(MINE, str(library)), ctypes.CDLL(str(library)), ctypes.c_void_p()
     with pytest.raises(LaunchError, match="cuModuleLoadData: no context"):
         found.call("load", module, b"code")
@@ -66,7 +66,7 @@ def test_a_thread_without_a_context_gets_the_devices(library: Path) -> None:
 
 
 def test_each_vendors_way_to_tell_a_status(library: Path) -> None:
-    """CUDA writes a text to a pointer, HIP returns it; a status without one is told by its number."""
+    """CUDA writes a status text to a pointer, HIP returns it; a status without text is named by number."""
     cuda = bind_driver(MINE, str(library))
     hip = bind_driver(attrs.evolve(MINE, kind="amd", error="hipGetErrorString", no_context=-1), str(library))
     assert (cuda.text(201), cuda.text(12), hip.text(12), hip.text(0)) == ("no context", "status 12", "hip's word", "status 0")
@@ -74,7 +74,7 @@ def test_each_vendors_way_to_tell_a_status(library: Path) -> None:
 
 
 def test_a_library_that_cannot_be_used(library: Path, tmp_path: Path) -> None:
-    """The error names the plugin, the file and what is wrong with it; where no name is found the newest is told."""
+    """The error names the plugin, the file and the fault; without any file, it names the newest."""
     with pytest.raises(PluginError, match=f"mine: {tmp_path}/nowhere.so cannot be used: .*No such file"):
         bind_driver(MINE, str(tmp_path / "nowhere.so"))
     with pytest.raises(PluginError, match="undefined symbol: cuUnheardOf"):
@@ -97,7 +97,7 @@ assert loaded_driver(MINE).path == sys.argv[1]
 
 
 def test_the_mapped_driver_is_taken(library: Path) -> None:
-    """The file that the process has is used, wherever it lies; a file is mapped by its own name, not by the end of another's."""
+    """The file mapped by the process is used, wherever it is, and matched by its full name."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", PROCESS, str(library)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ GOOD = {"flag": "--mine-search-space", "variable": "TUNEDGEMM_MINE_SEARCH_SPACE"
 
 
 def test_its_value_is_what_the_environment_says():
-    """Else the first choice, and no text where there are none; blanks around it do not count, and an empty variable says nothing."""
+    """The variable sets the value, blanks aside; empty or unset, the first choice or "" holds."""
     option, text = Option(**GOOD), Option(**{**GOOD, "choices": ()})
     assert [option.value({option.variable: said}) for said in ("full", " full ", "")] == ["full", "full", "small"]
     assert (option.value({}), text.value({}), text.value({text.variable: "any"})) == ("small", "", "any")
@@ -19,23 +19,23 @@ def test_its_value_is_what_the_environment_says():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"flag": "--mine"}, "option '--mine': a backend's flag is --NAME-WORD"),
-        ({"flag": "-m-space"}, "is --NAME-WORD"),
+        ({"flag": "--mine"}, "option '--mine': a backend's flag must be --NAME-WORD"),
+        ({"flag": "-m-space"}, "must be --NAME-WORD"),
         ({"flag": "--Mine-space"}, "in lower case"),
-        ({"flag": "--mine_space"}, "is --NAME-WORD"),
-        ({"flag": "--mine-"}, "is --NAME-WORD"),
+        ({"flag": "--mine_space"}, "must be --NAME-WORD"),
+        ({"flag": "--mine-"}, "must be --NAME-WORD"),
         ({"flag": None}, "option None"),
         ({"variable": "MINE_SPACE"}, "option --mine-search-space: its variable must be TUNEDGEMM_MINE_SEARCH_SPACE (got 'MINE_SPACE')"),
         ({"variable": "PATH"}, "must be TUNEDGEMM_MINE_SEARCH_SPACE"),
-        ({"help": " "}, "needs a help"),
-        ({"choices": ("one",)}, "choices are two texts or more"),
-        ({"choices": ("a", "a")}, "each once"),
-        ({"choices": ("a", "")}, "two texts or more"),
-        ({"choices": "ab"}, "two texts or more"),
+        ({"help": " "}, "its help must be one line"),
+        ({"choices": ("one",)}, "choices must be two or more different texts"),
+        ({"choices": ("a", "a")}, "different texts"),
+        ({"choices": ("a", "")}, "two or more different texts"),
+        ({"choices": "ab"}, "two or more different texts"),
     ],
 )
 def test_what_it_cannot_be(fields, message):
-    """Each mistake is told by the flag and what would be right."""
+    """Each mistake names the flag and the remedy."""
     with pytest.raises(PluginError) as caught:
         Option(**{**GOOD, **fields})
     assert message in str(caught.value)

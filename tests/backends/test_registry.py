@@ -1,4 +1,4 @@
-"""registry: plugins are found, guarded, bound and ranked; a bad one is named with its reason and harms nobody else."""
+"""registry: plugins are found, guarded, bound and ranked; a bad one is skipped with its reason."""
 
 import pytest
 from tunedgemm.backends import registry as registry_module
@@ -22,7 +22,7 @@ BAD = {
     "fake_stars": "hook supports(*arguments): '*arguments'",
     "fake_hookless": "lacks the hook supports(); implemented: none",
     "fake_launchless": "lacks the hook run(); implemented: supports, enumerate_solutions",
-    "fake_opless": "states no OPS; known ops: a16w16",
+    "fake_opless": "states no OPS; choose from a16w16",
     "fake_future": "written for contract 99; this core knows 0 and 1",
 }
 
@@ -96,7 +96,7 @@ class TestGuards:
             backend(libtype).solutions(shape, cpu)
 
     def test_raising_hooks_become_reasons(self, backend, shape, cpu):
-        """An exception of supports or bind is a refusal, of the heuristic no choice, of the enumeration a PluginError."""
+        """An exception in supports or bind is a refusal, in the heuristic None, in the list a PluginError."""
         raising, row = backend("fake_raising"), Shape("a16w16", 1, 32, 64)
         assert raising.supports(shape, cpu) == Unsupported("its supports() raised ZeroDivisionError: of supports")
         assert raising.heuristic_fallback(row, cpu) is None
@@ -105,7 +105,7 @@ class TestGuards:
             raising.solutions(row, cpu)
 
     def test_a_version_that_cannot_be_told_is_empty(self, backend, cpu):
-        """An exception of library_version, or an answer that is no text, is an unknown version."""
+        """A library_version that raises or returns anything but text is an unknown version."""
         assert backend("fake_raising").library_version(cpu) == ""
         assert backend("fake_vague").library_version(cpu) == ""
 
@@ -166,7 +166,7 @@ def test_ties_follow_the_list_then_the_rank():
 
 
 def test_optional_hooks_are_optional(shape, cpu):
-    """Without refine there are no neighbours, without prepare nothing happens; library_version, details and lacks are empty."""
+    """Without refine there are no neighbours, without prepare no work; the other answers are empty."""
     backend = fake_backend("plain")
     (solution,) = backend.solutions(shape, cpu)
     assert backend.refine(solution, shape, cpu) == []

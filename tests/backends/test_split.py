@@ -52,7 +52,10 @@ def test_a_split_solution_is_told_by_its_name():
 
 
 def test_which_shapes_have_a_bias_that_stands_alone():
-    """Those of a16w16 without scales and of quantised products; a bias in another dtype than a 16-bit output wants them in float32."""
+    """Shapes of a16w16 without scales, and of quantised products, have a bias that can be split off.
+
+    A bias in another dtype than a 16-bit output needs the product in float32.
+    """
     assert split.unbiased(BIASED) == PLAIN == split.product(BIASED)
     assert split.product(attrs.evolve(BIASED, bias_dtype="fp32")) == attrs.evolve(PLAIN, outdtype="fp32")
     wide = attrs.evolve(BIASED, outdtype="fp32")
@@ -77,7 +80,7 @@ def test_which_shapes_have_a_bias_that_stands_alone():
     ids=str,
 )
 def test_the_bias_is_in_the_result(shape):
-    """The kernel runs without a bias, and the sum is right within the op's tolerance, in the output's dtype."""
+    """The sum of kernel and bias is right within the op's tolerance, in the output's dtype."""
     op, asked = op_named(shape.op), []
 
     def call(solution, plain, *operands):
@@ -108,13 +111,13 @@ def test_a_bias_of_one_row_and_any_leading_dimensions():
     ("solution", "shape", "reason"),
     [
         (SPLIT, PLAIN, "+add needs a bias"),
-        (SPLIT, attrs.evolve(BIASED, scale="tensor"), "+add needs a bias that stands alone behind the product"),
-        (Solution(BUILTIN, "mm+add"), BIASED, "torch adds a bias by a route of its own, not by +add"),
+        (SPLIT, attrs.evolve(BIASED, scale="tensor"), "+add needs a bias that is added last"),
+        (Solution(BUILTIN, "mm+add"), BIASED, "torch adds a bias in its routes, not by +add"),
         (Solution("mine", "k+add+add", 2), BIASED, "+add needs a bias"),
     ],
 )
 def test_what_cannot_be_split_says_why(solution, shape, reason):
-    """No bias, one inside the kernel's own end, and torch's routes: a refusal with that reason, of supports() and of bind()."""
+    """supports() and bind() refuse a missing bias, one inside the kernel, and torch's routes, by name."""
     backend = Registry(()).get(BUILTIN) if solution.libtype == BUILTIN else mine(supports=lambda *_: True)
     assert str(backend.bind(solution, shape, CPU)) == reason
     if ADD not in split.base(solution).kernel_name:
@@ -155,7 +158,7 @@ class Whole(FakePlugin):
 
 
 def test_plugins_are_asked_about_the_kernel_alone():
-    """prepare, refine and lacks get the kernel's own name and the shape without a bias; neighbours come back split."""
+    """prepare, refine and lacks get the kernel and the unbiased shape; neighbours come back split."""
     plugin = Whole()
     backend = make_backend("mine", plugin)
     backend.prepare(SPLIT, BIASED, CPU)
@@ -243,7 +246,7 @@ class TestRowsWithoutABias:
         assert explanation.offer.solution == SPLIT and explanation.tuned and launcher is not None
 
     def test_torchs_routes_take_the_bias_themselves(self):
-        """A row of torch without a bias is its route with one; there is no add behind it."""
+        """A row of torch without a bias is its route with one, without a separate add."""
         explanation, _ = self.chosen(mine(), self.row(Solution(BUILTIN, "mm")))
         assert explanation.offer.solution == Solution(BUILTIN, "mm") and not explanation.passed_over
 
@@ -255,7 +258,7 @@ class TestRowsWithoutABias:
         assert found == ["mine:k splitK=2", "mine:wide+add", "torch:native"]
 
     def test_rows_of_no_device_say_a_part_of_the_name(self):
-        """The part is looked for among the kernels for the shape without a bias, and no name is that shape's heuristic."""
+        """A part of a name matches kernels of the unbiased shape; an empty name is its heuristic's choice."""
         backend = mine(solutions=("tn_64", "tn_128"), heuristic="tn_128")
         for part, name in (("64", "tn_64+add"), ("", "tn_128+add")):
             explanation, _ = self.chosen(backend, self.row(Solution("mine", part), gfx="", cu_num=0))
@@ -290,7 +293,7 @@ class TestCalls:
         return gemm
 
     def test_a_call_with_a_bias_runs_the_row_without_one(self, tmp_path):
-        """Its kernel and an add serve every call; where the kernel fails, torch does, and the row is not used again."""
+        """A row's kernel and an add serve every call; after a failure torch does, and the row is dropped."""
         asked = []
 
         def call(solution, shape, x, weight):

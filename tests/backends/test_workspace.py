@@ -1,4 +1,4 @@
-"""workspace: scratch that grows, one for each thread on each stream, and semaphores that start at zero."""
+"""workspace: growing scratch per thread and stream, and semaphores that start at zero."""
 
 import threading
 
@@ -45,7 +45,7 @@ def test_semaphores_start_at_zero_and_are_kept():
 
 
 def test_both_at_once_are_those_of_each(monkeypatch):
-    """`scratch` gives the memory of `workspace` and of `semaphores`, and in a capture some of its own, asking for the stream once."""
+    """`scratch` gives the memory of `workspace` and `semaphores`, or a capture's, with one stream look-up."""
     buffer, counters = scratch(64, 4, CPU)
     assert (buffer.data_ptr(), counters.data_ptr()) == (workspace(64, CPU).data_ptr(), semaphores(4, CPU).data_ptr())
     assert scratch(128, 4, CPU)[0].numel() == 128
@@ -69,7 +69,7 @@ def test_captures_own_theirs(monkeypatch):
 
 @pytest.mark.gpu
 def test_streams_do_not_share():
-    """Two streams of one device have their own scratch, two threads on one have, and a capture has its own from the graph's pool."""
+    """Streams, threads and captures each have separate scratch."""
     device = torch.device("cuda", 0)
     here = workspace(1024, device)
     assert workspace(1024, device).data_ptr() == here.data_ptr()

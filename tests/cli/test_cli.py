@@ -164,7 +164,7 @@ def test_users_mistakes_are_one_line_without_a_traceback(
         (b"M,N,K\n1,64,99999999999999\n", "in.csv:2"),
         (b"M,N,K\n1,64,banana\n", "in.csv:2"),
         (b"M,N,K,bias\n1,64,128,perhaps\n", "bias"),
-        (b"gfx,cu_num,M,N,K,libtype,us\ngfx942,304,1,64,128,asm,2.5\n", "is a tuned table, not a list of shapes"),
+        (b"gfx,cu_num,M,N,K,libtype,us\ngfx942,304,1,64,128,asm,2.5\n", "a tuned table, not a list of shapes"),
     ],
     ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag", "tuned"],
 )

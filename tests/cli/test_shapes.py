@@ -54,7 +54,7 @@ def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: 
 
     (folder / "untuned_fmoe.csv").write_text("a diary\n")
     code, out, err = run(capsys, "--model_dir", experts, "--nsets", "1", "-o", str(folder))
-    assert (code, out) == (2, "") and "untuned_fmoe.csv: is there and would be lost" in err
+    assert (code, out) == (2, "") and "untuned_fmoe.csv: would overwrite this file" in err
     assert len(read_untuned(folder / "bf16_untuned_gemm.csv", A16W16)) == 8
 
 
@@ -65,7 +65,7 @@ def test_captured_shapes_are_not_written_over(dense: str, capsys: pytest.Capture
 
     code, _, err = run(capsys, "--model_dir", dense, "-o", f"{captured.parent}/")
 
-    assert code == 2 and "holds the captured shapes of a16w16" in err
+    assert code == 2 and "would overwrite the captured shapes of a16w16" in err
     assert sizes(read_untuned(captured, A16W16)) == [(3, 64, 64, 17)]
 
 
@@ -180,7 +180,7 @@ def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, c
     gptq = write_model("gptq", "llama", quantization_config={"quant_method": "gptq", "bits": 4})
     for words in ((), ("-o", str(tmp_path / "l.csv"))):
         code, _, err = run(capsys, "--model_dir", gptq, "--nsets", "1", *words)
-        assert code == 0 and err.startswith("tunedgemm: note: left out, for no op has") and "qkv_proj" not in err and "q_proj" in err
+        assert code == 0 and err.startswith("tunedgemm: note: left out, as no op has") and "qkv_proj" not in err and "q_proj" in err
 
 
 def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,29 +201,29 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
     [
         ("", "name a model with --model_dir"),
         ("--tp 2", "--tp says something of a model: name it with --model_dir"),
-        ("--model_dir nobodys", "no such folder of a model: nobodys; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
-        ("--model_dir {tmp}/absent", "absent: does not exist"),
-        ("--model_dir {tmp}", "has no config.json"),
+        ("--model_dir nobodys", "nobodys: no such model folder; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
+        ("--model_dir {tmp}/absent", "absent: no such folder"),
+        ("--model_dir {tmp}", "no config.json in it"),
         ("--model_dir {tmp}/unknown", "does not know the architecture 'martian'"),
         ("--model_dir {tmp}/missing", "lacks intermediate_size"),
         ("--model_dir {dense} --tp 3", "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 4"),
         ("--model_dir {dense} --tp 0", "tp must be in 1.."),
         ("--model_dir {dense} --tp 1,x", "--tp: expected whole numbers as 1,2,4, got '1,x'"),
         ("--model_dir {dense} --nsets 1,", "--nsets: expected whole numbers"),
-        ("--model_dir {dense} --nsets 0,1", "a number of rows (--nsets, times --batch_size) must be in 1..2147483647 (got 0)"),
+        ("--model_dir {dense} --nsets 0,1", "M (--nsets times --batch_size) must be in 1..2147483647 (got 0)"),
         ("--model_dir {dense} --nsets 1,9999999999999", "(got 9999999999999)"),
         ("--model_dir {dense} --nsets 1 --batch_size 0", "the batch size must be at least 1"),
         ("--model_dir {dense} --batch_size -1", "--batch_size: expected a whole number, got '-1'"),
         ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; those that it has are of a16w16"),
         ("--model_dir {dense} --op a99", "unknown op 'a99'"),
-        ("--model_dir {dense} --layers *.nothing", "no layer fits '*.nothing'; there are model.layers.*.self_attn.qkv_proj,"),
+        ("--model_dir {dense} --layers *.nothing", "no layer matches '*.nothing'; the layers are model.layers.*.self_attn.qkv_proj,"),
         ("--model_dir {dense} --indtype f8", "--indtype: invalid choice: 'f8'"),
         ("--model_dir {dense} --fuse-shared-experts", "the model has no shared experts"),
-        ("--model_dir {experts} -o {tmp}/one.csv", "the shapes are of several ops (a16w16, fmoe): name a folder, as"),
+        ("--model_dir {experts} -o {tmp}/one.csv", "one file cannot hold several ops (a16w16, fmoe); name a folder, as"),
         ("--model_dir {experts} --indtype fp8", "fmoe cannot have dtype=fp8_e4m3fn"),
-        ("--model_dir {experts} --all_bias", "--all_bias: the shapes of fmoe have no such column"),
+        ("--model_dir {experts} --all_bias", "--all_bias: fmoe has no such column"),
         ("--model_dir {dense} -o /proc/nobody/list.csv", "/proc/nobody"),
-        ("--model_dir {dense} -o /dev/full", "/dev/full: is no regular file"),
+        ("--model_dir {dense} -o /dev/full", "/dev/full: not a regular file"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(

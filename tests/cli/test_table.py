@@ -166,9 +166,9 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("bad", "says"),
         [
-            (["<<<<<<< HEAD"], ["2: is no line of a CSV file (unclosed quote, or left by a version control merge): '<<<<<<< HEAD'"]),
-            ([line(us=0)], ["2: 'us' must be a finite number above 0 (got 0.0): the row is never chosen"]),
-            ([line(us="inf")], ["2: 'us' must be a finite number above 0 (got inf): the row is never chosen"]),
+            (["<<<<<<< HEAD"], ["2: not a CSV line, for an unclosed quote or a merge marker (got '<<<<<<< HEAD'); fix or delete it"]),
+            ([line(us=0)], ["2: 'us' must be a finite number above 0 (got 0.0); the row is never chosen"]),
+            ([line(us="inf")], ["2: 'us' must be a finite number above 0 (got inf); the row is never chosen"]),
             ([line(err=0.21)], ["2: err_ratio 0.21 is over 0.2"]),
             ([line(err="30%")], ["2: err_ratio 0.3 is over 0.2"]),
             ([line(err="nan")], []),
@@ -179,8 +179,8 @@ class TestCheck:
             ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up comes to this row: no weight of N=72 and K=128 has"]),
             ([line(name="k+add")], ["2: triton:k+add: +add needs a bias"]),
             ([line(name="k+add").replace("False,", "True,", 1)], []),
-            ([line(libtype="torch", name="mm+add").replace("False,", "True,", 1)], ["2: torch:mm+add: torch adds a bias by a route"]),
-            ([BF16], ["2: repeats the line of column names"]),
+            ([line(libtype="torch", name="mm+add").replace("False,", "True,", 1)], ["2: torch:mm+add: torch adds a bias in its routes"]),
+            ([BF16], ["2: repeats the header"]),
         ],
     )
     def test_faults(self, tmp_path, capsys, bad, says):
@@ -203,7 +203,7 @@ class TestCheck:
         assert "note" in out[1] and "1 rows have stages of two backends (asm+ck)" in out[1]
         assert checked(tmp_path, capsys, f"{rows[1]}flydsl_fallback", head=head) == (
             1,
-            ["2: is tagged 'flydsl_fallback': AITER looks up no such row, nor does this"],
+            ["2: tagged 'flydsl_fallback': never looked up, as in AITER"],
         )
 
     def test_misses_are_asked_of_whom_they_concern(self, tmp_path, capsys, monkeypatch):
@@ -375,7 +375,7 @@ class TestExport:
             file.write("<<<<<<< HEAD\n")
         out = tmp_path / "aiter.csv"
         assert main(["table", "export", "--aiter", str(out), path]) == 1
-        assert len(read_rows(out, OP)[0]) == 2 and f"left out: {path}:4: is no line of a CSV file" in capsys.readouterr().out
+        assert len(read_rows(out, OP)[0]) == 2 and f"left out: {path}:4: not a CSV line" in capsys.readouterr().out
 
     def test_higher_layers_win(self, tables, tmp_path, monkeypatch, capsys):
         """Without files the layers that dispatch uses are exported: the higher one wins whatever the times, as there."""

@@ -209,7 +209,7 @@ def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
         ("--model_dir {dense} --run_config {listed}", "leave out --model_dir"),
         ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; those that it has are of a16w16"),
         ("--model_dir {dense} --tp 64", "tp=64 does not divide"),
-        ("--model_dir {tmp}", "has no config.json"),
+        ("--model_dir {tmp}", "no config.json in it"),
         ("-i {listed} --indtype f99", "--indtype: invalid choice"),
         ("--op a4w4_blockscale -i dsv3_a8w8_blockscale_untuned_gemm.csv --indtype fp8", "--indtype: the shapes of a4w4_blockscale"),
         ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --indtype f16", "a8w8_blockscale cannot have dtype=f16, outdtype=f16"),

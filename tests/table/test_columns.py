@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -36,53 +37,61 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize("asked", FAMILY)
-@pytest.mark.parametrize("given", FAMILY)
-def test_the_table_of_another_op(path, asked, given):
-    """A table given for that of another op is refused with the op that it is of and its variable; its own op reads it."""
-    written(path, FAMILY[given], ROW[given])
-    if asked == given:
-        rows, problems = read_rows(path, ops()[asked])
-        assert (len(rows), problems) == (1, [])
-        return
-    with pytest.raises(TableError, match=rf"these are the columns of .*{given} \({ops()[given].columns.variable}\)") as caught:
-        read_rows(path, ops()[asked])
-    assert str(path) in str(caught.value) and asked in str(caught.value)
+def test_the_table_of_another_op(path, faults_of):
+    """A table of another op is refused with that op and its variable; its own op reads it."""
+
+    def check(asked, given):
+        written(path, FAMILY[given], ROW[given])
+        if asked == given:
+            rows, problems = read_rows(path, ops()[asked])
+            assert (len(rows), problems) == (1, [])
+            return
+        with pytest.raises(TableError, match=rf"these are the columns of .*{given} \({ops()[given].columns.variable}\)") as caught:
+            read_rows(path, ops()[asked])
+        assert str(path) in str(caught.value) and asked in str(caught.value)
+
+    assert not faults_of(check, itertools.product(FAMILY, FAMILY))
 
 
 def test_rows_of_several_ops_in_one_file(path):
-    """What pandas makes of two ops' tables: the rows of the op load, the others are told one by one with the op they are of."""
+    """Where pandas joined two ops' tables, rows of the op load and each other one is named with its op."""
     written(path, FAMILY["a8w8_bpreshuffle"], ROW["a8w8_bpreshuffle"], ROW["a8w8_blockscale"].replace(",ck", ",,ck"))
     rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
     assert [found.line for found in rows] == [3]
     assert (problem.line, problem.reason) == (
-        2, "is a row of another op (a8w8 or a8w8_bpreshuffle) than a8w8_blockscale, which has no 'q_dtype_w'"
+        2, "a row of another op (a8w8 or a8w8_bpreshuffle); a8w8_blockscale has no 'q_dtype_w'"
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_a_list_of_shapes_for_a_table_and_the_reverse(path, name):
-    """Each is told as what it is, with the name of the other file."""
-    op = ops()[name]
-    with pytest.raises(TableError, match=f"is a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
-        read_rows(written(path, ",".join(op.columns.key)), op)
-    with pytest.raises(TableError, match=f"is a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
-        read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
+def test_a_list_of_shapes_for_a_table_and_the_reverse(path, faults_of):
+    """A list given for a table, or the reverse, is refused with the name of the other file."""
+
+    def check(name):
+        op = ops()[name]
+        with pytest.raises(TableError, match=f"a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
+            read_rows(written(path, ",".join(op.columns.key)), op)
+        with pytest.raises(TableError, match=f"a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
+            read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
+
+    assert not faults_of(check, sorted(ops()))
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_the_op_of_a_file(tmp_path, name):
+def test_the_op_of_a_file(tmp_path, faults_of):
     """AITER's names tell the op, also with a model's name around them, where its columns leave several."""
-    columns = ops()[name].columns
-    tuned = ",".join(("gfx", "cu_num", *columns.key, *columns.values, "device"))
-    for file, head in ((columns.tuned_file, tuned), (columns.untuned_file, ",".join(columns.key))):
-        for given in (file, f"dsv3_{file}", file.replace(".csv", "_llama70B.csv")):
-            assert infer_op([written(tmp_path / given, head)]).name == name
+
+    def check(name):
+        columns = ops()[name].columns
+        tuned = ",".join(("gfx", "cu_num", *columns.key, *columns.values, "device"))
+        for file, head in ((columns.tuned_file, tuned), (columns.untuned_file, ",".join(columns.key))):
+            for given in (file, f"dsv3_{file}", file.replace(".csv", "_llama70B.csv")):
+                assert infer_op([written(tmp_path / given, head)]).name == name
+
+    assert not faults_of(check, sorted(ops()))
 
 
 def test_an_op_that_is_left_open(tmp_path):
-    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N, K, and a dtype: a16w16."""
-    with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
+    """Ambiguous columns, and files of several ops, ask for --op; M, N, K and a dtype are a16w16."""
+    with pytest.raises(UserError, match="the columns fit a8w8_blockscale and a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
     with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):

@@ -46,7 +46,10 @@ def test_home_folder(tmp_path, monkeypatch):
 
 
 def test_layers_without_a_variable():
-    """Without a variable the user's table ranks above the models', and these above the shipped one; files of others are left out."""
+    """Without a variable the user's table ranks above the models', and those above the shipped one.
+
+    Files of other ops are left out.
+    """
     assert names(table_layers(OP)) == BELOW
     assert names(table_layers(OP, [Path("mine.csv")])) == [("instance", ["mine.csv"]), *BELOW]
 
@@ -58,16 +61,19 @@ def test_a_variable_replaces_the_layers_below(monkeypatch):
     assert tuned_path(OP) == Path("/a/x.csv")
 
 
-@pytest.mark.parametrize("value", ["/a/x.csv:default", "default:/a/x.csv", f"/a/x.csv:/opt/none/aiter/configs/{NAME}"])
-def test_the_word_default_puts_them_back(monkeypatch, value):
+def test_the_word_default_puts_them_back(monkeypatch, faults_of):
     """``default`` anywhere, or a missing path to AITER's own default table, puts the layers below back."""
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", value.replace(":", os.pathsep))
-    assert names(table_layers(OP)) == [("environment", ["x.csv"]), *BELOW]
-    assert tuned_path(OP) == Path("/a/x.csv")
+
+    def check(value):
+        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", value.replace(":", os.pathsep))
+        assert names(table_layers(OP)) == [("environment", ["x.csv"]), *BELOW]
+        assert tuned_path(OP) == Path("/a/x.csv")
+
+    assert not faults_of(check, ["/a/x.csv:default", "default:/a/x.csv", f"/a/x.csv:/opt/none/aiter/configs/{NAME}"])
 
 
 def test_aiters_default_that_exists_is_a_file(tmp_path, monkeypatch):
-    """AITER's own default table is read as any other file where it exists; one of another name is just missing."""
+    """AITER's default table is read like any file where it exists; one of another name is just missing."""
     table = tmp_path / "aiter" / "configs" / NAME
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table.with_name("other.csv")))
     assert names(table_layers(OP)) == [("environment", ["other.csv"])]
@@ -77,13 +83,16 @@ def test_aiters_default_that_exists_is_a_file(tmp_path, monkeypatch):
     assert names(table_layers(OP)) == [("environment", [NAME])]
 
 
-@pytest.mark.parametrize("value", ["", "default", os.pathsep])
-def test_default_places(tmp_path, monkeypatch, value):
-    """A variable that names no file of its own leaves the layers and the output where they are by default."""
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", value)
-    assert names(table_layers(OP)) == BELOW
-    assert tuned_path(OP) == tmp_path / "home" / NAME
-    assert untuned_path(OP) == tmp_path / "home" / "bf16_untuned_gemm.csv"
+def test_default_places(tmp_path, monkeypatch, faults_of):
+    """A variable that names no file leaves the default layers and output."""
+
+    def check(value):
+        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", value)
+        assert names(table_layers(OP)) == BELOW
+        assert tuned_path(OP) == tmp_path / "home" / NAME
+        assert untuned_path(OP) == tmp_path / "home" / "bf16_untuned_gemm.csv"
+
+    assert not faults_of(check, ["", "default", os.pathsep])
 
 
 def test_a_bare_name_finds_a_shipped_file(shipped, tmp_path, monkeypatch):
@@ -98,14 +107,14 @@ def test_a_bare_name_finds_a_shipped_file(shipped, tmp_path, monkeypatch):
 
 
 def test_a_bare_name_finds_a_shipped_model(shipped, tmp_path, monkeypatch):
-    """A bare name is a folder here, else a shipped model; a path is only itself; what is neither is told with what is shipped."""
+    """A bare name is a folder here, else a shipped model; otherwise the error lists what is shipped."""
     monkeypatch.chdir(tmp_path)
     for name in ("small", "large"):
         (shipped / folders.MODEL_FOLDERS / name).mkdir(parents=True)
         (shipped / folders.MODEL_FOLDERS / name / "config.json").write_text("{}")
     assert folders.named_model("small") == shipped / folders.MODEL_FOLDERS / "small"
     assert folders.named_model("./small") == Path("small")
-    with pytest.raises(UserError, match="no such folder of a model: medium; shipped: large, small"):
+    with pytest.raises(UserError, match="medium: no such model folder; shipped: large, small"):
         folders.named_model("medium")
     (tmp_path / "small").mkdir()
     assert folders.named_model("small") == Path("small")
@@ -124,37 +133,43 @@ class TestEveryOp:
         for other in ops().values():
             assert other is op or table_layers(other)[0].name == "user"
 
-    @pytest.mark.parametrize("last", ["default", "/opt/none/aiter/configs/{}"])
-    def test_the_defaults_underneath(self, name, last, shipped, monkeypatch):
-        """``default``, or AITER's own default file that is not there, puts this op's files back and no other's."""
-        op = ops()[name]
-        file = op.columns.tuned_file
-        for other in ops().values():
-            (shipped / folders.MODELS / f"dsv3_{other.columns.tuned_file}").write_text("")
-            (shipped / folders.MODELS / other.columns.tuned_file.replace(".csv", "_qwen.csv")).write_text("")
-            (shipped / folders.MODELS / f"dsv3_{other.columns.untuned_file}").write_text("")
-        monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", last.format(file)]))
-        layers = dict(names(table_layers(op)))
-        assert (layers["environment"], layers["user"], layers["shipped"]) == (["x.csv"], [file], [file])
-        models = [model for model in layers["model"] if "alpha" not in model and "zeta" not in model and model != "a8w8_tuned_gemm.csv"]
-        assert models == sorted([f"dsv3_{file}", file.replace(".csv", "_qwen.csv")])
+    def test_the_defaults_underneath(self, name, shipped, monkeypatch, faults_of):
+        """``default``, or AITER's absent default file, restores this op's files and no other's."""
+
+        def check(last):
+            op = ops()[name]
+            file = op.columns.tuned_file
+            for other in ops().values():
+                (shipped / folders.MODELS / f"dsv3_{other.columns.tuned_file}").write_text("")
+                (shipped / folders.MODELS / other.columns.tuned_file.replace(".csv", "_qwen.csv")).write_text("")
+                (shipped / folders.MODELS / f"dsv3_{other.columns.untuned_file}").write_text("")
+            monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", last.format(file)]))
+            layers = dict(names(table_layers(op)))
+            assert (layers["environment"], layers["user"], layers["shipped"]) == (["x.csv"], [file], [file])
+            models = [model for model in layers["model"] if "alpha" not in model and "zeta" not in model and model != "a8w8_tuned_gemm.csv"]
+            assert models == sorted([f"dsv3_{file}", file.replace(".csv", "_qwen.csv")])
+
+        assert not faults_of(check, ["default", "/opt/none/aiter/configs/{}"])
 
 
-@pytest.mark.parametrize(
-    ("file", "op"),
-    [
-        ("a8w8_blockscale_tuned_gemm_ds_v3.csv", "a8w8_blockscale"),
-        ("a8w8_blockscale_bpreshuffle_tuned_gemm_dsv3.csv", "a8w8_blockscale_bpreshuffle"),
-        ("dsv3_a8w8_bpreshuffle_tuned_gemm.csv", "a8w8_bpreshuffle"),
-        ("a8w8_blockscale_tuned_fmoe_ds_v3.csv", "fmoe"),
-        ("a8w8_blockscale_untuned_fmoe_ds_v3.csv", "fmoe"),
-        ("a8w8_tuned_batched_gemm.csv", "batched_a8w8"),
-        ("a8w8_tuned_gemm.csv", "a8w8"),
-        ("fp8a8w8_tuned_gemm.csv", ""),
-        ("a8w8_tuned_gemm2.csv", ""),
-        ("llama70B_untuned_gemm.csv", ""),
-    ],
-)
-def test_a_name_is_of_one_op(file, op):
+def test_a_name_is_of_one_op(faults_of):
     """The longest name of an op's file that is there as whole words tells the op."""
-    assert [name for name, each in ops().items() if is_table_name(file, each)] == [op] * bool(op)
+
+    def check(file, op):
+        assert [name for name, each in ops().items() if is_table_name(file, each)] == [op] * bool(op)
+
+    assert not faults_of(
+        check,
+        [
+            ("a8w8_blockscale_tuned_gemm_ds_v3.csv", "a8w8_blockscale"),
+            ("a8w8_blockscale_bpreshuffle_tuned_gemm_dsv3.csv", "a8w8_blockscale_bpreshuffle"),
+            ("dsv3_a8w8_bpreshuffle_tuned_gemm.csv", "a8w8_bpreshuffle"),
+            ("a8w8_blockscale_tuned_fmoe_ds_v3.csv", "fmoe"),
+            ("a8w8_blockscale_untuned_fmoe_ds_v3.csv", "fmoe"),
+            ("a8w8_tuned_batched_gemm.csv", "batched_a8w8"),
+            ("a8w8_tuned_gemm.csv", "a8w8"),
+            ("fp8a8w8_tuned_gemm.csv", ""),
+            ("a8w8_tuned_gemm2.csv", ""),
+            ("llama70B_untuned_gemm.csv", ""),
+        ],
+    )

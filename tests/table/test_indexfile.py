@@ -1,11 +1,11 @@
-"""The index of a large file on disk: used for the very content it was made from, and harmless in every other case."""
+"""The on-disk index of a large file: used for exactly the content it was made from."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -26,7 +26,7 @@ def line(m: int, us: float = 5.0, kernel: str = "k", gfx: str = "gfx942,304") ->
 
 
 def write(file: Path, *more: str) -> None:
-    """A table with a duplicate, two devices, a line that is no row, one that never wins, and more."""
+    """Write a table with a duplicate, two devices, a broken line, one that never wins, and *more*."""
     draw = random.Random(4)
     body = [line(m, round(draw.uniform(1, 9), 2), gfx=draw.choice(["gfx942,304", "gfx950,256"])) for m in range(1, 200)]
     file.write_text("\n".join([HEADER, *body, line(7), "gfx942,many,1", line(9, 0.0), '"gfx942"' + line(11)[6:], *more, ""]))
@@ -70,7 +70,7 @@ def agree(file: Path, op=OP) -> None:
 
 
 def test_the_second_time_nothing_is_scanned(file, scans):
-    """A file is scanned once; from then on its index answers alike, with the same rows, lines and problems."""
+    """A file is scanned once; then its index gives the same rows, lines and problems."""
     open_source(file, OP)
     assert (len(scans), len(kept())) == (1, 1)
     source = open_source(file, OP)
@@ -88,14 +88,19 @@ def test_what_is_kept_is_private(file, scans):
     assert index.parent.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_other_line_ends_and_marks(file, scans, newline):
+def test_other_line_ends_and_marks(file, scans, faults_of):
     """A byte order mark and other line ends change neither the rows nor that the index is used."""
-    file.write_text("\ufeff" + file.read_text().replace("\n", newline), encoding="utf-8", newline="")
-    open_source(file, OP)
-    open_source(file, OP)
-    assert len(scans) == 1
-    assert list(open_source(file, OP)) == read_rows(file, OP)[0]
+
+    def check(newline):
+        write(file)
+        scans.clear()
+        file.write_text("\ufeff" + file.read_text().replace("\n", newline), encoding="utf-8", newline="")
+        open_source(file, OP)
+        open_source(file, OP)
+        assert len(scans) == 1
+        assert list(open_source(file, OP)) == read_rows(file, OP)[0]
+
+    assert not faults_of(check, ["\n", "\r\n"])
 
 
 def test_an_edit_is_seen_whatever_the_clock_says(file, scans):
@@ -113,7 +118,7 @@ def test_an_edit_is_seen_whatever_the_clock_says(file, scans):
 
 
 def test_a_copy_elsewhere_and_another_op(file, scans, tmp_path):
-    """An index belongs to one path and one op: a copy has its own, and a file that is another op's is told as ever."""
+    """An index belongs to one path and one op: a copy has another, and another op's file is refused."""
     open_source(file, OP)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(file.read_bytes())
@@ -127,20 +132,26 @@ def test_a_copy_elsewhere_and_another_op(file, scans, tmp_path):
     assert len(scans) == 1
 
 
-@pytest.mark.parametrize("name", ["format", "code", "hashing", "columns", "content"])
-def test_another_version_is_not_used(file, scans, name):
-    """An index that another version of the code, of its format or of the interpreter wrote is made anew, though undamaged."""
-    open_source(file, OP)
-    [index] = kept()
-    raw = index.read_bytes()
-    end = raw.index(b"\n", 32)
-    head = json.loads(raw[32:end])
-    head[name] = "other"
-    rest = json.dumps(head).encode() + raw[end:]
-    index.write_bytes(indexfile._digest([rest]) + rest)
-    agree(file)
-    assert len(scans) == 3  # the first, the one instead of the index, and the one that was compared
-    assert index.read_bytes() == raw
+def test_another_version_is_not_used(file, scans, faults_of):
+    """An undamaged index of another version of code, format or interpreter is rebuilt."""
+
+    def check(name):
+        for old in kept():
+            old.unlink()
+        scans.clear()
+        open_source(file, OP)
+        [index] = kept()
+        raw = index.read_bytes()
+        end = raw.index(b"\n", 32)
+        head = json.loads(raw[32:end])
+        head[name] = "other"
+        rest = json.dumps(head).encode() + raw[end:]
+        index.write_bytes(indexfile._digest([rest]) + rest)
+        agree(file)
+        assert len(scans) == 3  # the first, the one instead of the index, and the one that was compared
+        assert index.read_bytes() == raw
+
+    assert not faults_of(check, ["format", "code", "hashing", "columns", "content"])
 
 
 def test_damage_is_noticed(file, scans):
@@ -159,7 +170,7 @@ def test_damage_is_noticed(file, scans):
 
 
 def test_a_folder_that_cannot_be_written(file, scans, monkeypatch, tmp_path):
-    """Without a place to keep it there is no index, and nothing else is different."""
+    """An unwritable cache folder only costs the index."""
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(blocked))
@@ -186,21 +197,21 @@ def test_small_files_are_not_kept(file):
 
 
 def test_special_and_broken_files_are_not_kept(tmp_path, scans):
-    """A file that a scan does not take is read line by line each time; what is no table is the error that it was."""
+    """A file that cannot be scanned is read line by line each time; a broken one raises its error."""
     short = tmp_path / "short.csv"
     short.write_text("M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n16,128,64,hipblaslt,x,1.5,2\n")
     for _ in range(2):
         assert list(open_source(short, OP)) == read_rows(short, OP)[0]
     broken = tmp_path / "broken.csv"
     broken.write_bytes(b"\0\1")
-    with pytest.raises(TableError, match="no text"):
+    with pytest.raises(TableError, match="not a text file"):
         open_source(broken, OP)
     with pytest.raises(TableError, match="no such file"):
         open_source(tmp_path / "missing.csv", OP)
 
 
 def test_processes_that_write_at_once(file, child):
-    """Several processes that make one index at the same moment all see the right rows and leave one good index."""
+    """Processes that write one index at once all read the right rows and leave one good index."""
     source = f"""
 import os, sys
 from pathlib import Path
@@ -215,12 +226,8 @@ for _ in range(15):
     found.add((len(source), sum(row.us for row in source), tuple(map(str, source.problems))))
 print(len(found), len(source), "torch" in sys.modules)
 """
-    printed: list[str] = []
-    threads = [threading.Thread(target=lambda: printed.append(child(source))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        printed = list(pool.map(child, [source] * 3))
     assert printed == [f"1 {len(read_rows(file, OP)[0])} False"] * 3
     assert len(kept()) <= 1
     assert not [path for path in kept() if path.suffix != ".index"]

@@ -25,7 +25,7 @@ SHORT = (
 
 
 def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
-    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s: rows for any device, any bias, bf16 and fp16; their time from the rate."""
+    """The short form gives rows for any device, any bias, bf16 and fp16, with times from the rate."""
     path = tmp_path / "t.csv"
     path.write_text(SHORT)
     rows, problems = read_rows(path, OP)
@@ -44,7 +44,7 @@ def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
 
 
 def test_the_short_form_answers_on_every_device(tmp_path):
-    """Its rows are found for a shape of theirs, whatever the device, and stay when a row of one device joins them."""
+    """Rows of the short form answer on any device, and stay when a row of one device joins them."""
     path = tmp_path / "t.csv"
     path.write_text(SHORT)
     rows, _ = read_rows(path, OP)
@@ -87,19 +87,19 @@ def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
 
 
 def test_a_row_of_another_op(tmp_path):
-    """A line that fills a column of another op's key is no row of this one; where it is empty the line is."""
+    """A line that fills a key column of another op is not a row; with the column empty it is."""
     path = tmp_path / "t.csv"
     path.write_text("gfx,cu_num,M,N,K,q_dtype_w,libtype,us\ngfx942,304,1,64,64,torch.int8,asm,1\ngfx942,304,1,64,64,,asm,1\n")
 
     rows, [problem] = read_rows(path, OP)
 
     assert [row.line for row in rows] == [3]
-    assert problem.line == 2 and problem.reason.startswith("is a row of another op (a8w8 or ")
-    assert problem.reason.endswith("than a16w16, which has no 'q_dtype_w'")
+    assert problem.line == 2 and problem.reason.startswith("a row of another op (a8w8 or ")
+    assert problem.reason.endswith("a16w16 has no 'q_dtype_w'")
 
 
 def test_two_files_in_one(tmp_path):
-    """A second line of column names is told as one, and costs itself only."""
+    """A second header is reported as one and skipped."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"
     path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "gfx,cu_num,M,N,K,libtype,us", line.replace(",1,", ",2,"), ""]))
@@ -107,11 +107,11 @@ def test_two_files_in_one(tmp_path):
     rows, [problem] = read_rows(path, OP)
 
     assert [row.shape.m for row in rows] == [1, 2]
-    assert problem.line == 3 and "repeats the line of column names" in problem.reason
+    assert problem.line == 3 and "repeats the header" in problem.reason
 
 
 def test_a_file_of_another_op_behind(tmp_path):
-    """A line of another op's column names is told as one, too, though it is longer than the first."""
+    """A header of another op is reported as one, too, although it is longer than the first."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"
     path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype", ""]))
@@ -119,4 +119,4 @@ def test_a_file_of_another_op_behind(tmp_path):
     rows, [problem] = read_rows(path, OP)
 
     assert len(rows) == 1
-    assert problem.line == 3 and "is a line of column names, of another table" in problem.reason
+    assert problem.line == 3 and "a header of another table" in problem.reason

@@ -1,8 +1,9 @@
-"""The scan of a tuned file: the same rows and problems as reading it line by line, made when they are asked for."""
+"""The scan of a tuned file: the rows and problems of reading it line by line, parsed lazily."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from pathlib import Path
 
@@ -20,7 +21,7 @@ HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solid
 GOOD = "gfx942,304,16,1280,8192,False,torch.bfloat16,torch.bfloat16,False,False,asm,5,13,7.9,name,0.0,21.1,417.9"
 CONFIGS = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
 
-#: one field of a line -> texts that reading takes, or refuses, in a way of its own
+#: one field of a line -> texts that reading treats specially
 ODD = {
     0: ["", "0", "nan", "gfx950", "GFX942", " gfx942 ", "<<<<<<< ours", "=======", "no gfx", "sm_90"],
     1: ["", "0", "80", "256", "304.0", "-1", "1.5", "many"],
@@ -77,44 +78,58 @@ def same(path: Path, op=OP) -> int:
     return len(rows)
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, name):
+def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, faults_of):
     """Also in columns of other ops and in those that mean nothing here, whatever their order."""
-    monkeypatch.setattr(module, "_WORTH", 0)
-    op, draw, file = op_named(name), random.Random(name), tmp_path / "t.csv"
-    texts = ["flydsl_fallback", "tensor", "aiter16x16", "row", "asm+ck", "\x85", "\u2028", *(text for odd in ODD.values() for text in odd)]
-    told = {"gfx": "gfx942", "cu_num": "304", "us": "5.0", "libtype": "ck", "kernelName": "k", "kernelName1": "k", "splitK": "0"}
-    known = op.columns.format(op.examples[0]) if op.examples else dict(zip(HEADER.split(","), GOOD.split(","), strict=True))
-    for _ in range(60):
-        columns = list(dict.fromkeys(["gfx", "cu_num", *op.columns.key, *op.columns.values]))
-        more = ["libtype", "device", "libver", *op.columns.own, "_tag", "note", "q_type", "token", "B", "dtype"]
-        columns += [column for column in more if column not in columns and draw.random() < 0.3]
-        draw.shuffle(columns)
-        body = []
-        for _ in range(draw.randint(1, 30)):
-            cells = {**known, **told, **{size: str(32 * draw.randint(1, 9)) for size in "MNK" if draw.random() < 0.7}}
-            cells |= {draw.choice(columns): draw.choice(texts) for _ in range(draw.choice([0, 0, 0, 1, 2]))}
-            body.append(",".join(cells.get(column, "") for column in columns))
-        file.write_text("\n".join([",".join(columns), *body, ""]), encoding="utf-8")
-        outcomes = []
-        for read in (lambda: read_rows(file, op), lambda: (list(source := open_source(file, op)), source.problems)):
-            try:
-                outcomes.append(repr(read()))
-            except TableError as error:
-                outcomes.append(str(error))
-        assert outcomes[0] == outcomes[1]
+
+    def check(name):
+        monkeypatch.setattr(module, "_WORTH", 0)
+        op, draw, file = op_named(name), random.Random(name), tmp_path / "t.csv"
+        texts = [
+            "flydsl_fallback",
+            "tensor",
+            "aiter16x16",
+            "row",
+            "asm+ck",
+            "\x85",
+            "\u2028",
+            *(text for odd in ODD.values() for text in odd),
+        ]
+        told = {"gfx": "gfx942", "cu_num": "304", "us": "5.0", "libtype": "ck", "kernelName": "k", "kernelName1": "k", "splitK": "0"}
+        known = op.columns.format(op.examples[0]) if op.examples else dict(zip(HEADER.split(","), GOOD.split(","), strict=True))
+        for _ in range(30):
+            columns = list(dict.fromkeys(["gfx", "cu_num", *op.columns.key, *op.columns.values]))
+            more = ["libtype", "device", "libver", *op.columns.own, "_tag", "note", "q_type", "token", "B", "dtype"]
+            columns += [column for column in more if column not in columns and draw.random() < 0.3]
+            draw.shuffle(columns)
+            body = []
+            for _ in range(draw.randint(1, 30)):
+                cells = {**known, **told, **{size: str(32 * draw.randint(1, 9)) for size in "MNK" if draw.random() < 0.7}}
+                cells |= {draw.choice(columns): draw.choice(texts) for _ in range(draw.choice([0, 0, 0, 1, 2]))}
+                body.append(",".join(cells.get(column, "") for column in columns))
+            file.write_text("\n".join([",".join(columns), *body, ""]), encoding="utf-8")
+            outcomes = []
+            for read in (lambda: read_rows(file, op), lambda: (list(source := open_source(file, op)), source.problems)):
+                try:
+                    outcomes.append(repr(read()))
+                except TableError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+
+    assert not faults_of(check, sorted(ops()))
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_a_scan_finds_what_reading_finds(tmp_path, seed, newline):
-    """Rows, their lines and all problems of random files are those of the reader of single lines, however odd the lines."""
-    file = tmp_path / "t.csv"
-    body = lines(seed, 60 if newline == "\r" else 400, oddness=(0.0, 0.02, 0.2, 1.0)[seed % 4])
-    mark = "\ufeff" if seed % 3 == 0 else ""
-    blank = ["", " , "] if seed % 5 == 0 else []
-    file.write_text(mark + newline.join([*blank, HEADER, GOOD, *body, GOOD, ""]), encoding="utf-8", newline="")
-    assert same(file) > 10
+def test_a_scan_finds_what_reading_finds(tmp_path, faults_of):
+    """Rows, lines and problems of random files are those of the line-by-line reader."""
+
+    def check(seed, newline):
+        file = tmp_path / "t.csv"
+        body = lines(seed, 60 if newline == "\r" else 400, oddness=(0.0, 0.02, 0.2, 1.0)[seed % 4])
+        mark = "\ufeff" if seed % 3 == 0 else ""
+        blank = ["", " , "] if seed % 5 == 0 else []
+        file.write_text(mark + newline.join([*blank, HEADER, GOOD, *body, GOOD, ""]), encoding="utf-8", newline="")
+        assert same(file) > 10
+
+    assert not faults_of(check, itertools.product(range(0, 12, 2), ["\n", "\r\n", "\r"]))
 
 
 def test_a_small_chunk_changes_nothing(tmp_path, monkeypatch):
@@ -127,7 +142,7 @@ def test_a_small_chunk_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_columns_in_any_order_and_unknown_ones(tmp_path):
-    """Columns may stand in another order, under AITER's older names, be missing or unknown; extra texts survive."""
+    """Columns may be reordered, renamed as in older files, missing or unknown; extra texts survive."""
     header = "note,us,kernelName,K,N,M,gfx,cu_num,libtype,device,layout,scale,libver,Unnamed: 3"
     file = tmp_path / "t.csv"
     body = [
@@ -161,21 +176,23 @@ def test_the_short_form(tmp_path):
     assert len(rows) > 2
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\n\n", b"M,N\n1,2\n", b"\x00\x01", b"\xff\xfe", HEADER.encode(), f"{HEADER}\n{GOOD[:40]}".encode(), b"a,a\n1,2\n"],
-)
-def test_broken_files_are_told_as_ever(tmp_path, content):
+def test_broken_files_are_told_as_ever(tmp_path, faults_of):
     """What cannot be a table raises the error of reading it, or has its rows and problems."""
-    file = tmp_path / "t.csv"
-    file.write_bytes(content)
-    outcomes = []
-    for read in (lambda: read_rows(file, OP)[0], lambda: list(open_source(file, OP))):
-        try:
-            outcomes.append(read())
-        except TableError as error:
-            outcomes.append(str(error))
-    assert outcomes[0] == outcomes[1]
+
+    def check(content):
+        file = tmp_path / "t.csv"
+        file.write_bytes(content)
+        outcomes = []
+        for read in (lambda: read_rows(file, OP)[0], lambda: list(open_source(file, OP))):
+            try:
+                outcomes.append(read())
+            except TableError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+    assert not faults_of(
+        check, [b"", b"\n\n", b"M,N\n1,2\n", b"\x00\x01", b"\xff\xfe", HEADER.encode(), f"{HEADER}\n{GOOD[:40]}".encode(), b"a,a\n1,2\n"]
+    )
 
 
 def test_an_op_whose_kinds_limit_sizes(tmp_path):
@@ -222,19 +239,22 @@ def test_an_op_that_refuses_sizes(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables are not here")
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_aiters_files(name):
+def test_aiters_files(faults_of):
     """Every tuned file of AITER's gives the rows and problems that reading it line by line gives."""
-    op = ops()[name]
-    stem = Path(op.columns.tuned_file).stem
-    files = [path for path in sorted(CONFIGS.rglob("*.csv")) if stem in path.name and "untuned" not in path.name]
-    for file in files:
-        try:
-            rows, problems = read_rows(file, op)
-        except TableError:
-            continue  # a file whose name is a longer one's end
-        source = open_source(file, op)
-        assert (list(source), source.problems) == (rows, problems)
+
+    def check(name):
+        op = ops()[name]
+        stem = Path(op.columns.tuned_file).stem
+        files = [path for path in sorted(CONFIGS.rglob("*.csv")) if stem in path.name and "untuned" not in path.name]
+        for file in files:
+            try:
+                rows, problems = read_rows(file, op)
+            except TableError:
+                continue  # a file whose name is a longer one's end
+            source = open_source(file, op)
+            assert (list(source), source.problems) == (rows, problems)
+
+    assert not faults_of(check, sorted(ops()))
 
 
 def test_rows_are_made_when_asked_for(tmp_path):

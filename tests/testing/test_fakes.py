@@ -1,4 +1,4 @@
-"""testing.fakes: backends made of functions behave as installed ones, and the conformance suite judges them."""
+"""testing.fakes: backends made of functions behave like installed ones under the conformance suite."""
 
 import itertools
 import json
@@ -136,7 +136,7 @@ def test_the_suite_finds_each_fault():
 
 
 def test_a_check_lists_the_faults_of_all_shapes():
-    """One failure names each shape and solution with a fault, and counts them; the operands are restored between solutions."""
+    """One failure lists and counts the faults by shape and solution; operands are restored in between."""
     wrong = {"a": lambda out: out * 2, "b": lambda out: out, "c": lambda out: out + 1}
 
     def call(solution, shape, x, weight, *rest):
@@ -203,7 +203,7 @@ def test_operands_and_references_are_drawn_once_within_a_bound():
 
 
 def test_solutions_may_be_a_function_and_calls_may_sleep(shape, cpu):
-    """Answers are returned as told, and a sleep lengthens the call of its kernel alone."""
+    """Given answers are returned, and a sleep lengthens the call of its kernel alone."""
     backend = fake_backend("mine", solutions=lambda shape, device: [f"m{shape.m}", Solution("mine", "k", 3)], sleep={"k": 0.02})
     first, second = backend.solutions(shape, cpu)
     assert (str(first), str(second)) == ("mine:m4", "mine:k splitK=3")

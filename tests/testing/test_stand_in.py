@@ -1,4 +1,4 @@
-"""testing.stand_in: the suite over a distribution among the tests passes for a sound stand-in, and finds what is wrong with others."""
+"""testing.stand_in: the suite passes for a sound stand-in, and finds the faults of others."""
 
 import os
 import re
@@ -108,7 +108,7 @@ def distribution(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What pytest makes of the classes above, and of the one in docs/writing-a-plugin.md: class -> test -> outcome."""
+    """Return pytest's outcomes of the classes above and of docs/writing-a-plugin.md: class -> test."""
     folder = tmp_path_factory.mktemp("package")
     tests = distribution(folder / "tests" / "installed").parent
     (tests / "test_planted.py").write_text(TEST)
@@ -128,7 +128,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 
 @pytest.mark.slow
 def test_a_sound_stand_in_passes(outcomes):
-    """Every check passes but those of graphs, which need a GPU; other processes list its solutions and prepare them."""
+    """Every check but those of graphs passes; other processes list and prepare its solutions."""
     skipped = {name.partition("[")[0] for name, outcome in outcomes["TestSound"].items() if outcome == "skipped"}
     assert set(outcomes["TestSound"].values()) == {"passed", "skipped"}
     assert skipped == {"test_graphs_capture_what_claims_to_be_graph_safe"}
@@ -136,7 +136,7 @@ def test_a_sound_stand_in_passes(outcomes):
 
 @pytest.mark.slow
 def test_a_fault_fails_its_check(outcomes):
-    """Wrong numbers, and GPUs that loading or preparing touches, fail the checks that are meant for them and no other."""
+    """Wrong numbers, and a GPU touched by loading or preparing, fail exactly their checks."""
     failed = {name: {test.partition("[")[0] for test, outcome in tests.items() if outcome == "failure"} for name, tests in outcomes.items()}
     assert {name: tests for name, tests in failed.items() if tests} == FAULTS
 
@@ -166,7 +166,7 @@ def test_shapes_are_limited_and_added_to(tmp_path):
 
 
 def test_a_stand_in_is_there_inside_the_block_alone(tmp_path):
-    """Its entry point is found in the block and not after it, so the suite without the block does not load the backend."""
+    """Its entry point is found in the block alone, so the suite does not load it elsewhere."""
 
     class Without(BackendConformance):
         libtype = "fakemine"

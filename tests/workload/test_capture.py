@@ -1,4 +1,4 @@
-"""Capture: every shape on disk when it is met, counts that add up over threads and processes, never an error in the model."""
+"""Capture: every shape on disk at its first call, exact counts, never an error in the model."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_failures_are_logged_once_and_retried(path, caplog):
 
 
 def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatch):
-    """Another process that hangs with the lock costs one wait, not one for each new shape; what was met is written after it."""
+    """A process that holds the lock costs one wait, not one per shape; shapes are written afterwards."""
     monkeypatch.setattr("tunedgemm.workload.capture._PATIENCE", 0.5)
     capture = Capture(OP, path)
     with locked(path), caplog.at_level(logging.WARNING, "tunedgemm"):
@@ -164,7 +164,7 @@ def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatc
         for m in range(1, 21):
             call(capture, m, 2)
         assert time.monotonic() - start < 5
-    assert len(caplog.messages) == 1 and "has kept" in caplog.text
+    assert len(caplog.messages) == 1 and "has held the lock" in caplog.text
     capture.flush()
     assert counts(path) == dict.fromkeys(range(1, 21), 2)
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
     path.write_bytes(b"\x00\x01")
     call(Capture(OP, path), 1)
     assert path.read_bytes() == b"\x00\x01"
-    assert "is no text" in caplog.text
+    assert "not a text file" in caplog.text
 
 
 def test_the_recorder_of_an_op():
@@ -199,7 +199,7 @@ def test_meeting_a_known_shape_writes_nothing(path):
 
 
 def test_calls_of_two_kinds_are_counted_apart(path):
-    """What was recorded into a graph is no call that ran; a shape first met so has a row that says so at once."""
+    """Recorded calls are counted apart from eager ones, from the first row on."""
     capture = Capture(OP, path)
     first, second = capture.meet(shape(1), recorded=True), capture.meet(shape(2))
     assert both(path) == {1: (0, 1), 2: (1, 0)}
@@ -212,7 +212,7 @@ def test_calls_of_two_kinds_are_counted_apart(path):
 
 
 def test_a_file_system_without_locks_is_survived(path, caplog, monkeypatch):
-    """Whatever is raised on the way to the file, the model goes on; it is told once."""
+    """Whatever writing raises, the model continues and the log has one line."""
 
     def refuse(*_, **__):
         raise NotImplementedError("no flock here")

@@ -1,4 +1,4 @@
-"""Capture on a GPU: calls recorded into graphs are counted apart from those that ran, whoever captures the graph."""
+"""Capture on a GPU: calls recorded into graphs are counted apart, whoever captures the graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N, K = 64, 128
 
 @pytest.fixture
 def gemm() -> Callable[..., torch.Tensor]:
-    """An instance of its own that captures."""
+    """Return a separate instance that captures."""
     return TunedGemm(settings=Settings(capture=True)).gemm_a16w16
 
 
@@ -47,7 +47,7 @@ def counts() -> dict[int, tuple[int, int]]:
 
 
 def test_calls_recorded_into_a_graph_are_counted_apart(gemm, weight) -> None:
-    """Calls inside torch.cuda.graph are no calls that ran, and a replay is neither; results are those of eager mode."""
+    """Calls inside torch.cuda.graph are recorded, a replay counts as nothing, and results match eager."""
     x, other = rows_of(4), rows_of(6)
     for _ in range(3):
         wanted = gemm(x, weight)
@@ -90,7 +90,7 @@ def test_a_shape_first_met_inside_a_capture_is_recorded(gemm, weight, biased: bo
 
 
 def test_streams_are_told_apart(gemm, weight) -> None:
-    """While one stream is captured, calls on a stream that joined it are recorded, and those on a third one run."""
+    """During a capture, calls on a joined stream are recorded and those on a third one are eager."""
     x, first, joined, third = rows_of(5), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
     for stream in (first, joined, third):
         with torch.cuda.stream(stream):
@@ -138,7 +138,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_graphs_of_torch_compile(captured: None, dynamic: bool) -> None:
-    """With mode="reduce-overhead" routed calls run while torch warms up, are recorded, and are only replayed from then on."""
+    """With mode="reduce-overhead" calls are eager while torch warms up, then recorded, then replayed."""
     layer = torch.nn.Linear(K, N, dtype=torch.bfloat16, device="cuda")
     inputs = {m: rows_of(m) for m in (4, 7)}
     with patched(), torch.no_grad():

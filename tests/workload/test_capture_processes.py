@@ -55,7 +55,7 @@ def _child(capture: Capture, own: int) -> None:
 
 
 def test_forked_children_count_only_their_own(path):
-    """Children of multiprocessing add their own calls when they end; what the parent had counted is written once."""
+    """Children of multiprocessing add their own calls at exit; the parent's are written once."""
     capture = Capture(OP, path)
     call(capture, 1, 1000)  # of these one is written when the children start
     context = multiprocessing.get_context("fork")
@@ -136,7 +136,7 @@ def test_a_fork_while_a_thread_writes(path):
 
 
 def test_a_full_disk_is_survived(path, child):
-    """A disk that fills up costs a line in the log; nothing is counted twice, and all is written once there is room."""
+    """A full disk costs a log line; nothing is counted twice, and all is written once there is room."""
     source = SOURCE.format(path=str(path))
     source += """
 import logging, resource
@@ -183,7 +183,7 @@ os._exit(0)
 
 
 def test_the_thread_that_writes_is_one_and_does_not_hold_a_process_up(child, path):
-    """One for all captures of a process, none before a shape is met; a process ends without waiting for it."""
+    """One thread serves all captures, starts with the first shape, and does not delay the exit."""
     source = SOURCE.format(path=str(path))
     source += """
 import threading
@@ -254,7 +254,7 @@ for thread in threads: thread.join()
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("shapes", "own"), [(1500, False), (12_000, True)], ids=["the same", "their own"])
 def test_many_processes_and_threads_meet_many_shapes(path, shapes, own):
-    """8 processes of 4 threads: every shape has one line, and the count is exact; each process its own 1,500, or all the same."""
+    """8 processes of 4 threads give every shape one line with an exact count."""
     children = []
     for number in range(8):
         first, last = (1 + number * 1500, 1 + (number + 1) * 1500) if own else (1, 1501)

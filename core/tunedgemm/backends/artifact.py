@@ -1,7 +1,7 @@
 """The artifact cache: compiled kernels and other derived bytes, kept between processes.
 
-One file an artifact, in a private folder of the user (``TUNEDGEMM_CACHE`` overrides it).
-A file is the SHA-256 of its payload, then the payload: a torn or edited one is rebuilt.
+One file per artifact, in a private folder of the user (``TUNEDGEMM_CACHE`` overrides it).
+A file is the SHA-256 of its payload, then the payload; a torn or edited one is rebuilt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _memory: dict[str, bytes] = {}
 
 
 def cache_folder() -> Path:
-    """The folder of the artifact cache; it need not exist yet."""
+    """Return the folder of the artifact cache; it need not exist yet."""
     if override := os.environ.get("TUNEDGEMM_CACHE"):
         return Path(override)
     import platformdirs
@@ -32,15 +32,16 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
     """Return the bytes stored under *key*, building and storing them when they are missing or damaged.
 
     Args:
-        key: everything that the bytes depend on: source, architecture, compiler and version, options.
-        build: makes the bytes; called at most once, outside any lock.
-        fresh: build, and replace what is stored.
-        on_disk: the bytes are for another process: where they cannot be stored that is an error.
+        key: everything that the bytes depend on: source, architecture, compiler and version,
+            options.
+        build: returns the bytes; called at most once, outside any lock.
+        fresh: rebuild, and replace what is stored.
+        on_disk: the bytes are for another process, so a failure to store them is an error.
 
-    Where the folder cannot be written the bytes are otherwise kept in this process's memory.
+    Without *on_disk*, an unwritable folder only means that this process keeps the bytes in memory.
 
     Raises:
-        PluginError: *build* returned something else than bytes, or they cannot be stored and should be *on_disk*.
+        PluginError: *build* did not return bytes, or they cannot be stored and must be *on_disk*.
     """
     name = hashlib.sha256(key.encode()).hexdigest()
     path = cache_folder() / name[:2] / name
@@ -51,7 +52,7 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
             raise PluginError(f"artifact {key[:60]!r}: build() must return bytes (got {type(payload).__name__})")
         failed = _write(path, payload)
         if failed and on_disk:
-            raise PluginError(f"the artifact cache cannot be written ({failed}); set TUNEDGEMM_CACHE to a folder that can")
+            raise PluginError(f"the artifact cache cannot be written ({failed}); set TUNEDGEMM_CACHE to a writable folder")
         if failed:
             _memory[name] = payload
         else:
@@ -69,7 +70,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, payload: bytes) -> OSError | None:
-    """Store the payload; returns why it cannot be stored."""
+    """Store the payload; return the error where that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600

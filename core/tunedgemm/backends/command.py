@@ -1,4 +1,4 @@
-"""Command: one subcommand of ``tunedgemm``; plugins contribute theirs by the group ``tunedgemm.commands``."""
+"""Command: one subcommand of ``tunedgemm``; plugins add theirs by the group ``tunedgemm.commands``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Command:
         help: one line for the list of commands.
         add_arguments: fills the command's parser.
         run: does the work from the parsed arguments and returns the exit code.
-        add_late: adds what is slow to find out, for the words after the command's; called when the command is the one whose arguments are
-            parsed, or whose help is asked for.
+        add_late: adds arguments that are slow to compute, given the words after the command's;
+            called only when this command's arguments are parsed or its help is printed.
     """
 
     name: str

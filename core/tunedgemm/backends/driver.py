@@ -1,7 +1,7 @@
-"""CUDA's and HIP's drivers through ctypes, for plugins that load code objects: which file, which functions, whose context.
+"""CUDA's and HIP's drivers through ctypes, for plugins that load code objects.
 
-A plugin names the functions that it calls, and launches by a way of its own. The vendors' headers are cuda.h of CUDA 12 and 13 and
-hip_runtime_api.h of ROCm 6 and 7.
+A plugin names the functions that it calls, and launches in its own way. The vendors' headers are
+cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class DriverInterface:
     """A driver's functions, as far as a plugin needs them.
 
     Attributes:
-        plugin: who asks; its errors begin with it.
-        kind: whose devices it drives, as `Device.kind`.
-        libraries: its file names, newest first; the last is what all start with.
-        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is success.
-        error: the function that gives the text of a status: as its result, or on NVIDIA through a pointer.
-        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where there are no contexts.
+        plugin: name of the plugin, with which its errors begin.
+        kind: kind of the driven devices, as `Device.kind`.
+        libraries: its file names, newest first; the last is their common prefix.
+        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is
+            success.
+        error: the function that returns the text of a status, on NVIDIA through a pointer.
+        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where
+            there are no contexts.
     """
 
     plugin: str
@@ -46,8 +48,8 @@ class Driver:
     """A loaded driver.
 
     Attributes:
-        interface: which.
-        path: the file.
+        interface: its interface.
+        path: its file.
         functions: by the plugin's word.
     """
 
@@ -56,7 +58,7 @@ class Driver:
     functions: Mapping[str, Any]
 
     def call(self, word: str, *arguments: Any, index: int = -1) -> None:
-        """Call one of its functions; with the index of the current device, where the thread may have no context.
+        """Call a function; *index*: the current device, where the thread may lack a context.
 
         Raises:
             LaunchError: its status is not success.
@@ -65,9 +67,10 @@ class Driver:
             self.mend(word, status, index)
 
     def mend(self, word: str, status: int, index: int) -> None:
-        """Make a second try of a failed call worthwhile, where the thread only had no context.
+        """Prepare a retry of a failed call where the thread only lacked a context.
 
-        A thread has none while it has called nothing of CUDA's runtime but what torch answers from its own memory.
+        A thread lacks one while it has called nothing of CUDA's runtime except what torch answers
+        from a cache.
 
         Raises:
             LaunchError: the call failed for another reason.
@@ -76,7 +79,10 @@ class Driver:
             raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
 
     def _enter(self, index: int) -> bool:
-        """Whether the thread had no context and now has the device's primary one, which is torch's and lives as long as the process."""
+        """Enter the device's primary context where the thread had none; return whether it had none.
+
+        That context is torch's and lives as long as the process.
+        """
         loaded, device, context = ctypes.CDLL(self.path), ctypes.c_int(), ctypes.c_void_p()
         return not (
             loaded.cuCtxGetCurrent(ctypes.byref(context))
@@ -87,21 +93,21 @@ class Driver:
         )
 
     def text(self, status: int) -> str:
-        """The driver's own words for a status."""
-        error, found = self.functions["error"], ctypes.c_char_p()
+        """Return the driver's message for a status."""
+        error, message = self.functions["error"], ctypes.c_char_p()
         if self.interface.kind == "nvidia":
-            error(status, ctypes.byref(found))
+            error(status, ctypes.byref(message))
         else:
-            found.value = error(status)
-        return (found.value or b"").decode(errors="replace") or f"status {status}"
+            message.value = error(status)
+        return (message.value or b"").decode(errors="replace") or f"status {status}"
 
     def address(self, word: str) -> int:
-        """Where a function lies."""
+        """Return the address of a function."""
         return int(ctypes.cast(self.functions[word], ctypes.c_void_p).value or 0)
 
 
 def bind_driver(interface: DriverInterface, path: str) -> Driver:
-    """Load a driver's library and give its functions their arguments.
+    """Load a driver's library and declare its functions' arguments.
 
     Raises:
         PluginError: it cannot be loaded, or lacks a function.
@@ -122,22 +128,22 @@ def bind_driver(interface: DriverInterface, path: str) -> Driver:
 
 @functools.cache
 def loaded_driver(interface: DriverInterface) -> Driver:
-    """The driver of this kind in this process: the file that torch has loaded, else the first that the loader finds.
+    """Return this process's driver of this kind: the file that torch has loaded, else the loader's first.
 
     Raises:
         PluginError: there is none.
     """
     import torch
 
-    del torch  # it loads the driver that it was built for
+    del torch  # importing it loads the driver that it was built for
     return first_usable((*mapped_files(interface.libraries[-1]), *interface.libraries), lambda path: bind_driver(interface, path))
 
 
 def first_usable(paths: Iterable[str], bind: Callable[[str], Bound]) -> Bound:
-    """What *bind* makes of the first path of a library, one at least, that it does not refuse.
+    """Bind the first usable path of a library, of at least one.
 
     Raises:
-        PluginError: it refuses all; the reason is that of the first.
+        PluginError: *bind* refuses all; the reason is that of the first.
     """
     problems = []
     for path in paths:
@@ -149,7 +155,7 @@ def first_usable(paths: Iterable[str], bind: Callable[[str], Bound]) -> Bound:
 
 
 def mapped_files(stem: str) -> list[str]:
-    """Paths of the files in the process's memory whose name starts with *stem*, as ``libcuda.so``."""
+    """Return paths of the files mapped by this process whose name starts with *stem*, as ``libcuda.so``."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -159,7 +165,7 @@ def mapped_files(stem: str) -> list[str]:
 
 
 def device_context(index: int) -> contextlib.AbstractContextManager[Any]:
-    """A block in which the device with this index is the current one; -1 is host memory, which needs nothing."""
+    """Return a block in which the device with this index is current; -1 is host memory, which needs none."""
     import torch
 
     return torch.cuda.device(index) if index >= 0 else contextlib.nullcontext()

@@ -1,10 +1,14 @@
 """The contract between the core and a backend: seven hooks, four of them for every backend.
 
-An implementation may take any subset of a hook's arguments and may not give them defaults.
-Hooks are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
-The registered object also states ``OPS``, the names of the ops it covers, and may state ``OPTIONS``, its settings for a run of the tuner,
-``library_version(device)``, a text that decides whether stored solutions are still the same kernels,
-``details(device)``, lines for ``tunedgemm plugins -v``, and ``lacks(solution, device)``, why it has no such kernel.
+An implementation may take any subset of a hook's arguments and may not give them defaults. Hooks
+are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
+
+The registered object also states ``OPS``, the names of the ops it covers. It may state:
+
+* ``OPTIONS``: its settings for a run of the tuner;
+* ``library_version(device)``: a text that changes when stored solutions become other kernels;
+* ``details(device)``: lines for ``tunedgemm plugins -v``;
+* ``lacks(solution, device)``: why it has no such kernel.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
@@ -21,7 +25,8 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
-#: Version of the hooks and of `tunedgemm.plugin`; the core loads plugins of this one and of the one before.
+#: Version of the hooks and of `tunedgemm.plugin`; the core loads plugins of this version and of the
+#: previous one.
 CONTRACT = 1
 
 hookspec = pluggy.HookspecMarker("tunedgemm")
@@ -30,7 +35,7 @@ hookimpl = pluggy.HookimplMarker("tunedgemm")
 
 @hookspec
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Say whether the static limits allow the shape: pure, quick, also for a device that is not present."""
+    """Say whether the static limits allow the shape: pure, fast, and valid for absent devices."""
 
 
 @hookspec
@@ -40,9 +45,10 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 
 @hookspec
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
-    """Launch a solution in the plain way and return the output tensor.
+    """Launch a solution eagerly and return the output tensor.
 
-    It is not told the shape, so a shuffled weight comes in its own type (`ShuffledWeight`), which names the layout.
+    It does not get the shape, so a shuffled weight comes in a separate type (`ShuffledWeight`),
+    which names the layout.
     """
 
 
@@ -53,15 +59,16 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 @hookspec
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """Do everything slow once, before any graph capture, and return the launcher for exactly this shape.
+    """Do all slow work before any graph capture, and return the launcher for exactly this shape.
 
-    The launcher gets plain tensors: a weight in another ``shape.layout`` than ``row`` as its bytes lie.
+    The launcher gets plain tensors. A weight whose ``shape.layout`` is not ``row`` comes as its
+    bytes are in memory.
     """
 
 
 @hookspec
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
-    """Compile into the artifact cache, in a process without a device; afterwards `bind` compiles nothing."""
+    """Compile into the artifact cache, in a process without a device, so that `bind` compiles nothing."""
 
 
 @hookspec

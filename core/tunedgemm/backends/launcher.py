@@ -1,4 +1,4 @@
-"""Launcher: the bound function that runs one solution on one shape; what dispatch caches. And the device that it launches on."""
+"""Launcher: the bound function that runs one solution on one shape, which dispatch caches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class Launcher:
     """A solution bound to one shape on one device, ready to run.
 
     Attributes:
-        call: takes the op's operands by position, trailing absent ones left out, with any leading dimensions,
-            and returns a new output tensor [..., N]. Operands are contiguous and 16-byte aligned. A launcher that a plugin's
-            `bind` returns gets a shuffled weight as a plain tensor of its bytes. Output and workspace come from
-            ``torch.empty``. Safe to call from several threads and streams.
+        call: takes the op's operands by position, without trailing absent ones and with any leading
+            dimensions, and returns a new output tensor [..., N]. Operands are contiguous and
+            16-byte aligned. A launcher that a plugin's `bind` returns gets a shuffled weight as a
+            plain tensor of its bytes. Output and workspace come from ``torch.empty``. Safe to call
+            from several threads and streams.
         graph_safe: whether `call` may be captured in a CUDA or HIP graph.
-        workspace_bytes: scratch memory that one call takes beside its output.
+        workspace_bytes: scratch memory of one call, without its output.
     """
 
     call: Callable[..., Any] = attrs.field(validator=attrs.validators.is_callable())
@@ -28,9 +29,9 @@ class Launcher:
 
 
 def on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """A call for operands on the device with this CUDA or HIP index, which is made the current one where it is not.
+    """Wrap a call to make the operands' device, by its CUDA or HIP index, the current one.
 
-    Without several devices, and for the CPU (-1), this is the call itself.
+    With a single device, and for the CPU (-1), this is the call itself.
     """
     if index < 0 or _devices() < 2:
         return call

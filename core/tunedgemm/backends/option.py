@@ -1,4 +1,4 @@
-"""Option: a setting of a backend for one run of the tuner: an environment variable, and the flag that says it."""
+"""Option: a backend's setting for one run of the tuner: an environment variable and its flag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLAG = re.compile(r"--[a-z][a-z0-9]*(-[a-z0-9]+)+")
 
 def _flag(_: Option, __: attrs.Attribute[str], flag: str) -> None:
     if not (isinstance(flag, str) and _FLAG.fullmatch(flag)):
-        raise PluginError(f"option {flag!r}: a backend's flag is --NAME-WORD in lower case, such as --mine-space")
+        raise PluginError(f"option {flag!r}: a backend's flag must be --NAME-WORD in lower case, such as --mine-space")
 
 
 def _variable(option: Option, _: attrs.Attribute[str], variable: str) -> None:
@@ -25,28 +25,31 @@ def _variable(option: Option, _: attrs.Attribute[str], variable: str) -> None:
 
 def _help(option: Option, _: attrs.Attribute[str], text: str) -> None:
     if not (isinstance(text, str) and text.strip()):
-        raise PluginError(f"option {option.flag}: it needs a help of one line (got {text!r})")
+        raise PluginError(f"option {option.flag}: its help must be one line (got {text!r})")
 
 
 def _choices(option: Option, _: attrs.Attribute[tuple[str, ...]], choices: tuple[str, ...]) -> None:
     texts = isinstance(choices, tuple) and all(isinstance(choice, str) and choice == choice.strip() != "" for choice in choices)
     if not texts or len(set(choices)) < len(choices) or len(choices) == 1:
-        raise PluginError(f"option {option.flag}: choices are two texts or more, each once, or none for any text (got {choices!r})")
+        raise PluginError(f"option {option.flag}: choices must be two or more different texts, or none to allow any text (got {choices!r})")
 
 
 @attrs.frozen
 class Option:
-    """A setting that a user of ``tunedgemm tune`` chooses for a run. The variable is what the backend reads, in whichever process.
+    """A setting of ``tunedgemm tune`` for one run. The backend reads the variable, in any process.
 
     Raises:
-        PluginError: a field is not as said here.
+        PluginError: a field is not as described here.
 
     Attributes:
-        flag: ``--NAME-WORD``, several words if need be, in lower case. NAME tells whose it is: the backend, or its package.
+        flag: ``--NAME-WORD``, with more words if needed, in lower case. NAME is that of the backend
+            or its package.
         variable: ``TUNEDGEMM_`` and the words of the flag, in capitals.
-        help: what it does, one line.
-        choices: its values, first the one that holds where the variable is unset or empty; none for any text, which is "" then.
-        kind: from what a user typed to the value, where it is more than that; may raise `UserError`. It is not asked of the variable.
+        help: its effect, one line.
+        choices: its values, the default first, which holds where the variable is unset or empty.
+            Empty to allow any text, with the default "".
+        kind: converts a user's text to the value, where needed; may raise `UserError`. It is not
+            applied to the variable.
     """
 
     flag: str = attrs.field(validator=_flag)
@@ -57,9 +60,9 @@ class Option:
 
     @property
     def default(self) -> str:
-        """What holds where nothing is said."""
+        """Return the default."""
         return self.choices[0] if self.choices else ""
 
     def value(self, environment: Mapping[str, str] = os.environ) -> str:
-        """What holds now."""
+        """Return the current value."""
         return environment.get(self.variable, "").strip() or self.default

@@ -1,6 +1,6 @@
-"""Finds backends by entry point, one at a time and guarded, and binds their hooks into Backend values.
+"""Finds backends by entry point, loads them one at a time and guarded, and binds their hooks.
 
-A broken plugin is skipped and remembered with its reason; asked for by name it is an error.
+A broken plugin is skipped and its reason is kept; requested by name it is an error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin", GROUP)
 class Backend:
     """One plugin's hooks under one libtype, validated and bound as plain functions.
 
-    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError. A solution that adds a bias
-    after its kernel (`tunedgemm.backends.split`) is the core's: the plugin is asked about the kernel, on the shape without a bias.
+    Its methods guard the plugin: they check what it returns, and raise PluginError where it breaks
+    the contract. The core adds a bias after a kernel (`tunedgemm.backends.split`); the plugin is
+    then asked about the kernel alone, on the shape without a bias.
     """
 
     libtype: str
@@ -49,7 +50,10 @@ class Backend:
     options: tuple[Option, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
-        """True, or the reason why not; a hook that raises counts as a reason. Of one *solution*, for the shape that its kernel runs."""
+        """Return True, or the reason for a refusal, which may be the hook's exception.
+
+        With a *solution*, ask for the shape that its kernel runs.
+        """
         if solution is not None:
             whole = split.of(solution, shape)
             if isinstance(whole, Unsupported):
@@ -66,20 +70,20 @@ class Backend:
         return Unsupported(f"its supports() returned {answer!r} instead of True or Unsupported(reason)")
 
     def solutions(self, shape: Shape, device: Device) -> list[Solution]:
-        """The solutions of a shape in the plugin's order, each once.
+        """Return the solutions of a shape in the plugin's order, without duplicates.
 
         Raises:
-            PluginError: the hook raised, or gave something that is no Solution of this libtype.
+            PluginError: the hook raised, or returned anything but Solutions of this libtype.
         """
         return self._solutions("enumerate_solutions", shape, device)
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
-        """The neighbours of a solution; none where the plugin has no `refine`."""
+        """Return the neighbours of a solution; none where the plugin has no `refine`."""
         whole = split.of(solution, shape)
         if "refine" not in self.hooks or isinstance(whole, Unsupported):
             return []
-        found = self._solutions("refine", *whole, device)
-        return [split.added(near) for near in found] if split.is_split(solution) else found
+        neighbours = self._solutions("refine", *whole, device)
+        return [split.added(near) for near in neighbours] if split.is_split(solution) else neighbours
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
         return list(dict.fromkeys(self.iterate(hook, *arguments)))
@@ -107,21 +111,22 @@ class Backend:
         raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """The plugin's own choice for an untuned call; None where it has none or its hook fails."""
+        """Return the plugin's choice for an untuned call; None where it has none or its hook fails."""
         hook = self.hooks.get("heuristic_fallback")
         if hook is None or not self.supports(shape, device):
             return None
         try:
-            found = hook(shape, device)
-        except Exception:  # an untuned call has other answers
+            choice = hook(shape, device)
+        except Exception:  # an untuned call has other fallbacks
             return None
-        return found if isinstance(found, Solution) and found.libtype == self.libtype else None
+        return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """The launcher of a solution for exactly this shape; what the plugin raises comes back as a reason.
+        """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
 
-        The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
-        is not told the shape, gets operands as they are.
+        The plugin's launcher gets plain tensors: a weight whose layout is not ``row`` comes as its
+        bytes are in memory. A plain `run`, which does not get the shape, gets the operands
+        unchanged.
         """
         whole = split.of(solution, shape)
         if isinstance(whole, Unsupported):
@@ -133,10 +138,11 @@ class Backend:
         return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
 
     def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """`bind`, without what stands between the operands of a call and the plugin's launcher."""
+        """Bind without the wrapper between the operands of a call and the plugin's launcher."""
         if "bind" not in self.hooks:
             run = self.hooks["run"]
-            # Nothing is known of what a plain `run` does at its first call, so it is kept out of captures.
+            # A plain `run` may do anything at its first call, so it is kept out of
+            # captures.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
         try:
             answer = self.hooks["bind"](solution, shape, device)
@@ -147,7 +153,7 @@ class Backend:
         return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
-        """Launch in the plain way: the plugin's `run`, on the operands as they are, else through `bind`.
+        """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
 
         Raises:
             PluginError: `bind` refused.
@@ -167,10 +173,13 @@ class Backend:
 
 
 def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
-    """The launcher behind one that takes shuffled weights out of their type, where the shape has such; see `Backend.bind`."""
+    """Wrap a launcher to take shuffled weights out of their type, where the shape has such.
+
+    See `Backend.bind`.
+    """
     if shape.layout == "row":
         return launcher
-    from torch import Tensor  # whoever launches has loaded it
+    from torch import Tensor  # a caller that launches has loaded it
 
     from tunedgemm.ops.formats.shuffle import plain_weight
 
@@ -183,7 +192,7 @@ def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
 
 
 class Registry:
-    """The installed backends by libtype, loaded one at a time when they are first asked for."""
+    """The installed backends by libtype, each loaded on first use."""
 
     def __init__(self, entries: Iterable[EntryPoint] | None = None) -> None:
         found = entry_points(group=GROUP) if entries is None else entries
@@ -192,29 +201,31 @@ class Registry:
 
     @property
     def libtypes(self) -> tuple[str, ...]:
-        """The installed libtypes in order of rank, whether they load or not."""
+        """Return the installed libtypes in order of rank, even those that do not load."""
         return tuple(sorted(self._entries, key=rank))
 
     def __contains__(self, libtype: object) -> bool:
-        """Whether a libtype is installed, whether it loads or not."""
+        """Tell whether a libtype is installed, even one that does not load."""
         return libtype in self._entries
 
     def get(self, libtype: str) -> Backend | Unsupported:
-        """The backend of a libtype, or why there is none; imports that one plugin at the first call."""
+        """Return the backend of a libtype, or why there is none; import that plugin on first use."""
         if libtype not in self._loaded:
             entry = self._entries.get(libtype)
             self._loaded[libtype] = self._missing(libtype) if entry is None else _load(entry)
         return self._loaded[libtype]
 
     def problems(self, libtype: str) -> tuple[str, ...]:
-        """What is wrong beside the loading itself: other distributions that claim the same libtype."""
+        """Return problems other than a failed load: other distributions that claim the same libtype."""
         return tuple(self._rivals.get(libtype, ()))
 
     def select(self, libtypes: str = "all") -> list[Backend]:
-        """The backends of a ``--libtype`` text: ``all`` that load, by rank, or a comma list in its order.
+        """Return the backends of a ``--libtype`` text: ``all`` that load, or a comma list.
+
+        ``all`` is in order of rank, a list in its order.
 
         Raises:
-            LibtypeError: one named is unknown or does not load; the message says what would help.
+            LibtypeError: a named one is unknown or does not load; the message names the remedy.
         """
         wanted = [text.strip() for text in libtypes.split(",") if text.strip()]
         if not wanted or "all" in wanted:
@@ -229,7 +240,7 @@ class Registry:
         return selected
 
     def add(self, backend: Backend) -> None:
-        """Put a backend beside the installed ones, for this registry only (tests, experiments)."""
+        """Add a backend to this registry only, for tests and experiments."""
         self._entries[backend.libtype] = EntryPoint(backend.libtype, "", GROUP)
         self._loaded[backend.libtype] = backend
 
@@ -265,7 +276,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         raise PluginError(f"libtype {libtype!r}: lacks the hook {missing[0]}(); implemented: {', '.join(hooks) or 'none'}")
     covered = tuple(getattr(plugin, "OPS", ()))
     if not covered:
-        raise PluginError(f"libtype {libtype!r}: states no OPS; known ops: {', '.join(ops())}")
+        raise PluginError(f"libtype {libtype!r}: states no OPS; choose from {', '.join(ops())}")
     return Backend(
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
@@ -276,7 +287,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
 
 
 def _options(libtype: str, stated: object) -> tuple[Option, ...]:
-    """What the plugin states as its ``OPTIONS``."""
+    """Validate the plugin's ``OPTIONS``."""
     options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
     for option in options:
         if not isinstance(option, Option):
@@ -287,7 +298,7 @@ def _options(libtype: str, stated: object) -> tuple[Option, ...]:
 
 
 def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one that takes all of the hook's arguments by position."""
+    """Wrap the function to take all of the hook's arguments by position."""
     wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
     taken = inspect.signature(function).parameters
     for parameter in taken.values():
@@ -303,12 +314,12 @@ def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..
 
 
 def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
-    """The plugin's function; "" where it has none, fails or returns something else than text."""
+    """Wrap the plugin's function; return "" where it is missing, fails or returns anything but text."""
 
     def guarded(*arguments: Any) -> str:
         try:
             answer = function(*arguments) if function is not None else ""
-        except Exception:  # what cannot be told is unknown
+        except Exception:  # unknown
             return ""
         return answer if isinstance(answer, str) else ""
 
@@ -316,12 +327,12 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
 
 
 def _of_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
-    """The plugin's function, asked about the kernel alone where a bias is added after it."""
+    """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
     return lambda solution, device: lacks(split.base(solution), device)
 
 
 def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
-    """The plugin's function; one line with the reason where it fails."""
+    """Wrap the plugin's function; return one line with the reason where it fails."""
 
     def guarded(device: Device) -> tuple[str, ...]:
         try:
@@ -344,7 +355,7 @@ def _load(entry: EntryPoint) -> Backend | Unsupported:
 
 
 def _by_name(found: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
-    """One entry per libtype; of several claimants our own distribution keeps it, else the first by name."""
+    """Return one entry per libtype: of several claimants our distribution's, else the first by name."""
     official = owners()
     claims: dict[str, list[EntryPoint]] = {BUILTIN: [_BUILTIN_ENTRY]}
     for entry in found:
@@ -368,7 +379,7 @@ def _claim(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
 
 
 def order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
-    """Libtype -> place for ties: the order given to ``--libtype``, else the rank."""
+    """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
     named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
     ranked = sorted((backend.libtype for backend in backends), key=rank)
     return {libtype: place for place, libtype in enumerate(dict.fromkeys([*named, *ranked]))}

@@ -1,8 +1,9 @@
 """Scratch memory for kernels: one growing buffer per (device, stream, thread), and zeroed semaphores.
 
-Threads that launch on one stream must not share: between two kernels of one's call, or a memset and a kernel, another's may come.
-While a graph is captured both come from the graph's own pool instead, because a replay on another stream
-must not share them; captured semaphores are zeroed by a captured memset.
+Threads that launch on one stream must not share: another thread's kernel may run between two
+kernels of a call, or between a memset and its kernel. While a graph is captured both come from the
+graph's pool instead, because a replay on another stream must not share them. A captured memset
+zeroes captured semaphores.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ _ident = threading.get_ident
 
 
 def _place(device: torch.device) -> _Place | None:
-    """(device index, stream handle, thread), or None while that stream is being captured."""
+    """Return (device index, stream handle, thread), or None while that stream is being captured."""
     if device.type != "cuda":
         return -1, 0, _ident()
     import torch
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    # Torch's own functions of these names make an object each time.
+    # Torch's public functions of these names create an object each time.
     return None if torch._C._cuda_isCurrentStreamCapturing() else (index, torch._C._cuda_getCurrentRawStream(index), _ident())
 
 
 def workspace(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Scratch of at least *nbytes* bytes (uint8, contents undefined) that later calls of the thread on the stream may reuse."""
+    """Return scratch of at least *nbytes* bytes (uint8, undefined), shared by the thread's later calls.
+
+    Those calls must be on the same stream.
+    """
     return _buffer(_place(device), nbytes, device)
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
-    """*count* int32 counters, zero at entry. The kernel must leave them zero outside graphs."""
+    """Return *count* int32 counters, zero at entry. The kernel must leave them zero outside graphs."""
     return _counters(_place(device), count, device)
 
 
 def scratch(nbytes: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `workspace` and `semaphores` give; the stream is asked for once, which is most of what they take."""
+    """Return `workspace` and `semaphores` with one stream look-up, which is most of their cost."""
     place = _place(device)
     return _buffer(place, nbytes, device), _counters(place, count, device)
 

@@ -1,4 +1,4 @@
-"""Columns: what the line of column names of a tuned or untuned file tells: whose file it is, and which column is what. Torch-free."""
+"""Columns: which op a file belongs to, and which column is which, from its header. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ SYNONYMS = {
     "lib": "libtype", "kernel_name": "kernelName", "bandwidth_gb_s": "bw",
 }  # fmt: skip
 
-#: columns of an untuned file beyond its op's key and its columns of ours: how often, recorded into graphs how often, and by what
+#: columns of an untuned file beyond its op's columns: eager calls, calls recorded into graphs,
+#: layer names
 UNTUNED_EXTRA = ("count", "graph", "layer")
 
-#: key columns that a file may lack, as AITER's older files do; the op's parser knows their defaults
+#: key columns that AITER's older files lack; the op's parser has their defaults
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle", "x_dtype")
 
-#: what nobody's list of shapes has
+#: columns that no list of shapes has
 _MEASURED = ("us", "kernelName", "kernelName1", "soltimes", "tflops")
 
 
 @functools.cache
 def own_names(columns: Columns) -> Mapping[str, str]:
-    """Our name of a value column -> the op's: ``solidx`` -> ``kernelId`` where AITER calls it so."""
+    """Map our names of value columns to the op's: ``solidx`` -> ``kernelId`` where AITER calls it so."""
     return {SYNONYMS.get(column, column): column for column in columns.values}
 
 
 def foreign_columns(op: Op) -> tuple[str, ...]:
-    """Columns that tell a row of another op: those of the others' keys that this one does not have."""
+    """Return the columns that mark a row of another op: other ops' key columns that this one lacks."""
     return _foreign(op.columns, tuple(other.columns.key for other in ops().values()))
 
 
@@ -45,9 +46,10 @@ def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, 
 
 
 def look_alikes(columns: Sequence[str]) -> list[str]:
-    """The ops whose tuned or untuned files have these columns; none where no op's do.
+    """Return the ops whose tuned or untuned files have these columns; none where no op's do.
 
-    A file with AITER's columns in AITER's order is of the ops that have exactly these; else all that could read it are.
+    A file with AITER's columns in AITER's order belongs to the ops that have exactly these; any
+    other file to all ops that could read it.
     """
     fits = [op for op in ops().values() if set(sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
     if is_tuned(columns):
@@ -57,12 +59,12 @@ def look_alikes(columns: Sequence[str]) -> list[str]:
 
 
 def is_tuned(columns: Iterable[str]) -> bool:
-    """Whether these are columns of a tuned table rather than of a list of shapes."""
+    """Tell whether these are columns of a tuned table rather than of a list of shapes."""
     return bool(set(_MEASURED) & set(columns))
 
 
 def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
-    """Whether a file has AITER's columns in AITER's order, whatever follows them."""
+    """Tell whether a file has AITER's columns in AITER's order, whatever follows them."""
     if not is_tuned(columns):
         return list(columns) == list(op.columns.key)
     aiters = ["cu_num", *op.columns.key, *op.columns.values]
@@ -70,37 +72,37 @@ def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
 
 
 def told_alike(op: Op, columns: Sequence[str]) -> str:
-    """The end of a message about a file that looks like other ops'."""
+    """Return the end of a message about a file that looks like other ops'."""
     others = [ops()[name] for name in look_alikes(columns) if name != op.name]
     if not others or op.name in look_alikes(columns):
         return ""
-    told = " or ".join(f"{other.name} ({other.columns.variable})" for other in others)
-    return f"; these are the columns of {told}"
+    names = " or ".join(f"{other.name} ({other.columns.variable})" for other in others)
+    return f"; these are the columns of {names}"
 
 
 def sizes(op: Op) -> list[str]:
-    """The columns of an op's key that every file has."""
+    """Return the columns of an op's key that every file has."""
     return [column for column in op.columns.key if column not in _DEFAULTED]
 
 
 def measures(op: Op) -> list[str]:
-    """The value columns without which no row of an op says anything."""
+    """Return the value columns that every row of an op needs."""
     own = own_names(op.columns)
     return [own[name] for name in ("libtype", "us") if name in own]
 
 
 def in_order(op: Op, columns: Iterable[str]) -> list[str]:
-    """AITER's columns in AITER's order, ours, then those of *columns* that are neither."""
+    """Order columns: AITER's in AITER's order, ours, then the rest of *columns*."""
     return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *appended(op), *columns)))
 
 
 def unknown_columns(op: Op, columns: Iterable[str]) -> tuple[str, ...]:
-    """Those of a file's columns that mean nothing here."""
+    """Return the columns of a file that are unknown."""
     known = set(in_order(op, ()))
     return tuple(column for column in columns if column not in known)
 
 
 def appended(op: Op) -> tuple[str, ...]:
-    """Our columns, after AITER's; "" and AITER's filler 0 mean absent in them."""
+    """Return our columns, which follow AITER's; "" and AITER's filler 0 mean absent in them."""
     libtype = () if "libtype" in op.columns.values else ("libtype",)
     return (*libtype, "device", *op.columns.own, "libver")

@@ -1,4 +1,4 @@
-"""Tuned and untuned CSV files of an op: AITER's formats read with tolerance, and rewritten without losing anything."""
+"""Tuned and untuned CSV files of an op, read tolerantly from AITER's formats and rewritten losslessly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ __all__ = [
 
 @attrs.frozen
 class Problem:
-    """What is wrong with a line of a file, or with the whole of it (line 0)."""
+    """What is wrong with a line of a file, or with the whole file (line 0)."""
 
     path: Path
     line: int
@@ -86,31 +86,34 @@ class Conflict:
     others: tuple[Row, ...]
 
     def __str__(self) -> str:
-        told = ", ".join(f"{row.solution} {row.us:.2f} us ({row.source}:{row.line})" for row in (self.kept, *self.others))
+        rows = ", ".join(f"{row.solution} {row.us:.2f} us ({row.source}:{row.line})" for row in (self.kept, *self.others))
         device = self.kept.device or f"{self.kept.gfx or 'any device'}/{self.kept.cu_num}"
-        return f"{self.kept.shape} on {device}: the first of {told}"
+        return f"{self.kept.shape} on {device}: the first of {rows}"
 
 
 def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
-    """Read a tuned table. A line that cannot be used is a problem and the others load; a row with a time of 0 or less is both.
+    """Read a tuned table. A line that cannot be used is a problem and the others load.
+
+    A row with a time of 0 or less is both a row and a problem.
 
     Raises:
-        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
+        TableError: the file cannot be read, lacks a column that every row needs, or is another
+            op's.
     """
     sheet = read_sheet(path)
     columns = sheet.columns
-    found = rows_of_sheet(path, op, sheet)
+    rows_and_problems = rows_of_sheet(path, op, sheet)
     _judge_rows(path, op, sheet, columns)
-    return found
+    return rows_and_problems
 
 
 def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
-    """The rows of a tuned file, or of some of its lines below its line of column names; see `read_rows`.
+    """Return the rows of a tuned file, or of some of its lines below the header; see `read_rows`.
 
-    The records say the numbers of their lines. A line is one row, but for the short form; see `rows_of`.
+    The records hold their line numbers. A line is one row, except in the short form; see `rows_of`.
 
     Raises:
-        TableError: the sheet lacks a column without which no row says anything.
+        TableError: the sheet lacks a column that every row needs.
     """
     rows: list[Row] = []
     problems: list[Problem] = []
@@ -120,23 +123,24 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
         if blank(record):
             continue
         try:
-            found = rows_of(path, record, op, unknown)
+            parsed = rows_of(path, record, op, unknown)
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue
-        rows += found
-        if not found[0].valid:
+        rows += parsed
+        if not parsed[0].valid:
             problems.append(
-                Problem(path, record.line, f"'us' must be a finite number above 0 (got {found[0].us}): the row is never chosen")
+                Problem(path, record.line, f"'us' must be a finite number above 0 (got {parsed[0].us}); the row is never chosen")
             )
     return rows, problems
 
 
 def read_untuned(path: Path, op: Op) -> list[Untuned]:
-    """Read a list of shapes to tune, in order; rows of one shape are folded and their counts added.
+    """Read a list of shapes to tune, in order; lines of one shape are merged and their counts added.
 
     Raises:
-        TableError: the file cannot be read, has a column that means nothing here, or a line that is no shape.
+        TableError: the file cannot be read, has an unknown column, or has a line that is not a
+            shape.
     """
     found, problems = _untuned_of_sheet(path, op, read_sheet(path))
     if problems:
@@ -145,10 +149,12 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
 
 
 def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
-    """`read_untuned` of a file some of whose lines may be broken, the last one cut off: each is a problem, the others are read.
+    """Read a list of shapes as `read_untuned` does, but report broken lines as problems.
+
+    The last line may be cut off.
 
     Raises:
-        TableError: the file cannot be read, or has a column that means nothing here.
+        TableError: the file cannot be read, or has an unknown column.
     """
     sheet = read_sheet(path, whole=False)
     found, problems = _untuned_of_sheet(path, op, sheet)
@@ -156,12 +162,12 @@ def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
 
 
 def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
-    """The shapes of a sheet, folded, and the lines that are none."""
+    """Return the shapes of a sheet, merged, and the lines that are not shapes."""
     _refuse_other_separators(path, sheet.columns)
     known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
     if is_tuned(unknown):
-        raise TableError(f"{path}: is a tuned table, not a list of shapes; name the untuned file, whose columns are {', '.join(known)}")
+        raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(known)}")
     if unknown:
         raise TableError(
             f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
@@ -185,7 +191,7 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
 
 
 def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
-    """A list of shapes to tune as the text of a CSV, in their order; a column in which nobody says anything is left out."""
+    """Format a list of shapes to tune as a CSV, in their order; an empty column is left out."""
     records = [record_of_untuned(row, op) for row in rows]
     said = {column for record in records for column in record.cells}
     return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)], records).text()
@@ -214,51 +220,54 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
 
 
 def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
-    """Put rows into a table: those of the same device and shape are replaced, all others stay, understood or not.
+    """Put rows into a table; rows of the same device and shape are replaced and all other lines stay.
 
-    A row of AITER's names no device; one that is measured on a device of its kind takes its place, lest the older time win.
-    The file is read again under its lock, so that several processes may write one table.
+    A row from AITER names no device. One measured on a device of its kind replaces it, or else the
+    older time could win. The file is read again under its lock, so that several processes may write
+    one table.
 
     Args:
-        sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else rows keep their places.
+        sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
+            rows keep their positions.
 
     Raises:
-        TableError: the file or its folder cannot be read or written; the file is left as it was.
+        TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     with locked(path):
         _put(path, op, rows, sort, supersede=True)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
-    """Put the rows of other tables into one: of several for the same device and shape the one with the lowest time stays.
+    """Merge the rows of other tables into one; for each device and shape the fastest row stays.
 
-    A row with a time that can never win stays only where there is no other. The file is read under its lock, like `upsert` does.
+    A row with an invalid time stays only where no row is valid. The file is read under its lock, as
+    in `upsert`.
 
     Returns:
-        Where the rows, those of the file included, named different solutions.
+        The rows, including those of the file, that named different solutions.
 
     Raises:
-        TableError: the file or its folder cannot be read or written; the file is left as it was.
+        TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     conflicts: list[Conflict] = []
     groups: dict[tuple[str, int, str, Shape], list[Row]] = {}
     with locked(path):
-        there = read_rows(path, op)[0] if present(path) else []
-        for row in [*there, *rows]:
+        existing = read_rows(path, op)[0] if present(path) else []
+        for row in [*existing, *rows]:
             groups.setdefault(row.key, []).append(row)
         best = {key: min(group, key=lambda row: (not row.valid, row.us if row.valid else 0.0)) for key, group in groups.items()}
         for key, group in groups.items():
             if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
                 conflicts.append(Conflict(best[key], others))
-        kept = {id(row) for row in there}
+        kept = {id(row) for row in existing}
         _put(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
     return conflicts
 
 
 def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
-    """`upsert` under a lock that is held already; *supersede*: rows that name no device give way, too.
+    """Do `upsert` under a lock that is already held; *supersede*: replace rows without a device, too.
 
-    A line that says already what its row says keeps its text, as every other line does.
+    A line that already says what its row says keeps its text, as does every other line.
     """
     fresh = {row.key: row for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
@@ -283,7 +292,7 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
 
 
 def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
-    """Whether a line says this row and nothing else."""
+    """Tell whether a line is this row and nothing else."""
     try:
         return rows_of(path, record, op, unknown) == [row]
     except (TunedGemmError, ValueError):
@@ -291,10 +300,10 @@ def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row
 
 
 def read_tuned(path: Path, op: Op) -> Sheet:
-    """A tuned file, its columns known by the op's names; lines that say nothing (`blank`) are among its records.
+    """Read a tuned file with its columns renamed as the op does; empty lines are among its records.
 
     Raises:
-        TableError: as `read_rows`.
+        TableError: as in `read_rows`.
     """
     sheet = read_sheet(path)
     columns = sheet.columns
@@ -304,7 +313,7 @@ def read_tuned(path: Path, op: Op) -> Sheet:
 
 
 def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
-    """Call a tuned file's columns as the op does; raises TableError where they are not such a file's."""
+    """Rename a tuned file's columns as the op does; raise TableError for another kind of file."""
     own, columns = own_names(op.columns), sheet.columns
     _refuse_other_separators(path, columns)
     renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
@@ -313,70 +322,72 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     sheet.rename(renamed)
     if not is_tuned(sheet.columns):
         twin = f" and {op.columns.untuned_file} the list of shapes to tune"
-        lacks = f"lacks the column {', '.join(map(repr, measures(op)))}"
+        lacks = f"it lacks the column {', '.join(map(repr, measures(op)))}"
         if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
-            raise TableError(f"{path}: is a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
+            raise TableError(f"{path}: a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
     needed = [column for column in measures(op) if column != own["us"] or "tflops" not in sheet.columns]
     _require(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])
     exact = [name for name in look_alikes(columns) if is_of_aiter(columns, ops()[name])]
     if exact and op.name not in exact and not set(foreign_columns(op)) & set(columns):
-        raise TableError(f"{path}: is no table of {op.name}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}{told_alike(op, columns)}")
 
 
 def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> None:
-    """Raise TableError for a file of these *columns* whose rows are all another op's; a single such row is left out alone."""
+    """Raise TableError for a file whose rows are all another op's; a single such row is only skipped."""
     foreign = [column for column in foreign_columns(op) if column in columns]
     if not foreign or op.name in look_alikes(columns):
         return
     lines = [record for record in sheet.records if record.cells and not blank(record)]
     if lines and all(stray_columns(record, op) for record in lines):
-        raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
-    """The op whose tables or lists of shapes these files are: by their names, where their columns leave several.
+    """Return the op of these tables or lists of shapes, by their columns, then by their names.
 
-    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where it may be.
+    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where
+    it may be.
 
     Raises:
         TableError: a file cannot be read.
-        UserError: several ops have such columns and no name tells which, or the files are of several ops.
+        UserError: several ops have such columns and the name decides for none, or the files are of
+            several ops.
     """
-    found: dict[str, Path] = {}
+    by_op: dict[str, Path] = {}
     for path in paths:
         columns = read_sheet(path, whole=False).columns
         alike = look_alikes(columns)
         named = [name for name in alike if is_table_name(path.name, ops()[name])]
         loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
-            found.setdefault((named or alike)[0], path)
+            by_op.setdefault((named or alike)[0], path)
         elif not alike or (loose and not set(foreign_columns(op_named(DEFAULT_OP))) & set(columns)):
-            found.setdefault(DEFAULT_OP, path)
+            by_op.setdefault(DEFAULT_OP, path)
         else:
-            raise UserError(f"{path}: the columns are those of {' and of '.join(alike)}; name one with --op")
-    if len(found) > 1:
-        told = ", ".join(f"{path} of {name}" for name, path in found.items())
-        raise UserError(f"these are files of several ops ({told}): give those of one, or name it with --op")
-    return op_named(next(iter(found), DEFAULT_OP))
+            raise UserError(f"{path}: the columns fit {' and '.join(alike)}; name one with --op")
+    if len(by_op) > 1:
+        listed = ", ".join(f"{path} of {name}" for name, path in by_op.items())
+        raise UserError(f"these are files of several ops ({listed}); give those of one, or name it with --op")
+    return op_named(next(iter(by_op), DEFAULT_OP))
 
 
 def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
     if missing:
         raise TableError(
             f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "
-            f"(its first line reads {', '.join(columns)[:200]}); "
+            f"(got {', '.join(columns)[:200]}); "
             f"is it a file of another op than {op.name}?{told_alike(op, columns)}"
         )
 
 
 def _refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
-    """Raise TableError for a file whose fields tabs or the like part."""
+    """Raise TableError for a file whose fields are separated by tabs or the like."""
     if mark := next((mark for mark in "\t;|" if len(columns) == 1 and mark in columns[0]), ""):
-        raise TableError(f"{path}: its fields are parted by {mark!r}; a table is a CSV file, whose fields are parted by commas")
+        raise TableError(f"{path}: fields must be separated by commas (got {mark!r}); save the file as CSV")
 
 
 def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
-    """The columns of a file, then those it lacks in which a record says something, in our order."""
+    """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
     said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
     return [*columns, *(column for column in in_order(op, sorted(said)) if column in said)]
 

@@ -1,4 +1,4 @@
-"""Where tables lie: the user's folder, the paths of an op's environment variable, the shipped files; and their precedence."""
+"""Where tables are: the user's folder, an op's environment variable, the shipped files; precedence."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tunedgemm.table.sheet import present
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
-#: tables that come with the package; those of one model lie in `MODELS` below it
+#: tables shipped with the package; those of one model are in `MODELS` below it
 SHIPPED = Path(__file__).parent / "configs"
 MODELS = "model_configs"
-#: folders below it with the ``config.json`` of models, by name
+#: folders below it that hold the ``config.json`` of models, by name
 MODEL_FOLDERS = "models"
 
-#: the entry of a variable that puts the user's and the shipped tables back underneath
+#: the entry of a variable that keeps the user's and the shipped tables as lower layers
 DEFAULT = "default"
 
 
 @attrs.frozen
 class Layer:
-    """Files of one precedence: inside a layer the lowest time wins, between layers the earlier layer.
+    """Files of one precedence. The fastest row of a layer wins; an earlier layer beats a later one.
 
     Attributes:
         name: ``instance``, ``environment``, ``user``, ``model`` or ``shipped``.
@@ -42,12 +42,15 @@ class Layer:
 
     @property
     def asked_for(self) -> bool:
-        """Whether somebody named these files, so that a missing one is worth a word."""
+        """Tell whether the user named these files, so that a missing one deserves a warning."""
         return self.name in ("instance", "environment")
 
 
 def home_folder() -> Path:
-    """The user's folder for tables and captured shapes; it need not exist. ``TUNEDGEMM_HOME`` overrides it."""
+    """Return the user's folder for tables and captured shapes; ``TUNEDGEMM_HOME`` overrides it.
+
+    It need not exist.
+    """
     if override := os.environ.get("TUNEDGEMM_HOME"):
         return Path(override).expanduser()
     import platformdirs
@@ -56,18 +59,18 @@ def home_folder() -> Path:
 
 
 def tuned_path(op: Op) -> Path:
-    """Where tuning writes when it is told nothing: the first path of the op's variable, else the user's table."""
+    """Return the default output of tuning: the first path of the op's variable, else the user's table."""
     named, _ = _variable(op)
     return named[0] if named else home_folder() / op.columns.tuned_file
 
 
 def untuned_path(op: Op) -> Path:
-    """The user's file of captured shapes."""
+    """Return the user's file of captured shapes."""
     return home_folder() / op.columns.untuned_file
 
 
 def named_file(text: str) -> Path:
-    """The file that a user means by *text*: a path, or the bare name of a shipped file where no such path exists."""
+    """Return the file that *text* names: a path, or else the bare name of a shipped file."""
     path = Path(text).expanduser()
     if path.name == text and not present(path):
         shipped = (SHIPPED / text, SHIPPED / MODELS / text)
@@ -76,7 +79,7 @@ def named_file(text: str) -> Path:
 
 
 def named_model(text: str) -> Path:
-    """The folder of a model that a user means by *text*: a path, or the bare name of a shipped one where no such path exists.
+    """Return the model folder that *text* names: a path, or else the bare name of a shipped model.
 
     Raises:
         UserError: a bare name that is neither; the message lists those that are shipped.
@@ -88,17 +91,18 @@ def named_model(text: str) -> Path:
     for folder in shipped:
         if folder.name == text:
             return folder
-    raise UserError(f"no such folder of a model: {text}; shipped: {', '.join(folder.name for folder in shipped) or 'none'}")
+    raise UserError(f"{text}: no such model folder; shipped: {', '.join(folder.name for folder in shipped) or 'none'}")
 
 
 def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
-    """The layers of an op's table, highest precedence first; reads the environment, opens no file.
+    """Return the layers of an op's table, highest precedence first, without opening a file.
 
     Args:
         above: files that rank above all others, such as those given to one `TunedGemm` instance.
 
-    A set variable replaces the user's and the shipped tables; the word ``default`` among its entries, or a missing
-    path that ends in ``aiter/configs/<default name>`` (what launch scripts written for AITER pass), puts them back.
+    A set variable replaces the user's and the shipped tables. The word ``default`` among its
+    entries restores them. So does a missing path that ends in ``aiter/configs/<default name>``,
+    which launch scripts written for AITER pass.
     """
     named, defaults = _variable(op)
     layers = [Layer("instance", tuple(above)), Layer("environment", tuple(named))]
@@ -110,9 +114,10 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
 
 
 def is_table_name(name: str, op: Op) -> bool:
-    """Whether a file's name says that it is of this op, tuned or untuned: it holds the name of the op's file as whole words.
+    """Tell whether a file's name says that it belongs to this op, tuned or untuned.
 
-    ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone: the longest name that fits decides.
+    It must contain the name of the op's file as whole words, and the longest name that fits
+    decides: ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone.
     """
     own = (op.columns.tuned_file, op.columns.untuned_file)
     every = {*own, *(file for other in ops().values() for file in (other.columns.tuned_file, other.columns.untuned_file))}
@@ -126,7 +131,7 @@ def _words(stem: str) -> re.Pattern[str]:
 
 
 def _variable(op: Op) -> tuple[list[Path], bool]:
-    """The paths of the op's variable, and whether the layers below apply."""
+    """Return the paths of the op's variable, and whether the layers below apply."""
     entries = [entry.strip() for entry in os.environ.get(op.columns.variable, "").split(os.pathsep) if entry.strip()]
     named: list[Path] = []
     defaults = not entries

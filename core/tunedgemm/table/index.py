@@ -1,7 +1,8 @@
-"""Index: tuned rows found by their key without being made; the sources of a table and their merger. Torch-free.
+"""Index: finds tuned rows by key without parsing them; merges the sources of a table. Torch-free.
 
-A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape but its sizes. Two keys
-may have one hash: who looks up compares the row. Numbers alone are kept, so that a million rows load in seconds.
+A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape
+but its sizes. Two keys may collide, so the look-up compares the row. Only numbers are kept, so that
+a million rows load in seconds.
 """
 
 from __future__ import annotations
@@ -23,48 +24,50 @@ if TYPE_CHECKING:
     from tunedgemm.shape import Shape
     from tunedgemm.table.row import Row
 
-#: All of a shape but its sizes; the bias's dtype is no part of a table's key.
+#: All of a shape but its sizes; the bias's dtype is not part of a table's key.
 Kind = tuple[str, str, str, str, str, tuple[tuple[str, int | str | bool], ...]]
 
-#: An index of more rows than `WHOLE` is looked up in so many parts.
+#: Number of parts of an index with more rows than `WHOLE`.
 PARTS, WHOLE = 256, 1 << 15
 
-#: So many rows are made together where all are asked for.
+#: Rows parsed together where all are wanted.
 _TOGETHER = 2000
 
-#: Rows whose lines had to be read one by one are remembered up to here, in rows of one file; beyond they are made again.
+#: Most rows of one file to cache of those whose lines were read one by one; further ones are parsed
+#: again.
 _REMEMBERED = 20_000
 
 
 def kind_of(shape: Shape) -> Kind:
-    """What a row must share with a shape, sizes aside."""
+    """Return what a row must share with a shape, sizes aside."""
     return shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
 
 
 @functools.lru_cache(maxsize=4096)
 def stamp_of(units: int, kind: Kind) -> int:
-    """56 bits for a number of compute units and a kind: the same in every process."""
+    """Hash a number of compute units and a kind to 56 bits, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr((units, kind)).encode(), digest_size=7).digest(), "big")
 
 
 def numbers(code: str) -> Callable[[], array[int]]:
-    """The factory of an empty array of integers of this type code."""
+    """Return the factory of an empty array of integers of this type code."""
     return lambda: array(code)
 
 
 @attrs.define(eq=False)
 class Source(Sequence["Row"]):
-    """The rows of one file, each made when it is asked for and remembered; or rows that were given.
+    """The rows of one file, each parsed on first use and cached; or rows that were given.
 
     Attributes:
-        read: (numbers of lines, their bytes) to the rows of these lines, in order.
+        read: function of (line numbers, the lines' bytes) that returns their rows, in order.
         content: the file, without a byte order mark, each line ended by one newline.
         kinds: kind -> cu_num -> stamp, for all that occur.
         places: (gfx, device) of the rows, by the numbers in `place`.
-        keys, us, place, starts, lines: of each row the hash of its key, its time in microseconds, its place, where its
-            line starts in `content`, and the number of that line. The rows of one line follow each other.
-        problems: what could not be read, or is never chosen.
-        made: the rows made so far.
+        keys, us, place, starts, lines: for each row the hash of its key, its microseconds, its
+            place, and the offset in `content` and the number of its line. The rows of one line are
+            adjacent.
+        problems: lines that cannot be read, or are never chosen.
+        made: the rows parsed so far.
         sorted: whether the rows are in the order of their lines.
         parts: the places of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
@@ -88,7 +91,7 @@ class Source(Sequence["Row"]):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Source:
-        """A source of rows that are there."""
+        """Make a source of existing rows."""
         source = cls(unread)
         for row in rows:
             source.add(row, 0)
@@ -96,20 +99,20 @@ class Source(Sequence["Row"]):
         return source
 
     def stamp(self, units: int, kind: Kind) -> int:
-        """The stamp, which the source knows from now on."""
+        """Return the stamp of a kind, and register it."""
         by_units = self.kinds.setdefault(kind, {})
-        found = by_units[units] = by_units.get(units) or stamp_of(units, kind)
-        return found
+        stamp = by_units[units] = by_units.get(units) or stamp_of(units, kind)
+        return stamp
 
     def place_of(self, gfx: str, device: str) -> int:
-        """The number of a place."""
+        """Return the number of a place, and register it."""
         number = self._numbered.setdefault((gfx, device), len(self.places))
         if number == len(self.places):
             self.places.append((gfx, device))
         return number
 
     def add(self, row: Row, start: int) -> None:
-        """Append a row that was read one by one from the line that starts there."""
+        """Append a row that was read one by one from the line at this offset."""
         shape = row.shape
         self.pinned = self.pinned or shape.m == 0
         if len(self.made) < _REMEMBERED:
@@ -121,7 +124,7 @@ class Source(Sequence["Row"]):
         self.lines.append(row.line)
 
     def split(self) -> list[array[int]]:
-        """The parts, made at the first call."""
+        """Return the parts, computed on first use."""
         if not self.parts:
             parts = [array("I") for _ in range(PARTS)]
             append = [part.append for part in parts]
@@ -131,18 +134,18 @@ class Source(Sequence["Row"]):
         return self.parts
 
     def row(self, place: int) -> Row:
-        """The row at a place, made at the first call."""
+        """Return the row at a position, parsed on first use."""
         row = self.made.get(place)
         if row is None:
             row = self.made[place] = self.peek(place)
         return row
 
     def peek(self, place: int) -> Row:
-        """The row at a place, not remembered."""
+        """Return the row at a position without caching it."""
         return self.made[place] if place in self.made else self._make((place,))[0]
 
     def _make(self, places: Sequence[int]) -> list[Row]:
-        """Rows of some places, read together."""
+        """Parse the rows at some positions together."""
         texts: dict[int, bytes] = {}
         for place in places:
             start, end = self.starts[place], self.content.find(b"\n", self.starts[place])
@@ -168,7 +171,7 @@ class Source(Sequence["Row"]):
         return self.each(range(len(self.keys)))
 
     def each(self, places: Sequence[int]) -> Iterator[Row]:
-        """The rows of these places in the order of their lines, many of them made together."""
+        """Yield the rows at these positions in the order of their lines, parsed in batches."""
         if not self.sorted:
             places = sorted(places, key=self.lines.__getitem__)
         for at in range(0, len(places), _TOGETHER):
@@ -179,21 +182,25 @@ class Source(Sequence["Row"]):
 
 
 def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
-    """The `read` of a source that has no lines, or none yet."""
+    """Fail: the `read` of a source that has no lines, or none yet."""
     if lines:
         raise AssertionError(f"lines {numbers} were never read")
     return []
 
 
 class Index:
-    """Sources by precedence, looked up as one.
+    """Sources in order of precedence, looked up as one.
 
-    A large index is looked up in parts, and the dict of a part is made when it is first asked: a million rows are there at
-    once, and each of the first look-ups takes half a millisecond longer.
+    A large index is looked up in parts, and the dict of a part is built on its first use. A million
+    rows are available at once, and each of the first look-ups takes half a millisecond longer.
+
+    A large index is looked up in parts, and the dict of a part is made when it is first asked: a
+    million rows are there at once, and each of the first look-ups takes half a millisecond longer.
 
     Attributes:
         kinds: kind -> cu_num -> stamp, for all that occur.
-        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one that `part` has to make.
+        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one
+            that `part` has to make.
         pinned: whether a row has M = 0.
     """
 
@@ -209,29 +216,29 @@ class Index:
         self.parts: list[dict[int, int | list[int]] | None] = [None] * (PARTS if total > WHOLE else 1)
 
     def part(self, part: int) -> dict[int, int | list[int]]:
-        """The dict of a part, made and put to its place at the first call."""
+        """Return the dict of a part, built and stored on first use."""
         there = self.parts[part]
         if there is not None:
             return there
-        found: dict[int, int | list[int]] = {}
+        numbers_by_key: dict[int, int | list[int]] = {}
         for base, source in zip(self._bases, self._sources, strict=True):
             keys = source.keys
             for place in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
-                other = found.setdefault(keys[place], base + place)
+                other = numbers_by_key.setdefault(keys[place], base + place)
                 if isinstance(other, list):
                     other.append(base + place)
                 elif other != base + place:
-                    found[keys[place]] = [other, base + place]
-        self.parts[part] = found
-        return found
+                    numbers_by_key[keys[place]] = [other, base + place]
+        self.parts[part] = numbers_by_key
+        return numbers_by_key
 
     @property
     def rows(self) -> Iterator[Row]:
-        """All rows, by precedence; each is made."""
+        """Yield all rows by precedence; each is parsed."""
         return (row for source in self._sources for row in source)
 
     def rows_of(self, gfx: str, units: int) -> Iterator[Row]:
-        """The rows of one gfx and cu_num, by precedence; those of another gfx are not made."""
+        """Yield the rows of one gfx and cu_num by precedence; those of another gfx are not parsed."""
         for source in self._sources:
             wanted = {number for number, (name, _) in enumerate(source.places) if name == gfx}
             places = [place for place, number in enumerate(source.place) if number in wanted]
@@ -239,32 +246,32 @@ class Index:
 
     @property
     def devices(self) -> tuple[set[str], set[int]]:
-        """Each gfx and each cu_num that rows name; "" and 0 stand for any."""
+        """Return each gfx and each cu_num that rows name; "" and 0 stand for any."""
         return {gfx for source in self._sources for gfx, _ in source.places}, {units for stamps in self.kinds.values() for units in stamps}
 
     @property
     def keys(self) -> Iterator[int | list[int]]:
-        """The numbers of the rows of each key."""
+        """Yield the numbers of the rows of each key."""
         for place in range(len(self.parts)):
             yield from self.part(place).values()
 
     def ordered(self, numbers: int | list[int]) -> list[tuple[int, float, int]]:
-        """The valid rows of one key: layer, time, number, sorted; rows of an equal time are in no order that matters."""
-        found = []
+        """Sort the valid rows of one key as (layer, time, number); rows of equal time are in any order."""
+        valid = []
         for number in numbers if isinstance(numbers, list) else (numbers,):
             at = bisect.bisect_right(self._bases, number) - 1
             us = self._sources[at].us[number - self._bases[at]]
             if 0.0 < us < math.inf:
-                found.append((self._ranks[at], us, number))
-        return sorted(found) if len(found) > 1 else found
+                valid.append((self._ranks[at], us, number))
+        return sorted(valid) if len(valid) > 1 else valid
 
     def place(self, number: int) -> tuple[str, str]:
-        """gfx and device of a row."""
+        """Return gfx and device of a row."""
         at = bisect.bisect_right(self._bases, number) - 1
         source = self._sources[at]
         return source.places[source.place[number - self._bases[at]]]
 
     def row(self, number: int, *, keep: bool = True) -> Row:
-        """The row of this number; *keep*: remember it."""
+        """Return the row of this number; *keep*: cache it."""
         at = bisect.bisect_right(self._bases, number) - 1
         return (self._sources[at].row if keep else self._sources[at].peek)(number - self._bases[at])

@@ -1,8 +1,9 @@
-"""Indexfile: the scan of a large tuned file, kept on disk, so that it is read again in a fraction of the time. Torch-free.
+"""Indexfile: an on-disk cache of the scan of a large tuned file. Torch-free.
 
-A file of numbers for each tuned file, in the folder of the artifact cache: its digest, a line of JSON, arrays. It answers for
-one content of the tuned file, one op, one version of the code that read it, and one way of this interpreter to hash numbers.
-The content is read and hashed each time: neither its time nor its size tells a change that a copy or a quick edit made.
+One file of numbers per tuned file, in the folder of the artifact cache: its digest, a line of
+JSON, arrays. It is valid for one content of the tuned file, one op, one version of the parsing
+code, and one interpreter's way to hash numbers. The content is read and hashed each time: a copy or
+a quick edit can keep both time and size.
 """
 
 from __future__ import annotations
@@ -29,34 +30,35 @@ from tunedgemm.table.index import Source, unread
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
-#: Smaller files are scanned in about a tenth of a second, in bytes.
+#: Bytes of the smallest file worth a cache; smaller ones are scanned in about a tenth of a second.
 LARGE = 8 << 20
 
 _FORMAT = 1
 _DIGEST = 32
 _ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"))
 
-#: whose code decides what a line says, beside the op's own file
+#: folders whose code determines how a line is read, next to the op's own file
 _READERS = (Path(__file__).parent, Path(__file__).parents[1], Path(__file__).parents[1] / "ops")
 
 
 def open_source(path: Path, op: Op) -> Source:
-    """The rows of a tuned file, from the cache where that answers for its present content.
+    """Return the rows of a tuned file, from the cache where it matches the current content.
 
     Raises:
-        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
+        TableError: the file cannot be read, lacks a column that every row needs, or is another
+            op's.
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:
             return _cached(path, op)
-        found = scan.scan(path, op, scan.normalised(path.read_bytes()))
-        if found is not None and (len(found) or not found.problems):
-            return found
+        source = scan.scan(path, op, scan.normalised(path.read_bytes()))
+        if source is not None and (len(source) or not source.problems):
+            return source
     return _read(path, op)
 
 
 def _read(path: Path, op: Op) -> Source:
-    """Every row at once: what is small, special or broken, whose error this raises."""
+    """Read every row at once: for small, special or broken files, whose error this raises."""
     rows, problems = read_rows(path, op)
     source = Source.of(rows)
     source.problems = problems
@@ -64,21 +66,21 @@ def _read(path: Path, op: Op) -> Source:
 
 
 def _cached(path: Path, op: Op) -> Source:
-    """The rows of a large file; the cache is written where it did not answer."""
+    """Return the rows of a large file; write the cache where it did not match."""
     about = _about(op)
     file = _place(path, op)
-    with ThreadPoolExecutor(1) as other:
-        content = other.submit(_content, path)  # reading and hashing leave the interpreter free
-        found = _load(file, about) if about is not None else None
+    with ThreadPoolExecutor(1) as pool:
+        content = pool.submit(_content, path)  # reading and hashing release the GIL
+        cached = _load(file, about) if about is not None else None
         text, digest = content.result()
-    if found is not None and found[1] == digest:
-        source, problems = found[0], found[2]
+    if cached is not None and cached[1] == digest:
+        source, problems = cached[0], cached[2]
         head = scan.head_of(path, op, text)
         if head is not None:
             source.content, source.read = text, head[0].rows
             source.problems = [Problem(path, line, reason) for line, reason in problems]
             return source
-    del found
+    del cached
     source = scan.scan(path, op, text) or _read(path, op)
     if about is not None and source.content:
         _save(file, source, {**about, "content": digest})
@@ -91,13 +93,13 @@ def _content(path: Path) -> tuple[bytes, str]:
 
 
 def _place(path: Path, op: Op) -> Path:
-    """One file for each tuned file and op, so that one which is often edited does not fill the disk."""
+    """Return the cache file: one per tuned file and op, so that frequent edits do not fill the disk."""
     name = hashlib.sha256(f"{os.path.realpath(path)}\n{op.name}\n{sys.implementation.cache_tag}".encode()).hexdigest()
     return cache_folder() / "tables" / f"{name[:32]}.index"
 
 
 def _about(op: Op) -> dict[str, Any] | None:
-    """What an index depends on beside the file's content; None where the op's code cannot be found."""
+    """Return what an index depends on next to the file's content; None where the op's code is not found."""
     code = hashlib.sha256()
     try:
         sources = [Path(inspect.getfile(function)) for function in (op.columns.parse, op.columns.format)]
@@ -111,7 +113,7 @@ def _about(op: Op) -> dict[str, Any] | None:
 
 
 def _save(file: Path, source: Source, about: dict[str, Any]) -> None:
-    """Write a source's numbers; where that fails there is no cache."""
+    """Write a source's numbers; a failure only costs the cache."""
     head = about | {
         "kinds": [[kind, units] for kind, stamps in source.kinds.items() for units in stamps],
         "places": source.places,
@@ -146,7 +148,7 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[int, str]]] | None:
-    """A source without its content, the digest of that, and the problems; None for a file that is missing, damaged or another's."""
+    """Load a source without its content, its digest and its problems; None for an unusable cache file."""
     try:
         content = file.read_bytes()
     except OSError:

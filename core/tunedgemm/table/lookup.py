@@ -1,4 +1,4 @@
-"""Table: an op's tuned rows of all layers, and which of them answer for a shape on a device; torch-free."""
+"""Table: an op's tuned rows of all layers, and the look-up for a shape on a device; torch-free."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _log = logging.getLogger("tunedgemm")
 #: The word for rows with M = 0, which pin one solution for every M.
 _PINNED = "pinned"
 
-#: The most sets of rows whose answers a table remembers; the shapes that one row pads share them.
+#: Most sets of rows whose answers a table caches; the shapes that pad to one row share them.
 _REMEMBERED = 1 << 16
 
-#: Up to so many rows of one answer are made at once; of more, each when the caller walks on to it.
+#: An answer of up to this many rows is parsed at once; a longer one as the caller iterates.
 _FEW = 8
 
 
@@ -46,8 +46,8 @@ class Match:
 
     Attributes:
         row: the row; its shape is the one that was tuned.
-        granularity: how its M relates to the one asked for.
-        same_device: whether it was tuned on a device of this name, or the file does not tell.
+        granularity: how its M relates to the requested one.
+        same_device: whether it was tuned on a device of this name, or the file names none.
     """
 
     row: Row
@@ -56,7 +56,7 @@ class Match:
 
     @functools.cached_property
     def why(self) -> str:
-        """The row in words: its file and line, its time, and how it is related to what is asked for."""
+        """Describe the row: its file and line, its time, and how it relates to the requested shape."""
         row = self.row
         other = "" if self.same_device else f", measured on {row.device}"
         return f"{row.source}:{row.line}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
@@ -64,14 +64,14 @@ class Match:
 
 @attrs.frozen(eq=False)
 class _Asked:
-    """A row that answers and is not made yet.
+    """A matching row that is not parsed yet.
 
     Attributes:
         number: its number in the index.
         m, product, units: the key that it was found under.
-        word: how its M relates to the one asked for.
+        word: how its M relates to the requested one.
         same_device: see `Match`.
-        offered: which solution of which device was met first under this key, shared by all rows of it.
+        offered: the first row of each solution and device under this key, shared by all its rows.
     """
 
     number: int
@@ -83,23 +83,25 @@ class _Asked:
     offered: dict[Any, int]
 
 
-#: N, K and kind of one of the equivalent shapes.
+#: N, K and kind of an equivalent shape.
 _Product = tuple[int, int, Kind]
 
-#: The numbers of the rows of one key, and that key: M, the word for it, which product, and the cu_num.
+#: The row numbers of one key, and that key: M, the word for it, the product and the cu_num.
 _Bucket = tuple[int | list[int], int, str, _Product, int]
 
 _Answers = tuple[Match, ...] | list[Match | _Asked | None]
 
 
 class Table:
-    """An op's rows, merged from layers of files. Immutable to its user; `load` makes it.
+    """The rows of an op, merged from layers of files. Immutable to its user; `load` makes it.
+
+    A row of a file becomes an object when a look-up or `rows` needs it.
 
     A row of a file becomes an object when a look-up or `rows` asks for it.
 
     Attributes:
         op: the op.
-        problems: what could not be read, or is never chosen.
+        problems: lines that cannot be read, or are never chosen.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Table:
         """
         Args:
             layers: rows of each layer, the one of highest precedence first.
-            index: the layers' rows, instead of those.
+            index: the layers' rows, instead of *layers*.
         """
         self.op = op
         self.problems = tuple(problems)
@@ -117,7 +119,9 @@ class Table:
 
     @classmethod
     def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
-        """Read all layers of an op's table; what is broken is left out, logged and kept in `problems`.
+        """Read all layers of an op's table.
+
+        Broken files and lines are skipped, logged and kept in `problems`.
 
         Args:
             above: files that rank above all others.
@@ -150,34 +154,35 @@ class Table:
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
-        """All rows that could be read, in order of precedence, also those that never win; each is made, which takes a large table long."""
+        """Return all readable rows by precedence, even those that never win; slow for a large table."""
         return tuple(self._index.rows)
 
     def rows_for(self, device: Device) -> Iterator[Row]:
-        """The rows that name this gfx and cu_num, in order of precedence; those of another gfx are not made."""
+        """Yield the rows that name this gfx and cu_num, by precedence; those of another gfx are not parsed."""
         return self._index.rows_of(device.gfx, device.cu_num)
 
     def foreign(self, device: Device) -> str:
-        """Whose rows these are where none can be for *device*: each gfx and cu_num, in words; "" where some may be, or there are none."""
+        """Describe the rows' devices where none is *device*; "" where some may be, or there are no rows."""
         gfx, units = self._index.devices
         if not gfx or (gfx & {"", device.gfx} and units & {0, device.cu_num}):
             return ""
         return f"{', '.join(sorted(gfx - {''}) or ['any gfx'])} with cu_num {', '.join(map(str, sorted(units)))}"
 
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
-        """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
+        """Yield the rows that answer for *shape* on *device*, best first, for the caller to try in turn.
 
-        A row that pins every M comes first, then those of `Op.padded_m` in its order. At each the shape itself comes before its
-        equivalent shapes (see `Op.equivalent_shapes`), then a row that names the compute units before one for any, the layers by
-        precedence, inside a layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        A row that pins every M comes first, then the rows of `Op.padded_m` in its order. At each M
+        the shape itself precedes its equivalents (`Op.equivalent_shapes`), and a row that names the
+        compute units precedes one for any. Then come the layers by precedence, and within a layer
+        the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
         """
-        found = self._buckets(shape, device)
-        if not found:
+        buckets = self._buckets(shape, device)
+        if not buckets:
             return iter(())
-        key = (device, *[bucket[1:] for bucket in found])
+        key = (device, *[bucket[1:] for bucket in buckets])
         answers = self._answers.get(key)
         if answers is None:
-            answers = self._look_up(key, device, found)
+            answers = self._look_up(key, device, buckets)
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
     def _walk(self, answers: list[Match | _Asked | None]) -> Iterator[Match]:
@@ -186,23 +191,23 @@ class Table:
             if match is not None:
                 yield match
 
-    def _look_up(self, key: tuple[Any, ...], device: Device, found: list[_Bucket]) -> _Answers:
-        """What answers, remembered: matches, or what they are made from where they are many."""
-        asked = self._asked(found, device)
+    def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
+        """Return the answers and cache them: matches, or unparsed rows where they are many."""
+        asked = self._asked(buckets, device)
         answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
         if len(self._answers) >= _REMEMBERED:
             self._answers.clear()
         self._answers[key] = answers
         return answers
 
-    def _asked(self, found: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
-        """The valid rows of the buckets that hold for a device, best first."""
-        ordered = [self._ordered(rows) for rows, *_ in found]
+    def _asked(self, buckets: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
+        """Return the valid rows of the buckets that hold for a device, best first."""
+        ordered = [self._ordered(rows) for rows, *_ in buckets]
         places = {number: self._index.place(number) for numbers in ordered for number in numbers}
-        offered: list[dict[Any, int]] = [{} for _ in found]
+        offered: list[dict[Any, int]] = [{} for _ in buckets]
         asked: list[Match | _Asked | None] = []
         for same in (True, False):
-            for numbers, (_, m, word, product, units), once in zip(ordered, found, offered, strict=True):
+            for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
                     gfx, name = places[number]
                     if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
@@ -210,7 +215,7 @@ class Table:
         return asked
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
-        """Where rows may be, in order."""
+        """Return the buckets that may hold rows for a shape, in order."""
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
         for equivalent in self.op.equivalent_shapes(shape):
@@ -221,7 +226,7 @@ class Table:
                     keys.append((by_units[units], (equivalent.n, equivalent.k, kind), units))
                 if units and 0 in by_units:
                     keys.append((by_units[0], (equivalent.n, equivalent.k, kind), 0))
-        found: list[_Bucket] = []
+        buckets: list[_Bucket] = []
         if keys:
             parts, count = index.parts, len(index.parts)
             rungs = self.op.padded_m(shape.m, shape.n)
@@ -232,22 +237,25 @@ class Table:
                     key = hash((stamp, product[0], product[1], m))
                     rows = (parts[key % count] or index.part(key % count)).get(key)
                     if rows is not None:
-                        found.append((rows, m, rungs[m], product, cu_num))
-        return found
+                        buckets.append((rows, m, rungs[m], product, cu_num))
+        return buckets
 
     def _ordered(self, rows: int | list[int]) -> list[int]:
-        """The numbers of one key's valid rows, best first; rows of one layer and time are made, and compared further."""
+        """Return the numbers of one key's valid rows, best first.
+
+        Rows of one layer and time are parsed and compared further.
+        """
         numbers: list[int] = []
         valid = self._index.ordered(rows)
         if len(valid) < 2:
             return [number for _, _, number in valid]
-        for _, group in itertools.groupby(valid, key=lambda found: found[:2]):
+        for _, group in itertools.groupby(valid, key=lambda entry: entry[:2]):
             ties = [number for *_, number in group]
             numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
         return numbers
 
     def _match(self, asked: _Asked) -> Match | None:
-        """The row asked for; None where it repeats a better one, or has another key of the same hash."""
+        """Parse a matching row; None where it repeats a better one, or its key is a hash collision."""
         row = self._index.row(asked.number)
         shape = row.shape
         if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (asked.units, asked.m, asked.product):
@@ -257,7 +265,7 @@ class Table:
         return Match(row, asked.word, asked.same_device)
 
     def to_frame(self) -> pd.DataFrame:
-        """All rows as a pandas frame, for questions of one's own: the columns of the CSV, numbers as numbers, and the file."""
+        """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""
         import pandas as pd
 
         frame: pd.DataFrame = pd.DataFrame([{**record_of(row, self.op).cells, "source": str(row.source)} for row in self.rows])
@@ -267,9 +275,9 @@ class Table:
         return frame
 
     def fingerprint(self) -> str:
-        """A SHA-256 over which rows answer for what, in which order; independent of paths and of the order in files.
+        """Return a SHA-256 over the rows and their order; independent of paths and of the order in files.
 
-        Every row is read, none is kept: about half a minute for a million.
+        Every row is parsed and none is cached: about half a minute for a million.
         """
         total = 0
         for numbers in self._index.keys:
@@ -290,5 +298,5 @@ def _identity(row: Row) -> tuple[Any, ...]:
 
 
 def _further(row: Row) -> tuple[Any, ...]:
-    """What ranks rows of one layer and time."""
+    """Return the sort key of rows of one layer and time."""
     return rank(row.solution.libtype), _identity(row), row.gfx, row.device

@@ -1,4 +1,4 @@
-"""Row: one line of a tuned table, and its way from and to the texts of a file; torch-free."""
+"""Row: one line of a tuned table, converted from and to the texts of a file; torch-free."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: columns of `Columns.values` with a meaning here; further ones belong to the op and go to `Solution.extra`
+#: columns of `Columns.values` that the core interprets; the op's further ones go to
+#: `Solution.extra`
 _KNOWN = ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw")
 
-#: how pandas and others write that there is no value
+#: spellings of a missing value, by pandas and others
 _NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
-#: CU counts of AITER's legacy files, which have no gfx column (facts of its chip_info)
+#: CU counts of AITER's legacy files, which have no gfx column (from its chip_info)
 _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 
-#: the short form has no such columns: its lines hold for all of these
+#: the short form has no such columns: its lines hold for all these combinations
 _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
 
-#: column and word of AITER's rows that it looks up for nobody: what it runs in their place where flydsl is absent
+#: column and tag of rows that AITER never looks up: what it runs instead where flydsl is absent
 UNUSED = ("_tag", "flydsl_fallback")
 
-#: columns of which every file has one; as texts in a line without sizes they tell a second line of column names
+#: columns of which every file has one; in a line without sizes they mark a second header
 _HEADS = {"M", "token", "cu_num"}
 
-#: calls of a shape that a list may tell of: one each microsecond for 285 years, and as many as are counted without rounding
+#: most calls of a shape in a list: one per microsecond for 285 years; larger counts would be
+#: rounded
 MOST_CALLS = 1 << 53
 
-#: what a kernel's name holds in the short form where it wants shuffled weights
+#: part of a kernel's name in the short form that marks shuffled weights
 _SHUFFLED = "bshuffle"
 
 
 def key_shape(shape: Shape) -> Shape:
-    """The shape as tables know it: with the default bias dtype, which is no part of a table's key."""
+    """Return the shape as tables key it: with the default bias dtype, which is not part of a key."""
     if not shape.bias or shape.bias_dtype == shape.dtype:
         return shape
     return attrs.evolve(shape, bias_dtype="")
@@ -70,13 +72,14 @@ class Row:
         shape: with the default bias dtype; m = 0 pins one solution for every M (batch invariance).
         gfx: the architecture, "" for any.
         cu_num: compute units, multiprocessors or threads of the device, 0 for any.
-        device: slug of the device's name, "" where the file does not tell.
+        device: slug of the device's name, "" where the file has none.
         solution: what to launch.
         us: time of one call in microseconds.
         err_ratio: share of wrong elements when it was tuned.
-        libver: version of the backend's library then, "" where the kernel's name carries a revision.
-        source, line: where the row was read; line 0 for a row that was not.
-        extra: columns unknown here, as (name, text) pairs.
+        libver: version of the backend's library then, "" where the kernel's name includes a
+            revision.
+        source, line: file and line of the row; line 0 for a row that was not read.
+        extra: unknown columns, as (name, text) pairs.
     """
 
     shape: Shape = attrs.field(converter=key_shape)
@@ -93,24 +96,24 @@ class Row:
 
     @property
     def valid(self) -> bool:
-        """Whether the row may win: its time is a finite number above 0."""
+        """Tell whether the row may win: its time is a finite number above 0."""
         return 0.0 < self.us < math.inf
 
     @property
     def key(self) -> tuple[str, int, str, Shape]:
-        """What `upsert` replaces: device and shape."""
+        """Return the key that `upsert` replaces: device and shape."""
         return self.gfx, self.cu_num, self.device, self.shape
 
 
 @attrs.frozen
 class Untuned:
-    """A shape to tune, and how often it was met.
+    """A shape to tune, and how often it was called.
 
     Attributes:
         shape: the shape.
-        count: calls that ran at once.
-        graph: calls that were recorded into graphs, each of which runs at every replay of its graph.
-        layer: what multiplies so, in words; "" where nobody said.
+        count: eager calls.
+        graph: calls recorded into graphs, each of which runs at every replay of its graph.
+        layer: names of the layers with this shape; "" where unknown.
     """
 
     shape: Shape
@@ -120,63 +123,64 @@ class Untuned:
 
     @property
     def calls(self) -> int:
-        """Calls of both kinds, a recorded one for each replay that is known of: one."""
+        """Return the calls of both kinds; a recorded call counts as one replay."""
         return self.count + self.graph
 
     def joined(self, other: Untuned) -> Untuned:
-        """This shape with the calls and the layers of another listing of it, too."""
+        """Return this shape with the calls and layers of another listing added."""
         return attrs.evolve(
             self, count=self.count + other.count, graph=self.graph + other.graph, layer=layers_of_both(self.layer, other.layer)
         )
 
 
 def layers_of_both(first: str, second: str) -> str:
-    """The names of layers in two texts, each once."""
+    """Join the names of layers in two texts, each once."""
     return " ".join(dict.fromkeys((*first.split(), *second.split())))
 
 
 def untuned_of(record: Record, op: Op) -> Untuned:
-    """One line of an untuned file; a line without a count stands for one call.
+    """Parse one line of an untuned file; a line without a count stands for one call.
 
     Raises:
-        UserError: the line is no shape that can be tuned.
+        UserError: the line is not a shape that can be tuned.
     """
     count, graph = _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0)
-    found = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
-    if found.shape.m < 1:
-        raise TableError("'M' must be at least 1 (got 0): there is nothing to tune in an empty batch")
-    for column, number in (("count", found.count), ("graph", found.graph)):
+    untuned = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
+    if untuned.shape.m < 1:
+        raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
+    for column, number in (("count", untuned.count), ("graph", untuned.graph)):
         if number < 0:
             raise TableError(f"{column!r} must not be negative (got {number})")
         if number > MOST_CALLS:
-            raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g}): nothing runs so often")
-    return found
+            raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g})")
+    return untuned
 
 
 def record_of_untuned(untuned: Untuned, op: Op) -> Record:
-    """A shape to tune as texts: the op's key, what its other columns say, and how often it was met."""
+    """Format a shape to tune as texts: the op's key, its other columns that hold a value, and its counts."""
     cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
     cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
     return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})
 
 
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
-    """A line of a tuned file as rows: one, but for the short form (``M,N,K,lib,kernel_name,tflops,...``).
+    """Parse a line of a tuned file: one row, except for the short form (``M,N,K,lib,kernel_name,...``).
 
-    A line of the short form names no device and holds for any, with a bias and without, in bf16 and in fp16; where its
-    kernel's name holds ``bshuffle`` for shuffled weights, else for plain ones. Its time follows from its rate.
+    A line of the short form names no device and holds for any, with and without a bias, in bf16 and
+    fp16. It holds for shuffled weights where its kernel's name contains ``bshuffle``, else for
+    plain ones. Its time follows from its rate.
 
     Args:
-        unknown: the file's columns that mean nothing here; what they say is kept.
+        unknown: the file's unknown columns; their texts are kept.
 
     Raises:
-        TunedGemmError, ValueError: the line lacks something or says something impossible.
+        TunedGemmError, ValueError: the line lacks a value or has an impossible one.
     """
     shapes = _shapes(record, op)
     gfx, cu_num, device = _place(record)
-    solution, told = _solution(record, op)
+    solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
-    libver, err_ratio = _ours(record.cells, "libver"), _number(told, "err_ratio", 0.0)
+    libver, err_ratio = _ours(record.cells, "libver"), _number(values, "err_ratio", 0.0)
     anywhere = not gfx and not cu_num
     return [
         Row(
@@ -185,7 +189,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
             cu_num=cu_num,
             device=device,
             solution=solution,
-            us=_number(told, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
+            us=_number(values, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
             err_ratio=err_ratio,
             libver=libver,
             source=path,
@@ -197,36 +201,36 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
 
 
 def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
-    """What a line names to launch, and the texts of its values by our names."""
+    """Return the solution that a line names, and the texts of its values by our names."""
     cells, own = record.cells, own_names(op.columns)
     values = {column: text for column in op.columns.values if (text := _get(cells, column))}
-    told = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
+    values_by_name = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
     if "libtype" in own:
-        libtype = told.get("libtype", "")
+        libtype = values_by_name.get("libtype", "")
     else:
-        libtype = _ours(cells, "libtype") or told.get("libtype", "") or libtype_of_kernel(told.get("kernelName", ""))
+        libtype = _ours(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
     if not libtype:
         raise TableError("'libtype' is empty")
-    kernel_name, solidx = told.get("kernelName", ""), _whole(told, "solidx", 0)
-    if found := stand_in(libtype):
-        _told_once(libtype, found)
-        (libtype, kernel_name), solidx = found, 0
+    kernel_name, solidx = values_by_name.get("kernelName", ""), _whole(values_by_name, "solidx", 0)
+    if replacement := stand_in(libtype):
+        _told_once(libtype, replacement)
+        (libtype, kernel_name), solidx = replacement, 0
     return Solution(
         libtype=canonical(libtype),
         kernel_name=kernel_name,
-        split_k=_whole(told, "splitK", 0),
+        split_k=_whole(values_by_name, "splitK", 0),
         solidx=solidx,
         extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
-    ), told
+    ), values_by_name
 
 
 @functools.cache
 def _told_once(libtype: str, found: tuple[str, str]) -> None:
-    _log.warning("rows of libtype %r run %s:%s; the solution numbers in them mean nothing here", libtype, *found)
+    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *found)
 
 
 def record_of(row: Row, op: Op) -> Record:
-    """A row as texts, rounded as AITER rounds: 0.1 ns, 0.01 TFLOPS, 0.01 GB/s."""
+    """Format a row as texts, rounded as AITER rounds: 0.1 ns, 0.01 TFLOPS, 0.01 GB/s."""
     measured = row.us if row.valid else math.inf
     values = {
         "libtype": row.solution.libtype,
@@ -240,21 +244,21 @@ def record_of(row: Row, op: Op) -> Record:
     }
     own = own_names(op.columns)
     extra = {column: str(value) for column, value in row.solution.extra}
-    told = op.columns.write(values | extra)
+    written = op.columns.write(values | extra)
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= op.columns.format(row.shape)
-    cells |= extra | {column: text for name, column in own.items() if (text := told.get(column, "") or told.get(name, ""))}
+    cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}
     return Record(cells=cells)
 
 
 def shape_of(record: Record, op: Op) -> Shape:
-    """The shape of a line of a tuned or untuned file; raises UserError or ValueError for what is none."""
+    """Parse the shape of a line of a tuned or untuned file; raise UserError or ValueError on a fault."""
     return op.columns.parse(_texts(record, op))
 
 
 def _shapes(record: Record, op: Op) -> list[Shape]:
-    """The shapes that a line of a tuned file answers for; more than one in the short form alone."""
+    """Return the shapes that a line of a tuned file answers for; several in the short form alone."""
     texts, cells = _texts(record, op), record.cells
     if any(_get(cells, column) for column in ("gfx", "cu_num", "us")):
         return [op.columns.parse(texts)]
@@ -265,35 +269,35 @@ def _shapes(record: Record, op: Op) -> list[Shape]:
 
 
 def _texts(record: Record, op: Op) -> dict[str, str]:
-    """What a line says of its shape, by column; raises TableError for what is no line of this op's."""
+    """Return the texts of a line's shape by column; raise TableError for a line of another kind or op."""
     cells, first = record.cells, op.columns.key[0]
     if len(record.raw) > LONGEST:
-        raise TableError(f"has {len(record.raw)} characters, more than the {LONGEST} of the longest line that is read")
+        raise TableError(f"a line may have at most {LONGEST} characters (got {len(record.raw)})")
     if record.raw:
-        raise TableError(f"is no line of a CSV file (unclosed quote, or left by a version control merge): {record.raw[:60]!r}")
+        raise TableError(f"not a CSV line, for an unclosed quote or a merge marker (got {record.raw[:60]!r}); fix or delete it")
     if cells.get(first) == first:
-        raise TableError("repeats the line of column names: are these several files in one?")
+        raise TableError("repeats the header; split the file if several were concatenated")
     if _HEADS & {*cells.values()} and not any(cells.get(column, "").isdecimal() for column in sizes(op)):
-        raise TableError("is a line of column names, of another table: are these several files in one?")
+        raise TableError("a header of another table; split the file if several were concatenated")
     if record.surplus:
-        raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
+        raise TableError(f"more fields than columns (got {', '.join(record.surplus)[:60]!r} beyond the last)")
     if cells.get(UNUSED[0]) == UNUSED[1]:
-        raise TableError(f"is tagged {UNUSED[1]!r}: AITER looks up no such row, nor does this")
+        raise TableError(f"tagged {UNUSED[1]!r}: never looked up, as in AITER")
     if stray := stray_columns(record, op):
         having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
-        told = f" ({' or '.join(having)})" if having else ""
-        raise TableError(f"is a row of another op{told} than {op.name}, which has no {', '.join(map(repr, stray))}")
+        others = f" ({' or '.join(having)})" if having else ""
+        raise TableError(f"a row of another op{others}; {op.name} has no {', '.join(map(repr, stray))}")
     texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
     return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
 
 
 def stray_columns(record: Record, op: Op) -> list[str]:
-    """The columns of other ops in which a line says something, which makes it a row of theirs."""
+    """Return the columns of other ops that a line fills, which makes it a row of theirs."""
     return [column for column in foreign_columns(op) if _ours(record.cells, column)]
 
 
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
-    """`Row.key` of a record; None for one that is not understood, or that is several rows."""
+    """Return `Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
         shapes = _shapes(record, op)
         return (*_place(record), key_shape(shapes[0])) if len(shapes) == 1 else None
@@ -302,7 +306,10 @@ def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
 
 
 def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
-    """gfx, cu_num, then the op's key with N before M, numbers by value; lines that are not understood come last."""
+    """Return the sort key of a record: gfx, cu_num, then the op's key with N before M.
+
+    Numbers sort by value; lines that are not understood come last.
+    """
     key = list(op.columns.key)
     if "M" in key and "N" in key:
         key.remove("M")
@@ -314,19 +321,20 @@ def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says; validators of attrs put their message first and objects after it."""
+    """Return an exception's message; attrs' validators put theirs first and objects after it."""
     return str(error.args[0]) if error.args else type(error).__name__
 
 
 def blank(record: Record) -> bool:
-    """Whether a line says nothing: all its fields are empty or written as absent."""
+    """Tell whether a line is empty: all its fields are empty or spell a missing value."""
     return not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values())
 
 
 def _place(record: Record) -> tuple[str, int, str]:
-    """gfx, cu_num and device slug; a missing gfx is derived from the CU count as AITER's legacy files ask for.
+    """Return gfx, cu_num and device slug; in AITER's old files gfx follows from the CU count.
 
-    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no device and holds for any.
+    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
+    device and holds for any.
     """
     if not _get(record.cells, "cu_num") and _ours(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")
@@ -339,12 +347,12 @@ def _present(text: str) -> str:
 
 
 def _get(cells: Mapping[str, str], column: str) -> str:
-    """The text of a column that may be absent."""
+    """Return the text of a column that may be absent."""
     return _present(cells.get(column, ""))
 
 
 def _ours(cells: Mapping[str, str], column: str) -> str:
-    """The text of a column in which AITER's merge may have put its filler, 0."""
+    """Return the text of a column that AITER's merge may have filled with 0."""
     text = _get(cells, column)
     return "" if text in ("0", "0.0") else text
 
@@ -358,7 +366,7 @@ def _number(cells: Mapping[str, str], column: str, default: float) -> float:
 
 
 def _time_of_rate(cells: Mapping[str, str], flops: int) -> float:
-    """Microseconds of a call from the TFLOP/s that the short form gives in their stead."""
+    """Return the microseconds of a call from the TFLOP/s that the short form gives instead."""
     rate = _number(cells, "tflops", 0.0)
     return flops / rate / 1e6 if rate > 0 else math.nan
 

@@ -1,8 +1,9 @@
-"""Scan: a tuned file as a source of rows that are made later; a million lines in seconds. Torch-free.
+"""Scan: a tuned file as a source of lazily parsed rows; a million lines in seconds. Torch-free.
 
-A line is plain where splitting it at its commas is all there is to reading it. Columns of plain lines are taken together;
-what their rows would be is asked of `rows_of_sheet` once for each combination of the texts that are neither sizes nor
-measurements. Every other line is read by `rows_of_sheet` itself, which so decides alone what is a row and what is wrong.
+A line is plain where splitting it at its commas is enough to read it. Plain lines are read by
+column. `rows_of_sheet` parses one line for each combination of the texts that are neither sizes
+nor measurements. It also reads every other line, and so alone decides what is a row and what is
+wrong.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
     from tunedgemm.table.row import Row
 
-#: bytes that are taken together: their fields should stay in a core's own cache
+#: bytes of a chunk, whose fields should fit a core's private cache
 _CHUNK = 1 << 17
 
-#: columns that say nothing of the key, and how they are judged: a whole number, any number, or any text
+#: columns outside the key, by what they may hold: a whole number, any number, or any text
 _WHOLE, _NUMBER, _TEXT = ("solidx", "splitK"), ("err_ratio",), ("kernelName", "tflops", "bw", "libver")
 
-#: how many texts of a number column, and combinations of the others, are remembered as good
+#: most valid texts of a number column, and combinations of the other columns, to cache
 _MOST = 10_000
 
 _SIZES = ("m", "n", "k")
-#: bytes from which on a file is scanned although every pair of N and K has to be tried
+#: bytes from which a file is worth scanning although every pair of N and K has to be probed
 _WORTH = 1 << 20
 
-#: sizes that a line is tried with
+#: sizes that a line is probed with
 _PROBES = (1, MAX_SIZE - 1)
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class _NotWorthIt(Exception):
-    """Reading all lines one by one takes no longer."""
+    """Raised where reading all lines one by one is just as fast."""
 
 
 @attrs.frozen
 class Reader:
-    """How the lines of a file are read one by one.
+    """Reads the lines of a file one by one.
 
     Attributes:
-        head: the line of column names.
+        head: the header.
     """
 
     path: Path
@@ -68,23 +69,23 @@ class Reader:
     head: str
 
     def read(self, numbers: Sequence[int], lines: Sequence[str]) -> tuple[list[Row], list[Problem]]:
-        """The rows of some lines, and what is wrong with them."""
+        """Return the rows of some lines, and their problems."""
         sheet = parse_sheet(self.path, "\n".join((self.head, *lines, "")))
         for record in sheet.records:
             record.line = numbers[record.line - 2]
         return rows_of_sheet(self.path, self.op, sheet)
 
     def rows(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
-        """The rows of some lines."""
+        """Return the rows of some lines."""
         return self.read(numbers, [line.decode() for line in lines])[0]
 
 
 @attrs.frozen
 class _Plan:
-    """Which field of a plain line is what, by position.
+    """Positions of the fields of a plain line.
 
     Attributes:
-        free: which sizes are no part of the kind.
+        free: the sizes that are not part of the kind.
     """
 
     width: int
@@ -97,13 +98,13 @@ class _Plan:
 
 
 def normalised(content: bytes) -> bytes:
-    """A file's bytes without a byte order mark, its lines ended by newlines alone."""
+    """Strip a byte order mark, and end lines by newlines alone."""
     content = content.removeprefix(_BOM)
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
 
 
 def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | None:
-    """The reader of a normalised file, where its first line below the column names starts, and that line's number."""
+    """Return the reader of a normalised file, the offset of its first data line, and that line's number."""
     start, number = 0, 1
     while (end := content.find(b"\n", start)) >= 0:
         head = content[start:end]
@@ -114,18 +115,20 @@ def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | Non
 
 
 def scan(path: Path, op: Op, content: bytes) -> Source | None:
-    """The rows of a normalised file; None for one that has to be read otherwise: broken, small and its sizes limited, its columns special.
+    """Scan a normalised file; None for one that must be read line by line.
+
+    That is a broken file, one with special columns, or a small one whose op restricts sizes.
 
     Raises:
-        TableError: the file lacks a column without which no row says anything, or is another op's.
+        TableError: the file lacks a column that every row needs, or is another op's.
     """
     if b"\0" in content or op.columns.read is not attrs.fields(Columns).read.default:
         return None
     try:
-        found = head_of(path, op, content)
-        if found is None:
+        head = head_of(path, op, content)
+        if head is None:
             return None
-        reader, start, number = found
+        reader, start, number = head
         plan = _plan(reader, content, start)
         if plan is None:
             return None
@@ -137,7 +140,7 @@ def scan(path: Path, op: Op, content: bytes) -> Source | None:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: it would walk through millions of fields that are gone before it ends."""
+    """Pause garbage collection, which would walk millions of short-lived fields."""
     if not gc.isenabled():
         yield
         return
@@ -149,10 +152,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
-    """The plan of a file, by its first line that is one row; None where there is none, or the last line is cut off."""
+    """Plan a file by its first line that is one row; None without one, or with a truncated last line."""
     op = reader.op
     sheet = parse_sheet(reader.path, reader.head + "\n")
-    rows_of_sheet(reader.path, op, sheet)  # names the columns as the op does, and judges them
+    rows_of_sheet(reader.path, op, sheet)  # names the columns as the op does, and checks them
     names = sheet.names
     if not content.endswith(b"\n"):
         last = content[content.rfind(b"\n") + 1 :]
@@ -160,37 +163,37 @@ def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
             return None
     sizes = next((sizes for row in _first(reader, content, start) if (sizes := _size_columns(op, row))), None)
     own = own_names(op.columns)
-    place = {name: at for at, name in enumerate(names) if name}
-    if sizes is None or len(place) < sum(map(bool, names)) or not {*sizes, "us"} <= {*place}:
+    positions = {name: at for at, name in enumerate(names) if name}
+    if sizes is None or len(positions) < sum(map(bool, names)) or not {*sizes, "us"} <= {*positions}:
         return None
     whole, number, text = (
-        {place[own.get(name, name)] for name in group if own.get(name, name) in place} for group in (_WHOLE, _NUMBER, _TEXT)
+        {positions[own.get(name, name)] for name in group if own.get(name, name) in positions} for group in (_WHOLE, _NUMBER, _TEXT)
     )
     known = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
-    measured = {*whole, *number, *text, place["us"], *(place[name] for name in sizes)}
-    kind = tuple(at for name, at in place.items() if name in known and at not in measured)
+    measured = {*whole, *number, *text, positions["us"], *(positions[name] for name in sizes)}
+    kind = tuple(at for name, at in positions.items() if name in known and at not in measured)
     if 0 not in kind and 0 not in measured - text:
-        return None  # lines that version control left are told by their start
-    first, second, third = (place[name] for name in sizes)
-    return _Plan(len(names), (first, second, third), place["us"], kind, tuple(whole), tuple(number))
+        return None  # merge markers are recognised by the start of a line
+    first, second, third = (positions[name] for name in sizes)
+    return _Plan(len(names), (first, second, third), positions["us"], kind, tuple(whole), tuple(number))
 
 
 def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
-    """Rows of the first lines."""
+    """Return the rows of the first lines."""
     lines = content[start : start + 4096].split(b"\n")[:8]
     return reader.read(range(len(lines)), [line.decode(errors="replace") for line in lines])[0]
 
 
 def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
-    """The columns that hold m, n and k alone: those that change when they do."""
-    base, found = op.columns.format(row.shape), []
+    """Return the columns that hold m, n and k alone: each changes with its size."""
+    base, changed = op.columns.format(row.shape), []
     for size in _SIZES:
         try:
             other = op.columns.format(attrs.evolve(row.shape, **{size: getattr(row.shape, size) + 32}))
         except TunedGemmError:
             return None
-        found += [column for column, text in other.items() if text != base.get(column)]
-    return tuple(found) if len(found) == len(set(found)) == len(_SIZES) else None
+        changed += [column for column, text in other.items() if text != base.get(column)]
+    return tuple(changed) if len(changed) == len(set(changed)) == len(_SIZES) else None
 
 
 class _Scanner:
@@ -199,7 +202,7 @@ class _Scanner:
     def __init__(self, reader: Reader, plan: _Plan, source: Source) -> None:
         self.reader, self.plan, self.source = reader, plan, source
         self._kinds: dict[tuple[str, ...], int] = {}
-        self._stamps, self._places = [0], [0]  # of each kind; 0 is that of lines which are read one by one
+        self._stamps, self._places = [0], [0]  # of each kind; 0 is for lines that are read one by one
         self._good: dict[int, set[str]] = {at: set() for at in (*plan.whole, *plan.number)}
 
     def run(self, start: int, number: int) -> Source:
@@ -220,19 +223,19 @@ class _Scanner:
         starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
         numbers: Sequence[int] = range(number, number + len(lines))
         try:
-            found = self._columns(fields, text, max(widths))
+            columns = self._columns(fields, text, max(widths))
         except ValueError:
             odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
             left = sorted({*range(len(lines))} - {*odd})
-            found = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
-            self._append(found, [starts[at] for at in left], [numbers[at] for at in left])
+            columns = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
+            self._append(columns, [starts[at] for at in left], [numbers[at] for at in left])
             source.sorted = source.sorted and not left
             rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
             for row in rows:
                 source.add(row, starts[row.line - number])
             source.problems += problems
         else:
-            self._append(found, starts, numbers)
+            self._append(columns, starts, numbers)
 
     def _append(self, found: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
         keys, us, place = found
@@ -250,7 +253,10 @@ class _Scanner:
         return False
 
     def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> tuple[list[int], array[float], list[int]]:
-        """Keys, times and places of lines whose *text* and *longest* are given; raises ValueError where one is not plain."""
+        """Return keys, times and places of lines; raise ValueError where one is not plain.
+
+        *text* and *longest* are the lines' text and the length of the longest.
+        """
         plan = self.plan
         if '"' in text or "'" in text or longest > LONGEST or {*map(len, rows)} != {plan.width}:
             raise ValueError
@@ -272,7 +278,7 @@ class _Scanner:
         return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
 
     def _judge(self, at: int, good: set[str], texts: tuple[str, ...]) -> None:
-        """Raise ValueError where a field of a number column is neither a number, a whole one where it must be, nor empty."""
+        """Raise ValueError unless each field of a number column is empty or a number, whole where it must be."""
         whole = at in self.plan.whole
         if len(good) >= _MOST:
             with contextlib.suppress(ValueError):
@@ -285,28 +291,31 @@ class _Scanner:
             good.update(new)
 
     def _kind(self, fields: list[str]) -> int:
-        """The number of a line's kind, learned from its first line."""
+        """Return the number of a line's kind, learned from its first line."""
         texts = tuple(fields[at] for at in self.plan.kind)
-        found = self._kinds.get(texts)
-        if found is None:
+        kind = self._kinds.get(texts)
+        if kind is None:
             row = self._sample(fields, self.plan.free)
             if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
-                # N and K are limited, as by a layout of tiles: each pair of them is a kind of its own
+                # N and K are restricted, as by a tiled layout: each pair is a separate kind
                 if len(self.source.content) < _WORTH:
                     raise _NotWorthIt
                 self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])
                 self._kinds.clear()
                 raise ValueError
-            found = 0
+            kind = 0
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
-                found = len(self._stamps)
+                kind = len(self._stamps)
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
                 self._places.append(self.source.place_of(row.gfx, row.device))
-            self._kinds[texts] = found
-        return found
+            self._kinds[texts] = kind
+        return kind
 
     def _sample(self, fields: list[str], sizes: tuple[str, ...]) -> Row | None:
-        """The row of a line, where these sizes are free: neither the smallest nor the largest, a prime, change or spoil anything else."""
+        """Return the row of a line where these sizes are free; None where other sizes would change the rest.
+
+        The probes are the smallest size and the largest, a prime.
+        """
         lines = [",".join(fields)]
         free = {at for at, name in zip(self.plan.sizes, _SIZES, strict=True) if name in sizes}
         for size in _PROBES:
@@ -326,7 +335,7 @@ def _bytes(line: str) -> int:
 
 
 def _is_number(text: str, *, whole: bool) -> bool:
-    """Whether a text is empty or a number; raises ValueError for another."""
+    """Tell whether a text is empty or a valid number; raise ValueError where it is not a number."""
     if not text.strip():
         return True
     number = float(text)

@@ -1,7 +1,7 @@
 """Sheet: a CSV file as texts, read and rewritten without losing what is not understood; torch-free.
 
-One physical line is one record: no table has a line break inside a field, and so an unclosed quote costs one line only.
-A line that nobody changed is written as it was read, byte for byte.
+One physical line is one record. No table has a line break inside a field, so an unclosed quote
+costs one line only. An unchanged line is written back byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunedgemm.errors import TableError
 #: Longest wait for another process that is writing the same file, in seconds.
 LOCK_TIMEOUT = 60.0
 
-#: Longest line that is taken for one of a table, in characters: a hundred times what the longest kernel names need.
+#: Longest line of a table, in characters: a hundred times what the longest kernel names need.
 LONGEST = 1 << 16
 
 _CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
@@ -35,8 +35,8 @@ class Record:
         line: its number in the file, the header being 1; 0 for a record that was not read.
         cells: stripped texts by column; columns that the line is too short for are absent.
         surplus: fields beyond the last column.
-        raw: the line itself where it is no CSV; *cells* is empty then.
-        text: the line as it was read, with what ends it; "" for a record that was not read.
+        raw: the line itself where it is not CSV; *cells* is empty then.
+        text: the line as it was read, with its line end; "" for a record that was not read.
     """
 
     line: int = 0
@@ -48,15 +48,18 @@ class Record:
 
 @attrs.define
 class Sheet:
-    """A CSV file: its columns in order and its records, those that say nothing included.
+    """A CSV file: its columns in order and all its records, even empty ones.
 
     Attributes:
-        columns: the columns that are written. While those of the file lead in their order, lines that did not change
-            keep their text, with empty fields for the columns that follow; in another order all lines are written anew.
+        columns: the columns to write. While those of the file lead in their order, unchanged lines
+            keep their text, with empty fields for the columns that follow. In another order all
+            lines are formatted anew.
         records: the lines below the header.
-        head: the file up to its line of column names and with it, as it was read; "" for a sheet that was not.
-        names: the column of each field of that line, "" for one that is dropped when lines are written anew.
-        cut: the number of a last line that is cut off and is not among *records*, and what to say of it; see `read_sheet`.
+        head: the file up to and including its header, as it was read; "" for a sheet that was not.
+        names: the column of each field of the header, "" for one that is dropped when lines are
+            formatted anew.
+        cut: the number of a truncated last line, which is not among *records*, and a message about
+            it; see `read_sheet`.
     """
 
     columns: list[str]
@@ -66,14 +69,17 @@ class Sheet:
     cut: tuple[int, str] | None = None
 
     def rename(self, names: dict[str, str]) -> None:
-        """Know columns by other names than the file's line of column names, which keeps its text."""
+        """Rename columns; the header keeps its text."""
         self.names = tuple(names.get(name, name) for name in self.names)
         self.columns = [names.get(name, name) for name in self.columns]
         for record in self.records if names else ():
             record.cells = {names.get(column, column): text for column, text in record.cells.items()}
 
     def text(self) -> str:
-        """The file's new content. Cells of columns that are not in `columns` are left out, surplus fields stay behind the last."""
+        """Return the file's new content.
+
+        Cells of columns that are not in `columns` are dropped; surplus fields stay after the last.
+        """
         known = [name for name in self.names if name]
         if not self.head or self.columns[: len(known)] != known:
             return self._anew()
@@ -100,13 +106,13 @@ class Sheet:
         return "\n".join((*lines, ""))
 
     def _unchanged(self, record: Record) -> bool:
-        """Whether the record's own text still says what its cells say."""
+        """Tell whether the record's text still matches its cells."""
         again = _record(record.line, record.text, self.names)
         return (again.cells, again.surplus) == (record.cells, record.surplus)
 
 
 def present(path: Path) -> bool:
-    """Whether there is such a file that this process can see; never raises, unlike `Path.exists` in a closed folder."""
+    """Tell whether this process can see the file; never raises, unlike `Path.exists` in a closed folder."""
     try:
         path.stat()
     except OSError:
@@ -118,27 +124,29 @@ def read_sheet(path: Path, *, whole: bool = True) -> Sheet:
     """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, have no cells.
 
     Args:
-        whole: whether a cut off last line is an error; else the lines before it are the sheet, which is not to be written then.
+        whole: whether a truncated last line is an error; else the sheet has the lines before it,
+            and must not be written.
 
     Raises:
-        TableError: the file is missing, unreadable, empty, no text, cut off in its last line, or has a column twice.
+        TableError: the file is missing, unreadable, empty, not text, truncated in its last line, or
+            repeats a column.
     """
     return parse_sheet(path, _read_text(path), whole=whole)
 
 
 def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
-    """The content of a file as a sheet; *path* is for messages alone, which are those of `read_sheet`."""
-    lines = list(io.StringIO(text, newline=""))  # any of the three line ends, each line with its own
+    """Parse the content of a file; *path* is for messages alone, which are those of `read_sheet`."""
+    lines = list(io.StringIO(text, newline=""))  # any of the three line ends; each line keeps its own
     header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
     if header is None:
-        raise TableError(f"{path}: the file is empty; a table starts with a line of column names (delete the file to start anew)")
+        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start anew")
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
-        raise TableError(f"{path}: line {header + 1} has {len(head)} characters: it is no line of column names")
+        raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")
     names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head) or head.split(",")))
     columns = [name for name in names if name]
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
-        raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}: is it a line of column names?")
+        raise TableError(f"{path}: column {twice[0]!r} occurs twice in line {header + 1}, which should be the header")
     records = [_record(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
     cut = None
     if records and not _ending(lines[-1]):
@@ -153,21 +161,21 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Iterator[None]:
-    """Hold the lock beside *path*, across processes and threads; the folder is created.
+    """Hold the lock of *path*, across processes and threads; the folder is created.
 
     Args:
-        timeout: how long to wait for another process, in seconds.
-        poll: seconds between two looks whether it is free; who looks oftener than the others gets it sooner.
+        timeout: longest wait for another process, in seconds.
+        poll: seconds between two attempts; a process that polls more often gets it sooner.
 
     Raises:
-        TableError: the folder cannot be written, or another process keeps the lock for longer.
+        TableError: the folder cannot be written, or another process holds the lock for longer.
     """
     lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=timeout, poll_interval=poll)
     except filelock.Timeout:
-        raise TableError(f"{path}: another process has kept {lock.lock_file} locked for {timeout:.0f} s; end it and try again") from None
+        raise TableError(f"{path}: another process has held the lock {lock.lock_file} for {timeout:.0f} s; end it and try again") from None
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
@@ -177,15 +185,16 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
 
 
 def replace_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace a file's content at once: a reader, or a process killed meanwhile, sees the old or the new, never a part.
+    """Replace a file's content atomically: after a crash it has the old text or the new.
 
-    To be called under `locked`, which makes the one temporary name safe. A link is followed, the file's mode is kept.
+    Call it under `locked`, which makes the one temporary name safe. A link is followed, and the
+    file's mode is kept.
 
     Args:
-        durable: wait until the disk has it, so that it also survives a power cut.
+        durable: sync to the disk, so that the text also survives a power cut.
 
     Raises:
-        TableError: the folder cannot be written or the disk is full; the old content stands.
+        TableError: the folder cannot be written or the disk is full; the old content remains.
     """
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.tmp")
@@ -208,14 +217,14 @@ def replace_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def extend(handle: int, data: bytes) -> None:
-    """Put bytes at the end of a file that was opened for appending: all of them or none. To be called under `locked`.
+    """Append bytes to a file that was opened for appending, all of them or none. Call it under `locked`.
 
     Raises:
-        OSError: the disk is full, or the like; the file is as it was.
+        OSError: the disk is full, or the like; the file is unchanged.
     """
     size = os.fstat(handle).st_size
     try:
-        while data:  # once, but for a disk that takes a part, and says why at the second attempt
+        while data:  # once, unless the disk accepts a part; the second attempt then raises the reason
             data = data[os.write(handle, data) :]
     except OSError:
         with contextlib.suppress(OSError):
@@ -234,9 +243,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> TableError:
     reason = error.strerror or str(error)
-    return TableError(
-        f"{path}: cannot be written: {reason}; name another output file, or set TUNEDGEMM_HOME to a folder that can be written"
-    )
+    return TableError(f"{path}: cannot be written: {reason}; name another output file, or set TUNEDGEMM_HOME to a writable folder")
 
 
 def _read_text(path: Path) -> str:
@@ -245,24 +252,24 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise TableError(f"{path}: is a folder; name a CSV file in it") from None
+        raise TableError(f"{path}: this is a folder; name a CSV file in it") from None
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
     return as_text(path, content)
 
 
 def as_text(path: Path, content: bytes) -> str:
-    """The bytes of a file, or of some of its lines, as text; *path* is for messages alone.
+    """Decode the bytes of a file, or of some of its lines; *path* is for messages alone.
 
     Raises:
-        TableError: they are no text.
+        TableError: they are not UTF-8 text.
     """
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: is no text (byte {error.start} is not UTF-8); a table is a CSV file in UTF-8") from None
+        raise TableError(f"{path}: not a text file (byte {error.start} is not UTF-8); save the table as CSV in UTF-8") from None
     if "\0" in text:
-        raise TableError(f"{path}: is no text (it contains zero bytes); a table is a CSV file in UTF-8")
+        raise TableError(f"{path}: not a text file (it contains zero bytes); save the table as CSV in UTF-8")
     return text
 
 
@@ -271,7 +278,7 @@ def _named(column: str) -> bool:
 
 
 def _fields(line: str) -> list[str] | None:
-    """The fields of one line; None for a line that is no CSV."""
+    """Split one line into fields; None for a line that is not CSV."""
     if '"' not in line:
         return line.split(",")
     try:
@@ -295,25 +302,25 @@ def _record(number: int, text: str, names: Sequence[str]) -> Record:
 
 
 def _joined(fields: Sequence[str]) -> str:
-    """Fields as one line, quoted where they must be."""
+    """Join fields to one line, quoted where needed."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(fields)
     return out.getvalue()
 
 
 def _ending(line: str) -> str:
-    """What ends a line: ``\\n``, ``\\r\\n``, ``\\r``, or nothing where the file ends without."""
+    """Return the end of a line: ``\\n``, ``\\r\\n``, ``\\r``, or "" where the file ends without one."""
     return line[len(line.rstrip("\r\n")) :]
 
 
 def _extended(line: str, fields: Sequence[str], newline: str) -> str:
-    """A line with fields put behind its last."""
+    """Append fields to a line."""
     ending = _ending(line)
     return f"{line[: len(line) - len(ending)]},{_joined(fields)}{ending or newline}" if fields else line
 
 
 def _padded(line: str, width: int, added: int) -> str:
-    """A line of a file of *width* columns that gets *added* more: empty fields for those, surplus ones stay behind them."""
+    """Pad a line of *width* columns for *added* more: empty fields for those, surplus ones after them."""
     ending = _ending(line)
     body = line[: len(line) - len(ending)]
     if not body.strip(" \t,"):

@@ -1,7 +1,8 @@
-"""Questions of the conformance suite to a backend in another process: ``python -m tunedgemm.testing.child``.
+"""Answers the conformance suite's questions in another process: ``python -m tunedgemm.testing.child``.
 
 The process reads one JSON object from standard input: ``libtype``, ``shapes``, ``devices``, and
-``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON object.
+``prepare``, the number of solutions to prepare for each. Its last line is the answer, one JSON
+object.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def ask_child(libtype: str, shapes: Sequence[Shape], devices: Sequence[Device], 
     """Load a backend in a fresh process and enumerate there, with devices hidden or visible.
 
     Returns:
-        ``solutions`` (texts, a list for each shape and device in turn; None where unsupported), ``modules`` loaded by the
-        import, ``cuda`` (whether a device was touched) and ``seconds`` that the import took.
+        ``solutions`` (texts, a list for each shape and device in turn; None where unsupported),
+        ``modules`` loaded by the import, ``cuda`` (whether a device was touched) and ``seconds``
+        that the import took.
 
     Raises:
         RuntimeError: the process failed; the message holds its output.
@@ -61,9 +63,9 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         if not backend.supports(shape, device):
             solutions.append(None)
             continue
-        found = backend.solutions(shape, device)
-        solutions.append([str(solution) for solution in found])
-        for solution in found[: question["prepare"]]:
+        listed = backend.solutions(shape, device)
+        solutions.append([str(solution) for solution in listed])
+        for solution in listed[: question["prepare"]]:
             backend.prepare(solution, shape, device)
     torch = sys.modules.get("torch")
     return {"solutions": solutions, "modules": modules, "cuda": torch is not None and torch.cuda.is_initialized()}

@@ -5,9 +5,9 @@
     class TestMine(BackendConformance):
         libtype = "mine"
 
-A check covers one op in all its shapes, those of real models and awkward ones, and lists every fault
-with its shape and solution. Launching checks run on the present device, with the shapes that the
-backend supports there. Without such a shape they skip, with the backend's reason.
+A check covers one op in all its shapes, those of real models and awkward ones, and lists every
+fault with its shape and solution. Launching checks run on the present device, with the shapes that
+the backend supports there. Without such a shape they skip, with the backend's reason.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BackendConformance:
 
     @classmethod
     def loading(cls) -> contextlib.AbstractContextManager[None]:
-        """Return the block in which the backend is found: entered to load it and to start processes that load it."""
+        """Return the block in which the backend, and the processes that load it, find its entry point."""
         return contextlib.nullcontext()
 
     @classmethod
@@ -169,7 +169,7 @@ class BackendConformance:
         return itertools.product([shape for shape in self.every_shape() if shape.op == op_name], self._asked())
 
     def test_the_plugin_keeps_the_contract(self) -> None:
-        """The plugin loads, covers known ops, implements hooks as specified, and its library's version is one line of text."""
+        """Check that the plugin loads, covers known ops, and has valid hooks and a one-line version."""
         plugin = self.plugin()
         make_backend(self.libtype, plugin)
         unknown = set(self.backend().ops) - set(ops())
@@ -190,7 +190,7 @@ class BackendConformance:
             assert not set(version) & set("\r\n"), f"library_version({device}) has more than one line: {version!r}"
 
     def test_supports_is_pure_quick_and_gives_reasons(self, op_name: str) -> None:
-        """`supports` gives the same answer each time, True or a reason, in less than a millisecond, for any device."""
+        """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device."""
         supports, faults = self.backend().hooks["supports"], list[str]()
         for shape, device in self._questions(op_name):
             call, first = f"supports({shape}, {device})", supports(shape, device)
@@ -209,16 +209,16 @@ class BackendConformance:
         _require_none(faults)
 
     def test_solutions_are_unique_and_stable(self, op_name: str) -> None:
-        """Solutions are listed once, in one order, and survive the trial log; the heuristic names one of this libtype or None."""
+        """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""
         faults, stored = list[str](), set[Any]()
         for shape, device in self._questions(op_name):
             if self.backend().supports(shape, device):
-                found = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
-                faults += [f"{shape} on {device}: {fault}" for fault in found]
+                listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
+                faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
         _require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
-        """Yield what is wrong with the solutions of a shape; *stored* are those that came back from the trial log already."""
+        """Yield what is wrong with a shape's solutions; *stored* ones already survived the trial log."""
         enumerate_solutions = self.backend().hooks["enumerate_solutions"]
         listed = list(enumerate_solutions(shape, device))
         foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]
@@ -249,7 +249,7 @@ class BackendConformance:
     @classmethod
     @functools.cache
     def _elsewhere(cls) -> tuple[dict[str, Any], ...]:
-        """Ask another process that sees no device about the described ones, and one that sees all about the present GPU."""
+        """Ask a process without visible devices about the described ones, and another about the GPU."""
         present = cls._device()
         hidden = DEVICES if present.kind != "cpu" else (*DEVICES, present)
         with cls.loading():
@@ -259,7 +259,7 @@ class BackendConformance:
         return tuple(answers)
 
     def test_other_processes_list_the_same_solutions(self) -> None:
-        """A fresh process, with another hash seed, enumerates the same solutions in the same order."""
+        """Check that a fresh process, with another hash seed, lists the same solutions in the same order."""
         faults: list[str] = []
         for answer in self._elsewhere():
             questions = itertools.product(self.every_shape(), answer["devices"])
@@ -271,7 +271,7 @@ class BackendConformance:
         _require_none(faults)
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
-        """The plugin loads and answers for absent devices where no device is visible, without other plugins."""
+        """Check that the plugin loads and answers without a visible device and without other plugins."""
         answer = self._elsewhere()[0]
         assert not answer["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"
         own = self.backend().distribution
@@ -280,7 +280,7 @@ class BackendConformance:
         assert not loaded, f"{self.libtype} imports other plugins: {', '.join(sorted(loaded))}"
 
     def test_prepare_needs_no_device(self) -> None:
-        """`prepare` compiles the first solution of each shape in a process that sees no device."""
+        """Check that `prepare` compiles the first solution of each shape in a process without devices."""
         if "prepare" not in self.backend().hooks:
             pytest.skip(f"{self.libtype} has no prepare()")
         shapes = [shape for shape in self.served_shapes() if self._binds_first(shape)]
@@ -297,10 +297,7 @@ class BackendConformance:
         return any(isinstance(_bound(backend, solution, shape, device), Launcher) for solution in first)
 
     def test_outputs_match_the_reference(self, op_name: str) -> None:
-        """Outputs are right, whole and of the right form; operands stay as they were; what a solution claims of its bits holds.
-
-        The output's memory is full of NaN between canaries. x has two or three dimensions.
-        """
+        """Check outputs (over NaN, between canaries), operands that stay unchanged, and bitwise claims."""
         faults: list[str] = []
         for case in self._launching(op_name):
             before = [None if operand is None else duplicate(operand) for operand in case.operands]
@@ -314,7 +311,7 @@ class BackendConformance:
         _require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with the outputs of one solution, for other *forms* of the operands too, and with its claims."""
+        """Yield what is wrong with one solution's outputs, also for *forms* of the operands, and its claims."""
         with Poisoned() as poisoned:
             first = launch(launcher, case.operands)
         if poisoned.overwritten():
@@ -331,7 +328,7 @@ class BackendConformance:
             yield "claims to be batch invariant; row 0 differs at M=1"
 
     def _is_batch_invariant(self, case: Case, solution: Solution, out: Any) -> bool:
-        """Tell whether a row has the same bits alone as among others; True where the solution does not run one row."""
+        """Tell whether a row has the same bits alone; True where the solution does not run one row."""
         alone = attrs.evolve(case.shape, m=min(case.shape.m, 1))
         if not self.backend().supports(alone, case.device):
             return True
@@ -343,10 +340,7 @@ class BackendConformance:
         return same_bits(among, rows_of(launch(single, first), alone.m))
 
     def test_a_solution_is_rebuilt_from_its_identity(self, op_name: str) -> None:
-        """Libtype, kernel name and splitK alone bind to the same kernel, `run` agrees, and refusals have reasons.
-
-        The heuristic's solution binds and is right.
-        """
+        """Check that its identity alone binds the same kernel, `run` agrees, and refusals have reasons."""
         faults, launching = list[str](), False
         for case in self._cases(op_name):
             faults += [f"{case.shape}: {fault}" for fault in self._faults_of_refusals(case)]
@@ -360,7 +354,7 @@ class BackendConformance:
             next(self._launching(op_name))  # skips
 
     def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
-        """Yield how `run`, and a launcher bound from the identity alone, differ from the bound launcher."""
+        """Yield how `run`, and a launcher bound from the identity, differ from the bound launcher."""
         out = case.output(solution, launcher)
 
         def same(other: Any) -> bool:
@@ -397,7 +391,7 @@ class BackendConformance:
             yield f"of the heuristic: {fault}"
 
     def test_launchers_serve_two_threads(self, op_name: str) -> None:
-        """Two threads, each on a stream of its own, call one launcher with their own operands at the same time."""
+        """Check that two threads, each on its stream, can call one launcher with different operands."""
         faults: list[str] = []
         for case in self._launching(op_name):
             for solution, launcher in case.launchers:
@@ -413,7 +407,7 @@ class BackendConformance:
             yield from {case.fault(out, job.reference) for out in several} - {""}
 
     def test_graphs_capture_what_claims_to_be_graph_safe(self, op_name: str) -> None:
-        """A captured launch recomputes its output at every replay, from what the operands then hold."""
+        """Check that a captured launch recomputes its output at every replay, from the current operands."""
         faults, captured = list[str](), False
         for case in self._launching(op_name):
             for solution, launcher in case.launchers if case.shape.m else ():
@@ -437,7 +431,7 @@ def _require_none(faults: Sequence[str]) -> None:
 
 
 def _bound(backend: Backend, solution: Solution, shape: Shape, device: Device) -> object:
-    """Return the answer of the plugin's own `bind`; LaunchError is the one exception that counts as a refusal."""
+    """Return the answer of the plugin's own `bind`; of exceptions, only LaunchError is a refusal."""
     if "bind" not in backend.hooks:
         return backend.bind(solution, shape, device)
     try:

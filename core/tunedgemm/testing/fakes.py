@@ -46,8 +46,8 @@ class FakePlugin:
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
         """List the given solutions; a text is the kernel name of one."""
-        found = self._solutions(shape, device) if callable(self._solutions) else self._solutions
-        return [self._solution(one) for one in found]
+        answers = self._solutions(shape, device) if callable(self._solutions) else self._solutions
+        return [self._solution(one) for one in answers]
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -73,7 +73,7 @@ class FakePlugin:
 
 
 def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
-    """Compute the op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
+    """Compute the op's reference, rounded once to the output dtype, for any leading dimensions."""
     del solution
     op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
     operands = _typed(op, shape, operands)
@@ -81,7 +81,10 @@ def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
 
 
 def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return operands as the op's callers give them: launchers get shuffled weights as plain tensors, references need the type."""
+    """Return operands as callers pass them: references need the type of shuffled weights.
+
+    Launchers get those as plain tensors.
+    """
     if shape.layout == "row":
         return operands
     from tunedgemm.ops.formats.shuffle import as_shuffled
@@ -99,10 +102,11 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
 
     Args:
         libtype: its name.
-        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a function of (shape, device)
-            that returns them; ``call``, a function of (solution, shape, *operands) that returns the output, `exact` by
-            default; ``supports``, a function of (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``,
-            seconds that a call takes longer, by kernel name.
+        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a
+            function of (shape, device) that returns them; ``call``, a function of (solution, shape,
+            *operands) that returns the output, `exact` by default; ``supports``, a function of
+            (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``, seconds that a
+            call takes longer, by kernel name.
 
     Raises:
         PluginError: an answer breaks the contract.

@@ -1,4 +1,4 @@
-"""Launches of the conformance suite: operands with their references, launchers of a shape, threads and graphs."""
+"""Launches of the conformance suite: operands, references, bound launchers, threads and graphs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drawn:
 
 
 class DrawnCache:
-    """Operands and references by shape, device and seed, up to a number of bytes; the least recently used leave first."""
+    """Operands and references by shape, device and seed: an LRU cache of limited bytes."""
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit, self._held = limit, 0
@@ -67,7 +67,7 @@ _drawn = DrawnCache()
 
 @attrs.frozen(eq=False)
 class Case:
-    """One shape on the present device, with the solutions of the backend that bind there and those that do not."""
+    """One shape on the present device, with the backend's solutions that bind there and the others."""
 
     shape: Shape
     device: Device
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """The operands of seed 0."""
+        """Return the operands of seed 0."""
         return self.drawn(0).operands
 
     def output(self, solution: Solution, launcher: Launcher) -> Any:
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def is_default(self) -> bool:
-        """Whether the operands alone tell the shape, its output dtype included."""
+        """Tell whether the operands alone determine the shape, including its output dtype."""
         return bool(self.op.shape_of(*self.operands, **self.op.fields(self.shape)) == self.shape)
 
     def fault(self, out: Any, reference: Any = None) -> str:
@@ -105,7 +105,7 @@ class Case:
         return f"error ratio {ratio:.3g} (bound {MAX_ERROR_RATIO}), worst row error {row:.3g} (bound {tolerance.row_error:.3g})"
 
     def faults_of(self, out: Any, operands: tuple[Any, ...]) -> Iterator[str]:
-        """Yield what is wrong with the form and the numbers of an output, whatever leading dimensions its operands have."""
+        """Yield what is wrong with the form and numbers of an output, for any leading dimensions."""
         wanted = self.op.fake(*operands, otype=torch_dtype(self.shape.outdtype))
         form = f"{tuple(out.shape)} {out.dtype} on {out.device}" + ("" if out.is_contiguous() else ", not contiguous")
         expected = f"{tuple(wanted.shape)} {wanted.dtype} on {wanted.device}"
@@ -141,9 +141,10 @@ def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
 
 
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with the rows in two halves, or below a leading dimension of 1: of x alone, then of all activations.
+    """Yield the operands with the rows split in two halves, or below a leading dimension of 1.
 
-    Forms that the op refuses, or takes as another shape, are left out.
+    First x alone is folded, then all activations. Forms that the op refuses, or takes as another
+    shape, are left out.
     """
     head, seen = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
     for places in ((0,), tuple(place for place in range(len(operands)) if place not in op.weights)):
@@ -156,13 +157,13 @@ def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[
 
 
 def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
-    """Return the M rows of an activation in another number of dimensions; an operand without M rows unchanged."""
+    """Reshape the M rows of an activation; return an operand without M rows unchanged."""
     by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
     return operand.reshape(*head, *operand.shape[1:]) if by_row else operand
 
 
 def concurrent_calls(launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:
-    """Return the outputs of several calls from this thread, on a stream of its own."""
+    """Return the outputs of several calls from this thread, on a separate stream."""
     import torch
 
     def call(count: int) -> list[Any]:
@@ -181,7 +182,7 @@ def concurrent_calls(launcher: Launcher, start: threading.Barrier, operands: tup
 
 
 def replayed(launcher: Launcher, operands: tuple[Any, ...], later: tuple[Any, ...]) -> Any:
-    """Return the output of a graph captured over *operands*, replayed after they were given the values of *later*."""
+    """Return the output of a graph captured over *operands* and replayed with the values of *later*."""
     import torch
 
     held = [None if operand is None else duplicate(operand) for operand in operands]

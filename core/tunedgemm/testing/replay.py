@@ -20,13 +20,14 @@ def read_trials(path: Path) -> list[Timing]:
     """Return the timings of a trial log, of all its runs, in the order of the file.
 
     Raises:
-        TableError: the file cannot be read, or a line does not belong to a trial log; names the line.
+        TableError: the file cannot be read, or a line does not belong to a trial log; names the
+            line.
     """
     return [line.timing() for line in read_log(path) if line.kind == "trial"]
 
 
 class Replay:
-    """A `Bench` over a trial log: the recorded time in every round, or an exception for a solution that did not pass."""
+    """A `Bench` over a trial log: recorded times, or an exception for a solution that did not pass."""
 
     def __init__(self, path: Path) -> None:
         self._timings = {(key_shape(timing.shape), timing.solution): timing for timing in read_trials(path)}

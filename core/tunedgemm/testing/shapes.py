@@ -45,7 +45,7 @@ _LARGE: tuple[tuple[tuple[int, int, int], dict[str, Any]], ...] = (
 
 
 def shapes_of(op_name: str, large: bool = False) -> tuple[Shape, ...]:
-    """Return the conformance shapes of an op: its own examples, else the sizes and fields here that its table can express.
+    """Return the conformance shapes of an op: its examples, else those here that its table can express.
 
     Args:
         op_name: the name of a registered op; raises UnknownOpError for another.

@@ -1,8 +1,8 @@
-"""StandInConformance: the conformance suite for a backend over fakes, on machines without its hardware.
+"""StandInConformance: the conformance suite for a backend over fakes, without its hardware.
 
-A stand-in is the plugin's own backend, under another libtype, over a fake of the runtime, library or
-compiler that it calls. A distribution in a folder of the plugin's tests registers it. The processes
-that the suite starts find it by its entry point, as they find an installed one. See
+A stand-in is the plugin's own backend, under another libtype, over a fake of the runtime, library
+or compiler that it calls. A distribution in a folder of the plugin's tests registers it. The
+processes that the suite starts find it by its entry point, as they find an installed one. See
 docs/writing-a-plugin.md, "Without the hardware".
 """
 
@@ -37,9 +37,10 @@ def installed(folder: Path) -> Iterator[None]:
 
 
 class StandInConformance(BackendConformance):
-    """The checks of `BackendConformance` for a stand-in, with the CPU in the place of the device that it fakes.
+    """The checks of `BackendConformance` for a stand-in, on the CPU instead of the faked device.
 
-    An autouse fixture of the subclass sets what the fakes and the processes over them read, such as environment variables.
+    An autouse fixture of the subclass sets what the fakes and the processes over them read, such as
+    environment variables.
 
     Attributes:
         folder: holds the stand-in's distribution.
@@ -65,9 +66,12 @@ class StandInConformance(BackendConformance):
 
     @classmethod
     def served_shapes(cls) -> tuple[Shape, ...]:
-        """Return all shapes: a fixture sets what the fakes read, and pytest has not run it yet when it collects."""
+        """Return all shapes: pytest collects before a fixture sets what the fakes read."""
         return cls.every_shape()
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
-        """The stand-in loads where no device is visible; the plugin's own class checks that it imports no other."""
+        """Check that the stand-in loads without a visible device.
+
+        The plugin's own class checks that it imports no other.
+        """
         assert not self._elsewhere()[0]["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"

@@ -1,6 +1,7 @@
-"""Capture: note every shape a workload meets, tuned or not, with the number of calls; torch-free.
+"""Capture: record every shape that a workload calls, tuned or not, with call counts; torch-free.
 
-A shape's row is on disk as soon as it is met, so that a process that is killed loses counts of seconds, never a shape.
+A shape's row is on disk as soon as the shape is first called. A killed process loses seconds of
+counts, never a shape.
 """
 
 from __future__ import annotations
@@ -29,53 +30,53 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: Longest wait for others' writing, in seconds, while a model waits. What is not written now is, at the next flush.
+#: Longest wait for other writers, in seconds, while a model waits. The next flush writes the rest.
 _PATIENCE = 2.0
 
-#: The same at the end of a process, after which there is no next flush; of all its captures together.
+#: The same at the end of a process, after which no flush follows; for all its captures together.
 _LAST_PATIENCE = 20.0
 
-#: Seconds between two looks whether another thread has written a shape meanwhile.
+#: Seconds between two checks whether another thread has written a shape meanwhile.
 _LOOK = 0.01
 
-#: Seconds between two flushes while a process lives, and the share of one core's time that they may take.
+#: Seconds between two flushes while a process lives, and the share of one core that they may use.
 _INTERVAL, _SHARE = 10.0, 0.01
 
 _captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 
 
 class Capture:
-    """The shapes that one process meets, merged into an untuned CSV which other processes and people may write, too.
+    """The shapes that one process calls, merged into an untuned CSV that others may write, too.
 
-    Thread-safe. A forked child counts from zero: what its parent had counted is the parent's to write.
+    Thread-safe. A forked child counts from zero: its parent writes what it had counted.
 
     Attributes:
-        op: the op whose shapes these are.
-        path: the untuned CSV: the op's key columns; ``count``, the calls of all processes so far that ran at once; and
-            ``graph``, those that were recorded into graphs.
+        op: the op of the shapes.
+        path: the untuned CSV: the op's key columns; ``count``, the eager calls of all processes so
+            far; and ``graph``, the calls recorded into graphs.
     """
 
     def __init__(self, op: Op, path: Path | None = None) -> None:
         self.op = op
         self.path = path or untuned_path(op)
         self._counters: dict[Shape, list[int]] = {}
-        self._first: dict[Shape, Calls] = {}  # the call with which a shape was met, which its caller counts only after that
-        self._written: dict[Shape, Calls] = {}  # of the counters, what the file has
-        self._untried: set[Shape] = set()  # those just met
+        self._first: dict[Shape, Calls] = {}  # the first call of a shape, which its caller counts only after `meet`
+        self._written: dict[Shape, Calls] = {}  # the part of the counters that the file has
+        self._untried: set[Shape] = set()  # shapes not yet written
         self._file = CaptureFile(op, self.path)
-        self._lock = threading.Lock()  # for what stands above, for moments
-        self._writing = threading.RLock()  # for the file, as long as that takes
+        self._lock = threading.Lock()  # guards the fields above, briefly
+        self._writing = threading.RLock()  # guards the file, for as long as a write takes
         self._complained = False
         _captures.add(self)
         _at_exit(self)
         multiprocessing.util.register_after_fork(self, _at_exit)
 
     def meet(self, shape: Shape, *, recorded: bool = False) -> list[int]:
-        """Register a shape and return its counter: the calls that ran at once, and those that were recorded into graphs.
+        """Register a shape and return its counter: eager calls, and calls recorded into graphs.
 
-        The caller raises one of the two by one at each call. A shape that is new in this process gets its row on disk before
-        this returns, with one call at least. Shapes that differ in nothing that a table tells apart share a counter. An
-        empty batch has one, too, but no row.
+        The caller increments one of the two at each call. A shape that is new in this process gets
+        its row on disk before this returns, with one call at least. Shapes with the same table key
+        share a counter. An empty batch has a counter, too, but no row.
 
         Args:
             shape: the shape of a call.
@@ -91,35 +92,35 @@ class Capture:
                 counter = self._counters.setdefault(shape, [0, 0])
             _keep_writing()
         if shape in self._untried:
-            # Who has waited once in vain does not wait for each further shape.
+            # After one wait in vain, do not wait for each further shape.
             self._write(self._enter, 0.0 if self._complained else _PATIENCE, shape)
-            self._untried.discard(shape)  # what could not be written is, at the next flush
+            self._untried.discard(shape)  # the next flush writes what failed now
         return counter
 
     def flush(self, patience: float = _PATIENCE) -> None:
-        """Add to the file what it does not have yet. A failure is logged once and tried again at the next flush.
+        """Add to the file what it does not have yet. A failure is logged once; the next flush tries again.
 
         Args:
-            patience: longest wait for others' writing, in seconds.
+            patience: longest wait for other writers, in seconds.
         """
         if self._unwritten():
             self._write(self._add, patience)
 
     def _write(self, write: Callable[[float], None], patience: float, shape: Shape | None = None) -> None:
-        """Write alone among this process's threads, unless another has written this shape meanwhile; no failure is raised."""
+        """Write under the process's file lock, unless another thread has written this shape; never raises."""
         end = time.monotonic() + patience
         while not self._writing.acquire(timeout=_LOOK):
             if shape in self._written:
                 return
             if time.monotonic() > end:
-                self._complain(f"{self.path}: another thread has been writing it for {patience:.0f} s")
+                self._complain(f"{self.path}: another thread has been writing this file for {patience:.0f} s")
                 return
         try:
             write(max(0.0, end - time.monotonic()))
             self._complained = False
         except TunedGemmError as error:
             self._complain(str(error))
-        except Exception as error:  # a file system may lack locks, and whatever else is wrong is not the model's concern
+        except Exception as error:  # a file system may lack locks, and no failure here may stop the model
             self._complain(f"{self.path}: {type(error).__name__}: {error}")
         finally:
             self._writing.release()
@@ -130,7 +131,7 @@ class Capture:
             _log.warning("shapes are not captured for now: %s", why)
 
     def _enter(self, patience: float) -> None:
-        """Put a line for each shape just met into the file; other threads find theirs written."""
+        """Append a line to the file for each shape just called; other threads find theirs written."""
         with self._lock:
             fresh = {shape: self._calls(shape) for shape in self._untried if shape not in self._written}
             self._untried.clear()
@@ -139,11 +140,11 @@ class Capture:
         entered = self._file.enter(fresh, patience)
         if entered is None:
             self._add(patience)
-        else:  # a line that another process put there does not tell of this one's calls
+        else:  # a line from another process does not include this one's calls
             self._written |= {shape: fresh[shape] if shape in entered else (0, 0) for shape in fresh}
 
     def _add(self, patience: float) -> None:
-        """Bring the file's counts up to date, and put all shapes there that it lacks."""
+        """Update the file's counts, and append all shapes that it lacks."""
         unwritten = self._unwritten()
         self._file.add(unwritten, patience)
         for shape, (count, graph) in unwritten.items():
@@ -151,7 +152,7 @@ class Capture:
             self._written[shape] = before[0] + count, before[1] + graph
 
     def _unwritten(self) -> dict[Shape, Calls]:
-        """The calls that the file does not have, by shape."""
+        """Return the calls that the file does not have, by shape."""
         unwritten: dict[Shape, Calls] = {}
         for shape in list(self._counters):
             count, graph = self._calls(shape)
@@ -162,12 +163,12 @@ class Capture:
         return unwritten
 
     def _calls(self, shape: Shape) -> Calls:
-        """The calls of a shape so far, with the one that its caller is about to count."""
+        """Return the calls of a shape so far, including the one that its caller is about to count."""
         count, graph = self._counters[shape]
         return (count, graph) if count or graph else self._first.get(shape, (0, 0))
 
     def _restart(self) -> None:
-        """In a forked child: leave the counts so far to the parent, and drop locks that its threads may hold."""
+        """Reset a forked child: leave the counts so far to the parent, and drop locks its threads may hold."""
         self._lock, self._writing = threading.Lock(), threading.RLock()
         self._written = {shape: (counter[0], counter[1]) for shape, counter in self._counters.items()}
         self._first.clear()
@@ -181,33 +182,36 @@ def _recorder(op: Op, path: Path) -> Capture:
 
 
 def recorder(op: Op) -> Capture:
-    """This process's capture of an op into the user's untuned file."""
+    """Return this process's capture of an op into the user's untuned file."""
     return _recorder(op, untuned_path(op))
 
 
 def _at_exit(capture: Capture) -> None:
-    """Flush when this process ends; children of multiprocessing end without `atexit` and drop what their parent registered."""
+    """Flush when this process ends.
+
+    Children of multiprocessing end without `atexit` and drop what their parent registered.
+    """
     multiprocessing.util.Finalize(capture, _flush_last, (capture,), exitpriority=0)
 
 
-_ends: dict[int, float] = {}  # when a process waits for others no longer at its end, by its id
+_ends: dict[int, float] = {}  # process id -> when its exit stops waiting for other writers
 
 
 def _flush_last(capture: Capture) -> None:
-    """Flush at the end of this process; what others lock for long holds it up once."""
+    """Flush at the end of this process; a lock that others hold for long delays it once."""
     now = time.monotonic()
     capture.flush(max(0.0, _ends.setdefault(os.getpid(), now + _LAST_PATIENCE) - now))
 
 
 class _Keeper(threading.Thread):
-    """Writes counts while the process lives, for workers of serving engines are killed, or leave without a word."""
+    """Writes counts while the process lives, as workers of serving engines are often killed."""
 
     def __init__(self) -> None:
         super().__init__(name="tunedgemm-capture", daemon=True)
         self.over = threading.Event()
 
     def run(self) -> None:
-        """Flush every few seconds, less often where a flush is dear."""
+        """Flush every few seconds, less often where a flush is expensive."""
         pause = _INTERVAL
         while not self.over.wait(pause):
             start = time.thread_time()
@@ -216,7 +220,7 @@ class _Keeper(threading.Thread):
             pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)
 
 
-_keepers: dict[int, _Keeper] = {}  # by the id of their process
+_keepers: dict[int, _Keeper] = {}  # by process id
 
 
 def _keep_writing() -> None:
@@ -225,7 +229,7 @@ def _keep_writing() -> None:
         return
     keeper = _Keeper()
     if _keepers.setdefault(os.getpid(), keeper) is keeper:
-        with contextlib.suppress(RuntimeError):  # no thread can be started: counts are written at the end of the process alone
+        with contextlib.suppress(RuntimeError):  # no thread can be started: counts are written at exit alone
             keeper.start()
 
 

@@ -1,6 +1,7 @@
-"""Where captured shapes are written: an untuned CSV that other processes and people may write, too; torch-free.
+"""The file of captured shapes: an untuned CSV that others may write, too; torch-free.
 
-A new shape is one line put at the end of the file; calls are added by rewriting it. Both happen under the file's lock.
+A new shape is one line appended to the file; calls are added by rewriting it. Both happen under
+the file's lock.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
-#: Calls of a shape that ran at once, and calls that were recorded into graphs.
+#: Eager calls of a shape, and calls recorded into graphs.
 Calls = tuple[int, int]
 
-#: What stands behind a line that was cut off when its writer or the machine died; readers name the line for it.
+#: Marks a line that was cut off when its writer or the machine died; readers report the line for
+#: it.
 CUT_OFF = "cut off"
 
-#: Bytes at the start of a file, and before the place up to which it was read, that tell whether somebody edited it in place.
+#: Bytes at the start of a file, and before the offset read so far, that reveal an edit in place.
 _START, _LAST = 64, 256
 
-#: Seconds between two looks whether others are done with the file: a new shape's line takes a fraction of a millisecond.
+#: Seconds between two attempts to lock the file: appending a line takes a fraction of a
+#: millisecond.
 _POLL = 0.005
 
 
 @attrs.frozen
 class _Read:
-    """How far a file was read: which it is, up to which byte, its line of column names, and bytes that tell whether it still is."""
+    """How far a file was read: its identity, offset and header, and bytes that reveal an edit in place."""
 
     inode: tuple[int, int]
     offset: int
@@ -48,38 +51,40 @@ class _Read:
 
 
 class CaptureFile:
-    """An untuned file as one process sees it. Not thread-safe: its owner calls from one thread at a time.
+    """An untuned file as one process sees it. Not thread-safe: its owner serialises the calls.
 
     Attributes:
-        op: the op whose shapes these are.
-        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, whatever else people put there.
+        op: the op of the shapes.
+        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, and any other columns
+            that people added.
     """
 
     def __init__(self, op: Op, path: Path) -> None:
         self.op = op
         self.path = path
         self._names: tuple[str, ...] = ()
-        self._parsed: dict[str, Shape | None] = {}  # by the text of a line below these names
+        self._parsed: dict[str, Shape | None] = {}  # by the text of a line below this header
         self.forget()
 
     def forget(self) -> None:
-        """Read the file from its start at the next occasion."""
+        """Read the file from its start next time."""
         self._read: _Read | None = None
         self._shapes: set[Shape] = set()
 
     def enter(self, rows: Mapping[Shape, Calls], patience: float) -> set[Shape] | None:
-        """Put a line for each shape that has none at the end of the file, in one write.
+        """Append a line for each shape that has none, in one write.
 
         Args:
-            rows: the shapes, each with the calls that its line is to tell of.
+            rows: the shapes, each with the calls that its line reports.
             patience: longest wait for other processes' writing, in seconds.
 
         Returns:
-            The shapes whose line this wrote; None where no line can be put there and the file has to be rewritten: it does not
-            exist, lacks a column, or ends in the middle of a line.
+            The shapes whose line this wrote. None where nothing can be appended and the file has to
+            be
+            rewritten: it does not exist, lacks a column, or ends in the middle of a line.
 
         Raises:
-            TableError: the file cannot be read or written; it is as it was.
+            TableError: the file cannot be read or written; it is unchanged.
         """
         with locked(self.path, patience, _POLL):
             try:
@@ -106,13 +111,13 @@ class CaptureFile:
         return set(fresh)
 
     def add(self, rows: Mapping[Shape, Calls], patience: float) -> None:
-        """Add calls to the lines of shapes, which get a line where they have none; all other lines stay, understood or not.
+        """Add calls to the lines of shapes, and lines for new shapes; all other lines stay.
 
         Args:
             rows, patience: as in `enter`.
 
         Raises:
-            TableError: the file cannot be read or written; it is as it was.
+            TableError: the file cannot be read or written; it is unchanged.
         """
         with locked(self.path, patience):
             try:
@@ -122,14 +127,14 @@ class CaptureFile:
             except OSError as error:
                 raise TableError(f"{self.path}: cannot be read: {error.strerror or error}") from error
             text, shapes = self._merged(self._ended(as_text(self.path, content)), rows)
-            replace_text(self.path, text, durable=False)  # a power cut ends the workload, too
+            replace_text(self.path, text, durable=False)  # not durable: a power cut ends the workload, too
             self.forget()
             with contextlib.suppress(OSError), io.FileIO(self.path) as file:
                 self._read = self._read_up_to(file, len(text.encode()), parse_sheet(self.path, _head(text)))
                 self._shapes = shapes
 
     def _merged(self, text: str, rows: Mapping[Shape, Calls]) -> tuple[str, set[Shape]]:
-        """The file's content with the calls added, and the shapes of all its lines then."""
+        """Return the file's content with the calls added, and the shapes of all its lines then."""
         head = _head(text)
         sheet = parse_sheet(self.path, head) if head else Sheet([], [])
         lines = _lines(text[len(head) :])
@@ -137,7 +142,7 @@ class CaptureFile:
         fresh = {shape: self._line(shape, calls) for shape, calls in rows.items()}
         needed = dict.fromkeys((*self.op.columns.key, "count", "graph", *(column for record in fresh.values() for column in record.cells)))
         wider = not set(needed) <= set(sheet.columns)
-        # Of a line that stays as it is, the text is all there is to know.
+        # An unchanged line is its text alone.
         touched = [wider or shape in rows for shape in shapes]
         texts = [line for line, is_touched in zip(lines, touched, strict=True) if is_touched]
         parsed = iter(parse_sheet(self.path, head + "".join(texts)).records if texts else ())
@@ -145,14 +150,14 @@ class CaptureFile:
             record = next(parsed) if is_touched else Record(raw=line.rstrip("\r\n"), text=line)
             sheet.records.append(record)
             if shape is not None and shape in fresh and self._raise(record, rows[shape]):
-                del fresh[shape]  # its other lines stay as they are
+                del fresh[shape]  # its other lines stay
         sheet.records += fresh.values()
-        # Those of a file that is there lead in their order, so that its lines keep their text.
+        # An existing file's columns lead in their order, so that its lines keep their text.
         sheet.columns = list(dict.fromkeys((*sheet.columns, *needed)))
         return sheet.text(), {*rows, *(shape for shape in shapes if shape is not None)}
 
     def _raise(self, record: Record, calls: Calls) -> bool:
-        """Add calls to those that a line tells of; False where what it tells is no number."""
+        """Add calls to the counts of a line; return False where those are not numbers."""
         try:
             before = untuned_of(record, self.op)
         except (TunedGemmError, ValueError):
@@ -163,7 +168,7 @@ class CaptureFile:
         return True
 
     def _ended(self, text: str) -> str:
-        """The file's content with its last line ended; where that is cut off, its text stays and is marked as no shape."""
+        """Return the file's content with its last line ended; one that is cut off is marked as not a shape."""
         if not _says(text):
             return ""
         if text.endswith(("\n", "\r")):
@@ -180,7 +185,7 @@ class CaptureFile:
         return text[: len(text) - len(last)] + sheet.text()[len(head) :]
 
     def _catch_up(self, file: io.FileIO) -> _Read | None:
-        """Read what was put into the file since the last time; None where it has no line of column names or no last line end."""
+        """Read what was appended since the last time; None where the file has no header or no last line end."""
         status, read = os.fstat(file.fileno()), self._read
         if read is not None and (
             read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends(file, read.offset)
@@ -205,15 +210,16 @@ class CaptureFile:
         return _Read((status.st_dev, status.st_ino), offset, sheet, _ends(file, offset))
 
     def _line(self, shape: Shape, calls: Calls) -> Record:
-        """The line of a shape that the file does not have; columns of ours in which it says nothing are left out."""
+        """Return the line of a new shape; those of our columns that would be empty are left out."""
         record = record_of_untuned(Untuned(shape, *calls), self.op)
         record.cells["graph"] = str(calls[1])
         return record
 
     def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
-        """The shape of each line below the heading, None for one that is not understood.
+        """Return the shape of each line below the header, None for one that is not understood.
 
-        Remembered by the lines' texts but for how often: the file is read again whenever another process has rewritten it.
+        Cached by the lines' texts without the counts: the file is read again whenever another
+        process has rewritten it.
         """
         extra = sorted((place for place, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:
@@ -241,22 +247,22 @@ class CaptureFile:
 
 
 def _says(text: str) -> bool:
-    """Whether a file says anything, if only a line of column names."""
+    """Tell whether a file has any content, if only a header."""
     return bool(text.strip(" \t,\r\n\ufeff"))
 
 
 def _head(text: str) -> str:
-    """A file up to its line of column names and with it."""
-    found = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
-    return found.group() if found else ""
+    """Return a file up to and including its header."""
+    match = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
+    return match.group() if match else ""
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text, each with what ends it, which is any of the three line ends."""
+    """Split a text into lines, each with its line end, which is any of the three."""
     return list(io.StringIO(text, newline=""))
 
 
 def _ends(file: io.FileIO, offset: int) -> tuple[bytes, bytes]:
-    """The first bytes of a file, and the last ones before *offset*."""
+    """Return the first bytes of a file, and the last ones before *offset*."""
     start = max(0, offset - _LAST)
     return os.pread(file.fileno(), min(_START, offset), 0), os.pread(file.fileno(), offset - start, start)

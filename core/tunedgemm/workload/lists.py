@@ -1,4 +1,4 @@
-"""From what a user types to an op and a shape of it: columns of a file, sizes, and ``name=value``; torch-free."""
+"""Turns what a user types into an op and a shape: columns, sizes and ``name=value``; torch-free."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tunedgemm.table.sheet import present, read_sheet
 
 
 def op_of_file(path: Path) -> Op:
-    """The op that a tuned or untuned file is of, by its columns and its name; see `tunedgemm.table.csvfile.infer_op`.
+    """Return the op of a tuned or untuned file; see `tunedgemm.table.csvfile.infer_op`.
 
-    One that cannot be read counts as of the default op: who reads it says what is wrong.
+    An unreadable file counts as the default op's: its reader reports the fault.
 
     Raises:
-        UserError: the columns fit several ops that are not told apart.
+        UserError: the columns fit several ops and neither they nor the name decide.
     """
     try:
         return infer_op([path])
@@ -33,7 +33,7 @@ def op_of_file(path: Path) -> Op:
 
 
 def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Shape:
-    """A shape from the texts of its table's columns.
+    """Parse a shape from the texts of its table's columns.
 
     Args:
         op: the op.
@@ -41,44 +41,45 @@ def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Sha
         said: further columns, of its key or ours.
 
     Raises:
-        UserError: a column that the op does not have, or what the op's own parser finds wrong or missing.
+        UserError: a column that the op does not have, or a value that its parser rejects or misses.
     """
     known = (*op.columns.key, *op.columns.own)
     for column in said:
         if column not in known:
-            raise UserError(f"{op.name} has no column {column!r}; its shapes are told by {', '.join(known)}")
+            raise UserError(f"{op.name} has no column {column!r}; use {', '.join(known)}")
     free = [column for column in op.columns.key if column not in said]
     given = list(sizes)
     if len(given) > len(free):
-        raise UserError(f"{len(given)} sizes for {op.name}, whose key is {', '.join(op.columns.key)}")
+        raise UserError(f"too many sizes for {op.name} (got {len(given)}); its key is {', '.join(op.columns.key)}")
     texts = dict(zip(free, given, strict=False)) | dict(said)
     try:
         return op.columns.parse(texts)
     except UserError as error:
         taken = f"the sizes were taken for {', '.join(free[: len(given)])}; " if given else ""
         whose = "" if str(error).startswith(f"{op.name}: ") else f"{op.name}: "
-        raise UserError(f"{whose}{error}; {taken}say more with --set COLUMN=TEXT of {', '.join(known)}") from None
+        raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(known)}") from None
 
 
 def shape_of_line(op: Op, path: Path, line: int) -> Shape:
-    """The shape of one line of a tuned or untuned file, the header being line 1.
+    """Parse the shape of one line of a tuned or untuned file; the header is line 1.
 
     Raises:
-        UserError: there is no such file or line, or it is no shape of this op.
+        UserError: the file or line does not exist, or the line is not a shape of this op.
     """
     records = {record.line: record for record in read_sheet(path).records}
     if line not in records:
-        raise UserError(f"{path} has no shape in line {line}; its lines are {min(records, default=0)} to {max(records, default=0)}")
+        raise UserError(f"{path}: no shape in line {line}; use a line from {min(records, default=0)} to {max(records, default=0)}")
     return shape_of(records[line], op)
 
 
 @attrs.frozen
 class Changes:
-    """What is to be made of every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
+    """Overrides for every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
 
     Attributes:
-        indtype: dtype of the activations, "" for as it is.
-        outdtype: dtype of the output; "" follows `indtype` where that is said, but 8 bits come out in bf16.
+        indtype: dtype of the activations, "" to keep each shape's.
+        outdtype: dtype of the output; "" follows `indtype` where that is given, with bf16 for 8
+            bits.
         all_bias: each shape with a bias and without.
     """
 
@@ -88,7 +89,7 @@ class Changes:
 
 
 def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned, ...]:
-    """Shapes as they are changed, in order; of what becomes one shape the counts are added.
+    """Override shapes, in order; shapes that become equal are merged and their counts added.
 
     Raises:
         UserError: the op has no such column, or cannot have the dtype.
@@ -101,25 +102,25 @@ def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned,
             try:
                 shape = op.columns.parse(cells | bias)
             except UserError as error:
-                told = ", ".join(f"{column}={text}" for column, text in said.items())
-                raise UserError(f"{op.name} cannot have {told}: {error}; --op picks the op that is meant") from None
+                overrides = ", ".join(f"{column}={text}" for column, text in said.items())
+                raise UserError(f"{op.name} cannot have {overrides}: {error}; choose another op with --op") from None
             folded[shape] = folded[shape].joined(row) if shape in folded else attrs.evolve(row, shape=shape)
     return tuple(folded.values())
 
 
 def dtype_column(op: Op) -> str:
-    """The column that tells in which dtype an op multiplies; "" where none does."""
+    """Return the column of an op's activation dtype; "" where it has none."""
     return next((column for column in ("dtype", "q_dtype_w", "x_dtype") if column in (*op.columns.key, *op.columns.own)), "")
 
 
 def _said(op: Op, changes: Changes) -> dict[str, str]:
-    """The columns of an op that are changed, but for the bias, and their texts."""
+    """Return the columns of an op that are overridden, but for the bias, and their texts."""
     columns, taken = (*op.columns.key, *op.columns.own), dtype_column(op)
     asked = {"--indtype": (changes.indtype, taken), "--outdtype": (changes.outdtype, "outdtype"), "--all_bias": (changes.all_bias, "bias")}
     for flag, (value, column) in asked.items():
         if value and column not in columns:
-            told = ", ".join(columns)
-            raise UserError(f"{flag}: the shapes of {op.name} have no such column, they are told by {told}; --op picks another op")
+            names = ", ".join(columns)
+            raise UserError(f"{flag}: {op.name} has no such column (its columns are {names}); choose another op with --op")
     said = {taken: changes.indtype} if changes.indtype else {}
     following = changes.indtype if not changes.indtype or dtype_bits(changes.indtype) > 8 else "bf16"
     outdtype = changes.outdtype or following
@@ -127,32 +128,35 @@ def _said(op: Op, changes: Changes) -> dict[str, str]:
 
 
 def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:
-    """Where the lists of shapes of some ops are to be written, by op: in a folder that there is, or that ends in ``/``, each under
-    AITER's name for it, else to the file itself.
+    """Return where to write the lists of shapes of some ops, by op.
+
+    In a folder that exists, or whose name ends in ``/``, each gets AITER's name for it. Any other
+    target is the file itself.
 
     Raises:
-        UserError: one file for several ops, or a file that is something else, or captured, would be replaced.
+        UserError: one file for several ops, or it would replace captured shapes or another kind of
+            file.
     """
     path, ops = Path(target).expanduser(), [op_named(name) for name in names]
     folder = target.endswith("/") or path.is_dir()
     if len(ops) > 1 and not folder:
-        told = ", ".join(op.name for op in ops)
-        raise UserError(f"{target}: the shapes are of several ops ({told}): name a folder, as {target}/, or one op with --op")
-    found = {op.name: path / op.columns.untuned_file if folder else path for op in ops}
+        listed = ", ".join(op.name for op in ops)
+        raise UserError(f"{target}: one file cannot hold several ops ({listed}); name a folder, as {target}/, or one op with --op")
+    paths = {op.name: path / op.columns.untuned_file if folder else path for op in ops}
     for op in ops:
-        _check_replaceable(found[op.name], op)
-    return found
+        _check_replaceable(paths[op.name], op)
+    return paths
 
 
 def _check_replaceable(path: Path, op: Op) -> None:
-    """Raise UserError for a file that is there and would be missed: captured shapes, or what is no list of this op's shapes."""
+    """Raise UserError for an existing file worth keeping: captured shapes, or not a list of this op."""
     if not present(path):
         return
     if not path.is_file():
-        raise UserError(f"{path}: is no regular file; name a file, or a folder as {path}/")
+        raise UserError(f"{path}: not a regular file; name a file, or a folder as {path}/")
     if path.resolve() == untuned_path(op).resolve():
-        raise UserError(f"{path}: holds the captured shapes of {op.name}, which would be lost; name another file or folder")
+        raise UserError(f"{path}: would overwrite the captured shapes of {op.name}; name another file or folder")
     try:
         read_untuned(path, op)
     except TableError as error:
-        raise UserError(f"{path}: is there and would be lost; name another file or folder ({error})") from None
+        raise UserError(f"{path}: would overwrite this file ({error}); name another file or folder") from None

@@ -140,7 +140,7 @@ class TestCalls:
             (tmp_path / "nope.csv", "no such file"),
             (tmp_path, "is a folder"),
             (tmp_path / "empty.csv", "is empty"),
-            (table(row(16)), "is a tuned table, not a list of shapes"),
+            (table(row(16)), "a tuned table, not a list of shapes"),
             (listed(name="head.csv"), "no calls are listed"),
             (listed((4, 0, 0), name="zero.csv"), "no calls are listed"),
             (broken, "no calls are listed .*broken.csv:2"),

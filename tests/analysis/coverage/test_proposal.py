@@ -92,7 +92,7 @@ class TestNext:
         }  # fmt: skip
         assert read_untuned(paths["a16w16"], OP) == [Untuned(product(6), 32)]
         for target, reason in (
-            (tmp_path / "one.csv", "of several ops"),
+            (tmp_path / "one.csv", "several ops"),
             (tmp_path / "folder", "is one of the files with the captured calls"),
         ):
             with pytest.raises(UserError, match=reason):

@@ -63,7 +63,7 @@ def test_listed_routes_bind_and_native_is_first():
 
 
 def test_all_routes_are_met():
-    """The examples reach every route of every op on one of the devices, so that no route is left untested by the suite."""
+    """The examples reach every route of every op on one of the devices, so that all are tested."""
     devices = (*DEVICES, H200)
     for name in QUANTISED:
         family = torch_backend._FAMILIES[name]
@@ -95,11 +95,11 @@ def test_unknown_routes_are_refused(cpu):
         shape = next(shape for shape in shapes_of(name) if shape.m)
         answers[name] = torch_backend.bind(Solution(BUILTIN, "cublas_42"), shape, cpu)
     assert not any(answers.values())
-    assert not [name for name, answer in answers.items() if f"no route 'cublas_42' for {name}; it has native, " not in str(answer)]
+    assert not [name for name, answer in answers.items() if f"no route 'cublas_42' for {name}; use native, " not in str(answer)]
 
 
 def test_the_precision_of_float32_products_does_not_matter(cpu):
-    """Quantised values are exact in TF32 and bf16: a lower precision of float32 products stays within tolerance."""
+    """Quantised values are exact in TF32 and bf16, so lower float32 precision stays in tolerance."""
     faults, before = [], torch.get_float32_matmul_precision()
     try:
         for name in ("a8w8", "a8w8_blockscale", "a4w4_blockscale", "a16w4_blockscale", "batched_a8w8"):
@@ -132,7 +132,7 @@ def test_groups_of_a_gpu_on_a_cpu(cpu):
 
 
 def test_halves_of_fp16_lose_nothing(cpu):
-    """Two parts in bf16 hold all bits of fp16, from its least number to its largest; an infinity stays one."""
+    """Two parts in bf16 hold all bits of any fp16 number; an infinity stays one."""
     shapes = [shape for shape in SHAPES if shape.op == "a16w4_blockscale" and shape.dtype == "fp16"]
     for shape in shapes:
         operands, exact = plain_operands(shape)
@@ -207,7 +207,10 @@ def test_routes_of_an_h200():
 
 
 def test_routes_of_weights_in_mxfp4_on_an_h200(cpu):
-    """bf16 is multiplied unchanged, fp16 in two parts; a CPU sums both in float32 unless the output is bf16 as well."""
+    """bf16 is multiplied unchanged, fp16 in two parts.
+
+    A CPU sums both in float32 unless the output is bf16 as well.
+    """
     native = torch_backend._FAMILIES["a16w4_blockscale"].native
     bf16 = next(s for s in shapes_of("a16w4_blockscale") if s.dtype == s.outdtype == "bf16")
     fp16 = attrs.evolve(bf16, dtype="fp16")
@@ -216,7 +219,7 @@ def test_routes_of_weights_in_mxfp4_on_an_h200(cpu):
 
 
 def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
-    """One scale a tensor becomes one a row on an H200; older CUDA gives bf16 alone by row, and nothing there changes."""
+    """One scale a tensor becomes one a row on an H200, but not with older CUDA, which gives bf16 alone."""
     native = torch_backend._FAMILIES["a8w8"].native
     row = attrs.evolve(
         shapes_of("a8w8")[0], m=4, n=256, k=512, dtype="fp8_e4m3fn", outdtype="fp32", scale="row", epilogue="none", bias_dtype=""
@@ -228,7 +231,7 @@ def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
 
 
 def test_batches_of_an_h200():
-    """fp8 is multiplied unchanged; int8 one by one where widening the operands would cost more than the launches."""
+    """fp8 is multiplied unchanged; int8 one by one where that is cheaper than widening the operands."""
     native = torch_backend._FAMILIES["batched_a8w8"].native
     base = next(s for s in shapes_of("batched_a8w8") if s.m and not s.bias and s.layout == "row")
     small = attrs.evolve(base, m=7, n=48, k=64, dtype="int8", outdtype="bf16")
@@ -241,7 +244,7 @@ def test_batches_of_an_h200():
 
 
 def test_rows_of_block_scales_are_padded_for_cublaslt():
-    """Rows come in fours, the added ones are zero, and the scales are stored with M innermost, as cuBLASLt reads them."""
+    """Rows are padded with zeros to fours, and scales have M innermost, as cuBLASLt reads them."""
     for m, transposed in itertools.product((1, 2, 3, 4, 5, 127), (False, True)):
         x, kept = torch.randn(m, 256).to(torch.float8_e4m3fn), torch.rand(m, 2) + 0.5
         scale = kept.t().contiguous().t() if transposed else kept
@@ -258,7 +261,7 @@ def test_rows_of_block_scales_are_padded_for_cublaslt():
 
 
 def test_rows_of_a_weights_block_scales_are_multiples_of_four(monkeypatch):
-    """torch gets 128x128 scales of which each row begins at a multiple of four scales, as cuBLASLt reads them."""
+    """Each row of 128x128 scales begins at a multiple of four scales, as cuBLASLt reads them."""
     given = []
     monkeypatch.setattr(torch, "_scaled_mm", lambda x, w, a, b, **_: given.append(b))
     monkeypatch.setattr(torch, "_scaled_mm_v2", lambda x, w, a, ra, sa, b, *_: given.append(b[0]), raising=False)
@@ -283,7 +286,10 @@ def test_block_scales_of_a_torch_without_the_newer_operator(monkeypatch):
 
 
 def test_scales_are_multiplied_in_float32_and_rounded_once():
-    """Results are those of float64, rounded to float32 twice at most and to the output once; gradients reach the scales."""
+    """Results match float64 with at most two float32 roundings and one of the output.
+
+    Gradients reach the scales.
+    """
     dtypes, biases, sources = (
         (torch.bfloat16, torch.float16, torch.float32), (None, torch.float32, torch.bfloat16), (torch.int32, torch.float32),
     )  # fmt: skip
@@ -325,7 +331,7 @@ REFUSALS = (
     ("a8w8_blockscale", {"outdtype": "fp32"}, "float32", "too coarse for fp32"),
     ("a8w8_blockscale", {"outdtype": "fp16"}, "bf16", "too coarse for fp16"),
     ("a16w4_blockscale", {"dtype": "fp16"}, "bf16", "fewer bits than activations in fp16"),
-    ("a16w4_blockscale", {}, "halves", "takes fp16 apart, not bf16"),
+    ("a16w4_blockscale", {}, "halves", "splits fp16, not bf16"),
     ("fmoe", {"dtype": "fp16"}, "grouped_mm", "is a loop over the experts for fp16"),
 )
 

@@ -32,7 +32,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
-    """Write a tiny model's config.json, or any other text, into a folder of its own; fields given are changed, `...` drops one."""
+    """Write a tiny model's config.json, or any text, to a new folder; `...` drops a field."""
 
     def write(model: str | dict[str, Any], **changes: Any) -> Path:
         raw = {**(CONFIGS[model] if isinstance(model, str) else model), **changes}

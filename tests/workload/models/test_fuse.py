@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tunedgemm.workload.models.fuse import Latent, fused
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import crosses, role_of
@@ -16,37 +15,43 @@ def told(found):
     return [(layer.name, layer.n) for layer in found]
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"), [("a.self_attn.qkv_proj", 24)]),
-        (("a.self_attn.k_proj", "a.self_attn.v_proj", "a.self_attn.q_proj"), [("a.self_attn.qkv_proj", 24)]),
-        (("a.mlp.gate_proj", "a.mlp.up_proj"), [("a.mlp.gate_up_proj", 16)]),
-        (("a.w1", "a.w3"), [("a.gate_up_proj", 16)]),
-        (("a.self_attn.q_a_proj", "a.self_attn.kv_a_proj_with_mqa"), [("a.self_attn.fused_qkv_a_proj", 16)]),
-        (
-            ("a.encoder_attn.q_proj", "a.encoder_attn.k_proj", "a.encoder_attn.v_proj"),
-            [("a.encoder_attn.q_proj", 8), ("a.encoder_attn.kv_proj", 16)],
-        ),
-        (("a.q_proj", "b.k_proj", "b.v_proj"), [("a.q_proj", 8), ("b.kv_proj", 16)]),
-        (("a.mlp.up_proj", "a.mlp.down_proj"), [("a.mlp.up_proj", 8), ("a.mlp.down_proj", 8)]),
-    ],
-)
-def test_what_reads_one_input_is_one_product(names, expected):
+def test_what_reads_one_input_is_one_product(faults_of):
     """In any order, within one block, and not where queries look at another input than keys and values."""
-    assert told(fused(layers(*names), None)) == expected
+
+    def check(names, expected):
+        assert told(fused(layers(*names), None)) == expected
+
+    assert not faults_of(
+        check,
+        [
+            (("a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"), [("a.self_attn.qkv_proj", 24)]),
+            (("a.self_attn.k_proj", "a.self_attn.v_proj", "a.self_attn.q_proj"), [("a.self_attn.qkv_proj", 24)]),
+            (("a.mlp.gate_proj", "a.mlp.up_proj"), [("a.mlp.gate_up_proj", 16)]),
+            (("a.w1", "a.w3"), [("a.gate_up_proj", 16)]),
+            (("a.self_attn.q_a_proj", "a.self_attn.kv_a_proj_with_mqa"), [("a.self_attn.fused_qkv_a_proj", 16)]),
+            (
+                ("a.encoder_attn.q_proj", "a.encoder_attn.k_proj", "a.encoder_attn.v_proj"),
+                [("a.encoder_attn.q_proj", 8), ("a.encoder_attn.kv_proj", 16)],
+            ),
+            (("a.q_proj", "b.k_proj", "b.v_proj"), [("a.q_proj", 8), ("b.kv_proj", 16)]),
+            (("a.mlp.up_proj", "a.mlp.down_proj"), [("a.mlp.up_proj", 8), ("a.mlp.down_proj", 8)]),
+        ],
+    )
 
 
-@pytest.mark.parametrize("other", [{"dtype": "fp32"}, {"scheme": "fp8_row"}, {"count": 3}])
-def test_what_differs_stays_apart(other):
+def test_what_differs_stays_apart(faults_of):
     """Another dtype, another quantisation, or another number of layers."""
-    (gate,), (up,) = layers("a.gate_proj"), layers("a.up_proj", **other)
 
-    assert told(fused([gate, up], None)) == [("a.gate_proj", 8), ("a.up_proj", 8)]
+    def check(other):
+        (gate,), (up,) = layers("a.gate_proj"), layers("a.up_proj", **other)
+
+        assert told(fused([gate, up], None)) == [("a.gate_proj", 8), ("a.up_proj", 8)]
+
+    assert not faults_of(check, [{"dtype": "fp32"}, {"scheme": "fp8_row"}, {"count": 3}])
 
 
 def test_one_bias_is_a_bias_of_all():
-    """Queries with a bias and keys without, as in Whisper: the product has one, of zeros where there was none."""
+    """Queries with a bias and keys without, as in Whisper, give a product with one."""
     (q,), rest = layers("a.q_proj", bias=True), layers("a.k_proj", "a.v_proj")
     (found,) = fused([q, *rest], None)
 
@@ -54,7 +59,7 @@ def test_one_bias_is_a_bias_of_all():
 
 
 def test_decoding_goes_around_the_latent_vector():
-    """Beside kv_b_proj of 4 heads stand its two halves, a product a head, in 16 bits."""
+    """kv_b_proj of 4 heads gets its two halves, a product a head, in 16 bits."""
     kv_b = Layer("a.kv_b_proj", "linear", 4 * 24, 32, role="kv_b", unit=24, scheme="fp8_block")
     _, up, down = fused([kv_b], Latent(32, 8, 16))
 
@@ -64,22 +69,25 @@ def test_decoding_goes_around_the_latent_vector():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "role"),
-    [
-        ("model.layers.0.self_attn.o_proj", "o"),
-        ("h.0.attn.c_proj", "o"),
-        ("h.0.mlp.c_proj", "down"),
-        ("bert.encoder.layer.0.attention.output.dense", "o"),
-        ("bert.encoder.layer.0.intermediate.dense", "up"),
-        ("bert.encoder.layer.0.output.dense", "down"),
-        ("encoder.block.0.layer.1.DenseReluDense.wo", "down"),
-        ("something.else", ""),
-    ],
-)
-def test_roles_by_name(name, role):
+def test_roles_by_name(faults_of):
     """One name closes an attention where it stands in one, a feed-forward network elsewhere."""
-    assert role_of(name) == role
+
+    def check(name, role):
+        assert role_of(name) == role
+
+    assert not faults_of(
+        check,
+        [
+            ("model.layers.0.self_attn.o_proj", "o"),
+            ("h.0.attn.c_proj", "o"),
+            ("h.0.mlp.c_proj", "down"),
+            ("bert.encoder.layer.0.attention.output.dense", "o"),
+            ("bert.encoder.layer.0.intermediate.dense", "up"),
+            ("bert.encoder.layer.0.output.dense", "down"),
+            ("encoder.block.0.layer.1.DenseReluDense.wo", "down"),
+            ("something.else", ""),
+        ],
+    )
 
 
 def test_attention_to_an_encoder():

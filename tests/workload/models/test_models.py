@@ -1,12 +1,11 @@
-"""Whole models: the products of one rank as serving engines run them, worked out by hand from the architectures."""
+"""Whole models: one rank's products as in serving engines, derived by hand from the architectures."""
 
 from __future__ import annotations
 
-import pytest
 from tunedgemm.workload.models import layers_of_model, shapes_of_model
 
-#: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x inter_dim, E experts, top T;
-#: of batched ones the batch
+#: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x
+#: inter_dim, E experts, top T; of batched ones the batch
 EXPECTED = {
     ("llama-3.2-1b", 1): """
         model.layers.*.self_attn.qkv_proj 192x128 2
@@ -233,16 +232,19 @@ def told(layer):
     return " ".join([*words, *([f"E{layer.experts.count} T{layer.experts.topk}"] if layer.experts else [])])
 
 
-@pytest.mark.parametrize(("model", "tp"), list(EXPECTED), ids=str)
-def test_a_rank_runs_what_the_architecture_says(folder, model, tp):
+def test_a_rank_runs_what_the_architecture_says(folder, faults_of):
     """Names, sizes, numbers and biases of all products of a rank are those worked out by hand."""
-    found = layers_of_model(folder(model), tp)
 
-    assert sorted(map(told, found.layers)) == sorted(line.strip() for line in EXPECTED[model, tp].strip().splitlines())
+    def check(model, tp):
+        found = layers_of_model(folder(model), tp)
+
+        assert sorted(map(told, found.layers)) == sorted(line.strip() for line in EXPECTED[model, tp].strip().splitlines())
+
+    assert not faults_of(check, list(EXPECTED))
 
 
 def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
-    """Four heads of the encoder of images do not stop eight ranks from sharing the text's, and a note says so."""
+    """Four heads of an image encoder do not stop eight ranks from splitting the text, and a note says so."""
     notes = layers_of_model(folder("qwen2.5-vl"), 8).notes
 
     assert any(note.startswith("left whole on every rank: model.visual, as tp=8 does not divide heads") for note in notes)
@@ -251,26 +253,29 @@ def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
 
 def test_convolutions_are_named(folder):
     """What no op has, as the cutting of an image into patches, is in the notes."""
-    assert "left out, for no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
+    assert "left out, as no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "says"),
-    [
-        ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
-        ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
-        ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
-        ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
-        ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; what would: 1, 2, 4, 8, 16, 32"),
-    ],
-)
-def test_ranks_that_do_not_fit_say_what_would(folder, one_line, model, tp, says):
+def test_ranks_that_do_not_fit_say_what_would(folder, one_line, faults_of):
     """A tp that does not divide heads is refused with those that do."""
-    assert says in one_line(lambda: layers_of_model(folder(model), tp))
+
+    def check(model, tp, says):
+        assert says in one_line(lambda: layers_of_model(folder(model), tp))
+
+    assert not faults_of(
+        check,
+        [
+            ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
+            ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; use one of 1, 2"),
+            ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
+            ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
+            ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; use one of 1, 2, 4, 8, 16, 32"),
+        ],
+    )
 
 
 def test_shared_experts_count_among_the_routed_ones(folder):
-    """As AITER's engines run DeepSeek-V3: one expert more, to which every token goes, and no products of its own."""
+    """As in AITER's engines, a shared expert of DeepSeek-V3 is one more expert, without extra products."""
     found = layers_of_model(folder("deepseek-v3"), 2, fuse_shared_experts=True).layers
 
     experts = next(layer.experts for layer in found if layer.experts)
@@ -284,7 +289,7 @@ def test_no_shared_experts_to_count(folder, one_line):
 
 
 def test_shapes_have_their_rows_op_and_calls(folder):
-    """Each product stands under its op at each number of rows times the batch size, with how many layers have it."""
+    """Each product is under its op at each M times the batch size, with its number of layers."""
     shapes = shapes_of_model(folder("mixtral"), 1, (1, 16), batch_size=2)
 
     assert set(shapes.by_op) == {"a16w16", "fmoe"}
@@ -299,24 +304,26 @@ def test_experts_with_a_bias_are_named(folder):
     shapes = shapes_of_model(folder("gpt-oss"), 1, (1,))
 
     assert "fmoe" not in shapes.by_op
-    assert "left out, for no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
+    assert "left out, as no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"nsets": ()}, "no numbers of rows: name some"),
-        ({"nsets": (0,)}, "a number of rows (--nsets, times --batch_size) must be in 1.."),
-        ({"nsets": (4, -1)}, "(got -1)"),
-        ({"nsets": (2**40,)}, f"(got {2**40})"),
-        ({"nsets": range(1, 100_001)}, "100000 numbers of rows, more than 4096"),
-        ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
-    ],
-    ids=str,
-)
-def test_absurd_rows_are_refused(folder, one_line, asked, says):
+def test_absurd_rows_are_refused(folder, one_line, faults_of):
     """None, none positive, more than any product has, or more than anybody tunes."""
-    assert says in one_line(lambda: shapes_of_model(folder("llama-3.2-1b"), **asked))
+
+    def check(asked, says):
+        assert says in one_line(lambda: shapes_of_model(folder("llama-3.2-1b"), **asked))
+
+    assert not faults_of(
+        check,
+        [
+            ({"nsets": ()}, "no M given; name some"),
+            ({"nsets": (0,)}, "M (--nsets times --batch_size) must be in 1.."),
+            ({"nsets": (4, -1)}, "(got -1)"),
+            ({"nsets": (2**40,)}, f"(got {2**40})"),
+            ({"nsets": range(1, 100_001)}, "at most 4096 numbers of rows (got 100000)"),
+            ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
+        ],
+    )
 
 
 def test_the_menu_needs_neither_torch_nor_transformers(child):

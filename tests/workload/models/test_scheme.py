@@ -1,8 +1,7 @@
-"""Quantised checkpoints: which op each layer is for, from the blocks that published checkpoints have in config.json."""
+"""Quantised checkpoints: the op of each layer, from published blocks of config.json."""
 
 from __future__ import annotations
 
-import pytest
 from tunedgemm.workload.models import Formats, shapes_of_model
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.scheme import scheme_of
@@ -75,7 +74,7 @@ STATED = {
         compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
         "weights of 4 bits with wider",
     ),
-    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "Quark with weights alone"),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "weight-only Quark"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
     "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
@@ -90,59 +89,68 @@ STATED = {
     "nothing said": ({}, "quant_method ''"),
     "malformed blocks": ({"quant_method": "fp8", "weight_block_size": 3, "modules_to_not_convert": 5}, "fp8 in blocks of 3"),
     "malformed groups": ({"quant_method": "compressed-tensors", "config_groups": [1]}, "compressed-tensors without config_groups"),
-    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a word on weights"),
+    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a weight format"),
 }
 
 
-@pytest.mark.parametrize("name", STATED)
-def test_what_a_checkpoint_says(name):
+def test_what_a_checkpoint_says(faults_of):
     """A scheme where an op multiplies so, else the reason; never a guess."""
-    stated, expected = STATED[name]
-    scheme = scheme_of({"quantization_config": stated} if stated else {"quantization_config": {"bits": 3}})
 
-    assert scheme.name == expected if not scheme.refused else expected in scheme.refused
-    assert bool(scheme.name) != bool(scheme.refused)
+    def check(name):
+        stated, expected = STATED[name]
+        scheme = scheme_of({"quantization_config": stated} if stated else {"quantization_config": {"bits": 3}})
+
+        assert scheme.name == expected if not scheme.refused else expected in scheme.refused
+        assert bool(scheme.name) != bool(scheme.refused)
+
+    assert not faults_of(check, STATED)
 
 
-@pytest.mark.parametrize("raw", [{}, {"quantization_config": None}, {"quantization_config": "fp8"}])
-def test_a_checkpoint_that_says_nothing(raw):
+def test_a_checkpoint_that_says_nothing(faults_of):
     """Not quantised."""
-    assert scheme_of(raw) == scheme_of({})
-    assert not scheme_of(raw).covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+
+    def check(raw):
+        assert scheme_of(raw) == scheme_of({})
+        assert not scheme_of(raw).covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+
+    assert not faults_of(check, [{}, {"quantization_config": None}, {"quantization_config": "fp8"}])
 
 
-@pytest.mark.parametrize(
-    ("pattern", "left"),
-    [
-        ("lm_head", False),
-        ("model.layers.0.mlp.down_proj", True),
-        ("model.layers.*.mlp.down_proj", True),
-        ("down_proj", True),
-        ("mlp", True),
-        ("model.layers.0.mlp", True),
-        ("proj", False),
-        ("up_proj", False),
-        ("re:.*down_proj$", True),
-        ("re:.*mlp\\..*", True),
-        ("re:.*self_attn.*", False),
-        ("re:(", False),
-        ("*down_proj", True),
-        ("model.layers.[0-9].mlp.*", True),
-        ("model.layers.1.mlp.down_proj", False),
-        ("model.layers.10", False),
-        ("re:model.layers.[1-9].*", False),
-    ],
-)
-def test_layers_left_alone(pattern, left):
+def test_layers_left_alone(faults_of):
     """Whole names, with a number or without, parts of them, patterns of a shell or after "re:"."""
-    scheme = scheme_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
 
-    layer = Layer("model.layers.*.mlp.down_proj", "linear", 8, 8)
-    assert scheme.covers(layer, "model.layers.0.mlp.down_proj") is not left
+    def check(pattern, left):
+        scheme = scheme_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
+
+        layer = Layer("model.layers.*.mlp.down_proj", "linear", 8, 8)
+        assert scheme.covers(layer, "model.layers.0.mlp.down_proj") is not left
+
+    assert not faults_of(
+        check,
+        [
+            ("lm_head", False),
+            ("model.layers.0.mlp.down_proj", True),
+            ("model.layers.*.mlp.down_proj", True),
+            ("down_proj", True),
+            ("mlp", True),
+            ("model.layers.0.mlp", True),
+            ("proj", False),
+            ("up_proj", False),
+            ("re:.*down_proj$", True),
+            ("re:.*mlp\\..*", True),
+            ("re:.*self_attn.*", False),
+            ("re:(", False),
+            ("*down_proj", True),
+            ("model.layers.[0-9].mlp.*", True),
+            ("model.layers.1.mlp.down_proj", False),
+            ("model.layers.10", False),
+            ("re:model.layers.[1-9].*", False),
+        ],
+    )
 
 
 def test_routers_and_the_head_stay_wide():
-    """Engines run them in 16 bits, whatever the list says; routed experts alone where the method means those."""
+    """Routers and head stay in 16 bits whatever the list says; some methods mean routed experts alone."""
     block, mxfp4 = scheme_of({"quantization_config": DEEPSEEK}), scheme_of({"quantization_config": {"quant_method": "mxfp4"}})
     experts = Layer("mlp.experts", "experts", 8, 8, experts=Experts(4, 2))
 
@@ -158,7 +166,7 @@ def by_layer(model, **asked):
 
 
 def test_deepseek_v3(folder):
-    """Blocks of 128 for what is quantised, per_1x128 for experts; router, head and the halves of kv_b in bf16."""
+    """Quantised layers have blocks of 128, experts per_1x128; router, head and kv_b's halves bf16."""
     model = shapes_of_model(folder("deepseek-v3", quantization_config=DEEPSEEK), 1, (4,))
     ops = {name: op for name, (op, _) in by_layer(model).items()}
 
@@ -178,39 +186,45 @@ def test_deepseek_v3(folder):
     assert model.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "formats", "op", "dtype"),
-    [
-        ("fp8, channel", Formats(), "a8w8", "fp8_e4m3fn"),
-        ("fp8, channel", Formats(fp8="fp8_e4m3fnuz", preshuffle=True), "a8w8_bpreshuffle", "fp8_e4m3fnuz"),
-        ("int8", Formats(), "a8w8", "int8"),
-        ("fp8, tensor", Formats(), "a16w16", "fp8_e4m3fn"),
-        ("fp8, block", Formats(preshuffle=True), "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"),
-        ("Quark's mxfp4", Formats(), "a4w4_blockscale", "fp4x2"),
-        ("Quark's mxfp4, weights alone", Formats(), "a16w4_blockscale", "bf16"),
-        ("mxfp4, weights alone", Formats(preshuffle=True), "a16w4_blockscale", "bf16"),
-    ],
-)
-def test_the_op_of_a_scheme(folder, name, formats, op, dtype):
-    """Each scheme is the op that multiplies so, in the number format asked for; the head stays as it is."""
-    found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=STATED[name][0]), 1, (4,), formats=formats))
+def test_the_op_of_a_scheme(folder, faults_of):
+    """Each scheme maps to its op in the requested number format; the head is unchanged."""
 
-    assert found["qkv_proj"][0] == op
-    assert dtype == found["qkv_proj"][1].dtype
-    assert (found["lm_head"][0], found["lm_head"][1].dtype) == ("a16w16", "bf16")
+    def check(name, formats, op, dtype):
+        found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=STATED[name][0]), 1, (4,), formats=formats))
+
+        assert found["qkv_proj"][0] == op
+        assert dtype == found["qkv_proj"][1].dtype
+        assert (found["lm_head"][0], found["lm_head"][1].dtype) == ("a16w16", "bf16")
+
+    assert not faults_of(
+        check,
+        [
+            ("fp8, channel", Formats(), "a8w8", "fp8_e4m3fn"),
+            ("fp8, channel", Formats(fp8="fp8_e4m3fnuz", preshuffle=True), "a8w8_bpreshuffle", "fp8_e4m3fnuz"),
+            ("int8", Formats(), "a8w8", "int8"),
+            ("fp8, tensor", Formats(), "a16w16", "fp8_e4m3fn"),
+            ("fp8, block", Formats(preshuffle=True), "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"),
+            ("Quark's mxfp4", Formats(), "a4w4_blockscale", "fp4x2"),
+            ("Quark's mxfp4, weights alone", Formats(), "a16w4_blockscale", "bf16"),
+            ("mxfp4, weights alone", Formats(preshuffle=True), "a16w4_blockscale", "bf16"),
+        ],
+    )
 
 
-@pytest.mark.parametrize(("name", "model"), [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("gpt-oss", "gpt-oss")])
-def test_what_no_op_has_is_left_out_and_named(folder, name, model):
+def test_what_no_op_has_is_left_out_and_named(folder, faults_of):
     """The quantised layers are missing from the list and stand in a note; the others are there."""
-    shapes = shapes_of_model(folder(model, quantization_config=STATED[name][0]), 1, (4,))
-    kept = set(by_layer(shapes))
 
-    (note,) = [note for note in shapes.notes if note.startswith("left out, for no op has ")]
-    if model == "gpt-oss":
-        assert note.endswith(": model.layers.*.mlp.experts") and kept == {"qkv_proj", "o_proj", "router", "lm_head"}
-    else:
-        assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
+    def check(name, model):
+        shapes = shapes_of_model(folder(model, quantization_config=STATED[name][0]), 1, (4,))
+        kept = set(by_layer(shapes))
+
+        (note,) = [note for note in shapes.notes if note.startswith("left out, as no op has ")]
+        if model == "gpt-oss":
+            assert note.endswith(": model.layers.*.mlp.experts") and kept == {"qkv_proj", "o_proj", "router", "lm_head"}
+        else:
+            assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
+
+    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("gpt-oss", "gpt-oss")])
 
 
 def test_a_list_of_some_layers_leaves_them_wide(folder):
@@ -234,7 +248,7 @@ def test_a_list_of_some_layers_alone_splits_their_count(folder):
 
 
 def test_the_text_alone_is_quantised(folder, configs):
-    """Said of the text's part, as some models with images have it: the encoder of images stays as it is."""
+    """A scheme of the text part alone leaves the image encoder unquantised."""
     text = {**configs["qwen2.5-vl"]["text_config"], "quantization_config": STATED["fp8, channel"][0]}
     model = shapes_of_model(folder("qwen2.5-vl", text_config=text), 1, (4,))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tunedgemm.cli import main
 from tunedgemm.ops import ops
 from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import MODEL_FOLDERS, MODELS, SHIPPED, named_file, table_layers
+from tunedgemm.workload import models
 from tunedgemm.workload.lists import op_of_file
 from tunedgemm.workload.models import layers_of_model
 
@@ -23,37 +26,51 @@ COMMANDS = {words[-1]: words for line in re.findall(r"^tunedgemm .*$", (LISTS / 
 ELSEWHERE = Path(__file__).parents[3].parent / "shared" / "models"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def models_are_built_once() -> Iterator[None]:
+    """Cache the modules of a model, which take seconds to build."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "read", functools.cache(models.read))
+        yield
+
+
 def test_each_list_has_its_command():
-    """Nothing is shipped that nobody can make again, and no command's file is forgotten."""
+    """Every shipped list has a command that regenerates it, and every command a list."""
     assert sorted(COMMANDS) == NAMES
-    models = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
-    assert models == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
+    named = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
+    assert named == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_list_is_what_its_command_writes(name, tmp_path):
+def test_a_list_is_what_its_command_writes(tmp_path, faults_of):
     """Byte by byte."""
-    again = tmp_path / name
 
-    assert main([*COMMANDS[name][1:-1], str(again)]) == 0
+    def check(name):
+        again = tmp_path / name
 
-    assert again.read_bytes() == (LISTS / name).read_bytes()
+        assert main([*COMMANDS[name][1:-1], str(again)]) == 0
+
+        assert again.read_bytes() == (LISTS / name).read_bytes()
+
+    assert not faults_of(check, NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_list_is_found_and_read(name, tmp_path, monkeypatch):
-    """By its bare name, of the right op without --op, every line a shape with a count and a layer, each shape once, at all M."""
-    monkeypatch.chdir(tmp_path)
-    path = named_file(name)
-    op = op_of_file(path)
-    rows = read_untuned(path, op)
+def test_a_list_is_found_and_read(tmp_path, monkeypatch, faults_of):
+    """A bare name finds the list of the right op, with a count and a layer per shape, at all M."""
 
-    words = COMMANDS[name]
-    assert path == LISTS / name
-    assert op.name == (words[words.index("--op") + 1] if "--op" in words else "a16w16")
-    assert len(rows) == len(path.read_text().splitlines()) - 1
-    assert all(row.count and row.layer for row in rows)
-    assert sorted({row.shape.m for row in rows}) == [2**exponent for exponent in range(15)]
+    def check(name):
+        monkeypatch.chdir(tmp_path)
+        path = named_file(name)
+        op = op_of_file(path)
+        rows = read_untuned(path, op)
+
+        words = COMMANDS[name]
+        assert path == LISTS / name
+        assert op.name == (words[words.index("--op") + 1] if "--op" in words else "a16w16")
+        assert len(rows) == len(path.read_text().splitlines()) - 1
+        assert all(row.count and row.layer for row in rows)
+        assert sorted({row.shape.m for row in rows}) == [2**exponent for exponent in range(15)]
+
+    assert not faults_of(check, NAMES)
 
 
 def test_no_list_is_read_as_a_table():
@@ -64,22 +81,23 @@ def test_no_list_is_read_as_a_table():
     assert not read & set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")],
-)
-@pytest.mark.parametrize("fuse", [True, False])
-def test_a_shipped_model_is_the_one_of_its_name(name, other, fuse):
+def test_a_shipped_model_is_the_one_of_its_name(faults_of):
     """The sizes written out here give the layers that the model's own file gives."""
-    if not (ELSEWHERE / other / "config.json").exists():
-        pytest.skip("the model's own config.json is not here")
 
-    for tp in (1, 8):
-        assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
+    def check(name, other):
+        if not (ELSEWHERE / other / "config.json").exists():
+            pytest.skip("the model's own config.json is not here")
+
+        for tp, fuse in ((1, False), (8, True)):
+            assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
+
+    assert not faults_of(
+        check, [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")]
+    )
 
 
 def test_llama_405b():
-    """The sizes of the model that no other copy tells are those of its report: 405.85 billion weights in 126 layers."""
+    """The sizes without another copy are those of the report: 405.85 billion weights in 126 layers."""
     layers = layers_of_model("llama405B").layers
 
     weights = sum(layer.n * layer.k * layer.count for layer in layers)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import pytest
 from tunedgemm.workload.models.source import read
 
 #: a whole config.json of a small model
@@ -16,64 +15,72 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "config.json: is no JSON: "),
-        ("", "config.json: is no JSON: "),
-        ("\xff", "config.json: is no JSON: "),
-        ("[1]", "config.json: must hold a JSON object (got list)"),
-        ("{}", "lacks the field 'model_type', by which transformers knows an architecture"),
-        ('{"model_type": ["llama"]}', "lacks the field 'model_type'"),
-        ('{"model_type": "zzz"}', "does not know the architecture 'zzz'; a newer one may, or capture its shapes while it runs"),
-    ],
-)
-def test_a_file_that_is_no_models(tmp_path, one_line, text, says):
+def test_a_file_that_is_no_models(tmp_path, one_line, faults_of):
     """No JSON, no object, no architecture, an unknown one."""
-    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
 
-    assert says in one_line(lambda: read(tmp_path))
+    def check(text, says):
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+
+        assert says in one_line(lambda: read(tmp_path))
+
+    assert not faults_of(
+        check,
+        [
+            ("{", "config.json: not JSON: "),
+            ("", "config.json: not JSON: "),
+            ("\xff", "config.json: not JSON: "),
+            ("[1]", "config.json: must hold a JSON object (got list)"),
+            ("{}", "lacks the field 'model_type', which names the architecture"),
+            ('{"model_type": ["llama"]}', "lacks the field 'model_type'"),
+            ('{"model_type": "zzz"}', "does not know the architecture 'zzz'; install a newer one, or capture its shapes while it runs"),
+        ],
+    )
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"hidden_size": ...}, "lacks hidden_size, which decide shapes"),
-        ({"intermediate_size": ..., "vocab_size": ...}, "lacks intermediate_size, vocab_size, which decide shapes"),
-        ({"hidden_size": "big"}, "transformers refuses it: Validation error for field 'hidden_size'"),
-        ({"hidden_size": -64}, "hidden_size must be at least 1 (got -64)"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1 (got 0)"),
-        ({"hidden_size": 65}, "transformers refuses it: "),
-        ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
-        ({"hidden_size": 2**50}, "transformers cannot build this model: "),
-        ({"dtype": "float99"}, "transformers refuses it: "),
-        ({"dtype": "int8"}, "transformers cannot build this model: "),
-        ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; at most 2048 layers are built"),
-    ],
-    ids=str,
-)
-def test_fields_that_make_no_model(folder, one_line, changes, says):
-    """Missing ones are named; sizes that no model has, or that contradict each other, are told."""
-    start = time.perf_counter()
+def test_fields_that_make_no_model(folder, one_line, faults_of):
+    """Missing fields are named, as are sizes that no model has or that contradict each other."""
 
-    assert says in one_line(lambda: read(folder(LLAMA, **changes)))
+    def check(changes, says):
+        start = time.perf_counter()
 
-    assert time.perf_counter() - start < 30
+        assert says in one_line(lambda: read(folder(LLAMA, **changes)))
+
+        assert time.perf_counter() - start < 30
+
+    assert not faults_of(
+        check,
+        [
+            ({"hidden_size": ...}, "lacks hidden_size, which decide shapes"),
+            ({"intermediate_size": ..., "vocab_size": ...}, "lacks intermediate_size, vocab_size, which decide shapes"),
+            ({"hidden_size": "big"}, "transformers rejects it: Validation error for field 'hidden_size'"),
+            ({"hidden_size": -64}, "hidden_size must be at least 1 (got -64)"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1 (got 0)"),
+            ({"hidden_size": 65}, "transformers rejects it: "),
+            ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
+            ({"hidden_size": 2**50}, "transformers cannot build this model: "),
+            ({"dtype": "float99"}, "transformers rejects it: "),
+            ({"dtype": "int8"}, "transformers cannot build this model: "),
+            ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
+            ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 2048 (got 1000000)"),
+        ],
+    )
 
 
 def test_fields_are_known_by_either_name(folder, one_line):
-    """Files say `num_experts` where transformers' class keeps `num_local_experts`; what is missing is named as the class has it."""
+    """Both `num_experts` of files and `num_local_experts` of the class are known; errors use the latter."""
     moe = folder("qwen3-moe")
 
     assert read(moe).settings.num_experts_per_tok == 4
     assert "lacks n_embd, n_head" in one_line(lambda: read(folder("gpt2", n_embd=..., n_head=...)))
 
 
-@pytest.mark.parametrize("architectures", [["NoSuchClass"], ["pipeline"], None, ...])
-def test_a_class_that_is_none_is_chosen_by_type(folder, architectures):
+def test_a_class_that_is_none_is_chosen_by_type(folder, faults_of):
     """`architectures` may be missing, unknown, or no class of models."""
-    assert type(read(folder(LLAMA, architectures=architectures)).module).__name__ == "LlamaForCausalLM"
+
+    def check(architectures):
+        assert type(read(folder(LLAMA, architectures=architectures)).module).__name__ == "LlamaForCausalLM"
+
+    assert not faults_of(check, [["NoSuchClass"], ["pipeline"], None, ...])
 
 
 def test_no_folder(tmp_path, one_line):

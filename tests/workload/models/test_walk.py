@@ -27,18 +27,21 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("model", TINY)
-def test_what_is_listed_is_what_runs(folder, real, model):
-    """Names, sizes, dtypes, biases and numbers of all products agree, both ways; a token's experts are as many as listed."""
-    place = folder(model)
-    products, _ = real.ran(place, also=IMAGES.get(model))
+def test_what_is_listed_is_what_runs(folder, real, faults_of):
+    """Names, sizes, dtypes, biases and counts of listed and executed products agree, experts included."""
 
-    assert products.calls
-    assert real.disagreements(products, layers_of_model(place, fuse=False).layers, real.TOKENS) == []
+    def check(model):
+        place = folder(model)
+        products, _ = real.ran(place, also=IMAGES.get(model))
+
+        assert products.calls
+        assert real.disagreements(products, layers_of_model(place, fuse=False).layers, real.TOKENS) == []
+
+    assert not faults_of(check, TINY)
 
 
 def test_the_check_sees_a_wrong_list(folder, real):
-    """A layer too few, a wrong width, another dtype or another number of experts a token are told apart."""
+    """The check detects a missing layer, a wrong width, dtype or number of experts per token."""
     place = folder("deepseek-v3")
     products, _ = real.ran(place)
     found = layers_of_model(place, fuse=False).layers
@@ -59,7 +62,7 @@ def test_the_check_sees_a_wrong_list(folder, real):
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the models' config.json are not here")
 @pytest.mark.parametrize("model", ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"])
 def test_full_width(model):
-    """The four models at their real width, few layers deep, in a process of its own: up to 8 GB."""
+    """The four models at their real width, few layers deep, agree, in a process with up to 8 GB."""
     script = ROOT / "benchmarks" / "model_shapes.py"
     done = subprocess.run([sys.executable, script, "--one", MODELS / model], capture_output=True, text=True, check=True, timeout=600)
     row = json.loads(done.stdout.splitlines()[-1])
@@ -91,43 +94,49 @@ def holding(**parts):
     return module
 
 
-@pytest.mark.parametrize(
-    ("names", "gated"), [(("gate_proj", "up_proj", "down_proj"), True), (("w1", "w2", "w3"), True), (("up_proj", "down_proj"), False)]
-)
-def test_experts_in_a_list_are_one_bank(names, gated):
-    """Experts that are modules of their own, as in transformers 4, are one layer of experts, not a product each."""
-    block = holding(gate=torch.nn.Linear(16, 4), experts=torch.nn.ModuleList(Expert(names) for _ in range(4)))
-    found, notes = walked(holding(mlp=block), num_experts_per_tok=2, hidden_act="silu")
+def test_experts_in_a_list_are_one_bank(faults_of):
+    """Experts that are separate modules, as in transformers 4, are one layer of experts."""
 
-    bank = next(layer for layer in found if layer.kind == "experts")
-    assert (bank.n, bank.k, bank.experts) == (16, 24, Experts(4, 2, "silu", gated))
-    assert [layer.kind for layer in found] == ["router", "experts"]
-    assert notes == ()
+    def check(names, gated):
+        block = holding(gate=torch.nn.Linear(16, 4), experts=torch.nn.ModuleList(Expert(names) for _ in range(4)))
+        found, notes = walked(holding(mlp=block), num_experts_per_tok=2, hidden_act="silu")
+
+        bank = next(layer for layer in found if layer.kind == "experts")
+        assert (bank.n, bank.k, bank.experts) == (16, 24, Experts(4, 2, "silu", gated))
+        assert [layer.kind for layer in found] == ["router", "experts"]
+        assert notes == ()
+
+    assert not faults_of(
+        check, [(("gate_proj", "up_proj", "down_proj"), True), (("w1", "w2", "w3"), True), (("up_proj", "down_proj"), False)]
+    )
 
 
-@pytest.mark.parametrize(
-    ("up", "down", "gated"),
-    [
-        ((4, 48, 16), (4, 16, 24), True),
-        ((4, 16, 48), (4, 24, 16), True),
-        ((4, 24, 16), (4, 16, 24), False),
-        ((4, 16, 32), (4, 16, 16), True),
-        ((4, 8, 16), (4, 16, 4), True),
-        ((4, 16, 8), (4, 4, 16), True),
-    ],
-)
-def test_banks_tell_their_sides_by_their_sizes(up, down, gated):
-    """Weights of all experts may lie either way round, with or without a gate; a module need not say which."""
-    bank = holding()
-    bank.up_proj = torch.nn.Parameter(torch.empty(up))
-    bank.down_proj = torch.nn.Parameter(torch.empty(down))
-    (found,), _ = walked(holding(experts=bank), num_experts_per_tok=2, hidden_act="gelu")
+def test_banks_tell_their_sides_by_their_sizes(faults_of):
+    """Weights of all experts may have either layout, with or without a gate."""
 
-    assert (found.n, found.k, found.experts) == (16, next((size for size in down[1:] if size != 16), 16), Experts(4, 2, "gelu", gated))
+    def check(up, down, gated):
+        bank = holding()
+        bank.up_proj = torch.nn.Parameter(torch.empty(up))
+        bank.down_proj = torch.nn.Parameter(torch.empty(down))
+        (found,), _ = walked(holding(experts=bank), num_experts_per_tok=2, hidden_act="gelu")
+
+        assert (found.n, found.k, found.experts) == (16, next((size for size in down[1:] if size != 16), 16), Experts(4, 2, "gelu", gated))
+
+    assert not faults_of(
+        check,
+        [
+            ((4, 48, 16), (4, 16, 24), True),
+            ((4, 16, 48), (4, 24, 16), True),
+            ((4, 24, 16), (4, 16, 24), False),
+            ((4, 16, 32), (4, 16, 16), True),
+            ((4, 8, 16), (4, 16, 4), True),
+            ((4, 16, 8), (4, 4, 16), True),
+        ],
+    )
 
 
 def test_experts_in_two_modules_leave_their_router():
-    """Granite's way: a module for each side of all experts; the router beside them is a product of its own."""
+    """In Granite's layout, a module per side of all experts, the router is a separate product."""
     sides = {"input_linear": holding(), "output_linear": holding()}
     sides["input_linear"].weight = torch.nn.Parameter(torch.empty(4, 48, 16))
     sides["output_linear"].weight = torch.nn.Parameter(torch.empty(4, 16, 24))
@@ -146,7 +155,7 @@ def test_weights_of_unknown_use_are_named():
     found, notes = walked(holding(layers=torch.nn.ModuleList([holding(odd=odd)])))
 
     assert found == ()
-    assert notes == ("left out, for it is not known how these weights multiply, if they do: layers.*.odd.fn [24, 64]",)
+    assert notes == ("left out, as the use of these weights is unknown: layers.*.odd.fn [24, 64]",)
 
 
 class Router(torch.nn.Module):
@@ -171,7 +180,7 @@ def test_a_router_runs_with_what_stands_beside_it():
 
 
 def test_a_missing_number_of_experts_is_said(one_line):
-    """Without the number of experts that a token goes to there is no shape."""
+    """Without the number of experts per token the model is refused."""
     experts = torch.nn.ModuleList(Expert(("w1", "w2", "w3")) for _ in range(4))
 
-    assert "lacks the number of experts that a token goes to: add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))
+    assert "lacks the number of experts per token; add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))

@@ -1,7 +1,7 @@
-"""The built-in backend ``torch``: every call-local route that torch has, for every op and shape, behind the same hooks.
+"""The built-in backend ``torch``: every route of torch for every op and shape, behind the same hooks.
 
-It ranks last and its route ``native`` never refuses, so it is what every other answer falls back to. One file an op family
-states that family's routes; see `route.Route`.
+It ranks last and its route ``native`` never refuses, so it is the final fallback. One file per op
+family defines that family's routes; see `route.Route`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ OPS = tuple(_FAMILIES)
 
 
 def library_version(device: Device) -> str:
-    """The torch version: its routes call vendor libraries that change with it."""
+    """Return the torch version: the vendor libraries behind its routes change with it."""
     return dict(device.versions).get("torch", "")
 
 
 @hookimpl
 def supports() -> bool:
-    """Every shape of every device."""
+    """Support every shape on every device."""
     return True
 
 
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
-    """``native`` first, then the other routes to the same result; the one that ``native`` stands for is not listed again."""
+    """List ``native``, then the other routes; the one that ``native`` stands for is listed once."""
     yield _solution(NATIVE)
     if shape.m == 0:
         return
@@ -67,13 +67,13 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
 
 @hookimpl
 def heuristic_fallback() -> Solution:
-    """``native``: the answer when nobody knows better."""
+    """Return ``native``, the last resort."""
     return _solution(NATIVE)
 
 
 @hookimpl
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """The route as a launcher; refuses a name that this version does not have, and a route that does not fit."""
+    """Bind a route; refuse an unknown name, and a route that does not fit the shape."""
     family = _FAMILIES.get(shape.op)
     if family is None:
         return Unsupported(f"torch covers {', '.join(OPS)}, not op {shape.op!r}")
@@ -85,10 +85,11 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
 
 
 def torch_launcher(shape: Shape, device: Device) -> Launcher | Unsupported:
-    """Torch's own call for a shape on a present device: what a backend may launch until it has a kernel, or compare its own with.
+    """Bind torch's default call for a shape on a present device, as a placeholder or a baseline.
 
-    Its call takes None for an absent operand, trailing ones too. Of an op of another distribution, which torch has no routes for, it is
-    the op's reference, rounded once; refused for shuffled weights.
+    Its call takes None for an absent operand, even a trailing one. An op of another distribution
+    has no torch routes. Its launcher computes the op's reference, rounded once, and refuses
+    shuffled weights.
     """
     launcher = bind(_solution(NATIVE), shape, device) if shape.op in _FAMILIES else _of_reference(shape)
     if isinstance(launcher, Unsupported):
@@ -119,12 +120,12 @@ def _solution(name: str, split: int = 0) -> Solution:
 
 
 def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
-    """The function of one route for one shape, and whether it may be captured."""
-    # AITER's rows name no route where it is the plain one.
+    """Return the function of one route for one shape, and whether it may be captured."""
+    # AITER's rows name no route for the default one.
     name = family.native(shape, device) if solution.kernel_name in (NATIVE, "") else solution.kernel_name
     route = family.routes.get(name)
     if route is None:
-        raise PluginError(f"torch has no route {name!r} for {shape.op}; it has {NATIVE}, {', '.join(family.routes)}")
+        raise PluginError(f"torch has no route {name!r} for {shape.op}; use {NATIVE}, {', '.join(family.routes)}")
     if reason := route.unfit(shape, device):
         raise PluginError(f"{name} {reason}")
     if shape.m == 0:
@@ -134,7 +135,7 @@ def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> 
 
 
 def _empty(shape: Shape) -> Callable[..., Any]:
-    """No rows: nothing to compute, and no library asked whether it can."""
+    """Return the function of an empty batch, which computes nothing and calls no library."""
     n, out_dtype = shape.n, torch_dtype(shape.outdtype)
 
     def empty(x: Any, *_: Any) -> Any:

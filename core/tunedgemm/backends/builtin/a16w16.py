@@ -1,6 +1,7 @@
 """Routes of a16w16: floats of 16, 32 or 64 bits, or fp8 with one scale a tensor.
 
-Launcher operands: x [..., K], weight [N, K], bias [N] or absent, then scale_a, scale_b and scale_c of one value or absent.
+Launcher operands: x [..., K], weight [N, K], bias [N] or absent, then scale_a, scale_b and scale_c
+of one value or absent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SPLITS = (2, 4, 8, 16)
 
 
 def _plain(shape: Shape) -> bool:
-    """Whether input, bias and output have one dtype and nothing is scaled."""
+    """Tell whether input, bias and output have one dtype and nothing is scaled."""
     return shape.scale == "none" and shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype)
 
 
@@ -32,7 +33,7 @@ def _unfit(shape: Shape, device: Device) -> str:
 
 
 def _linear(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """F.linear under its inner name: the outer one may be patched to come here."""
+    """Compute F.linear by its inner name, as the outer one may be patched to call this package."""
     import torch
 
     del shape, device, split
@@ -107,7 +108,7 @@ def _no_mv(shape: Shape, device: Device) -> str:
 
 
 def _onednn_linear() -> Any:
-    """oneDNN's linear over plain weights, an operator of torch's CPU builds with it; else None."""
+    """Return oneDNN's linear over plain weights, an operator of some CPU builds of torch; else None."""
     import torch
 
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
@@ -132,11 +133,11 @@ def _onednn(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 def _no_onednn(shape: Shape, device: Device) -> str:
     if device.kind != "cpu" or shape.dtype not in ("bf16", "fp16", "fp32"):
         return f"multiplies floats of 16 or 32 bits on a CPU, not {shape.dtype} on {device.gfx}"
-    return _unfit(shape, device) or ("" if _onednn_linear() is not None else "is missing: this build of torch has no oneDNN linear")
+    return _unfit(shape, device) or ("" if _onednn_linear() is not None else "needs a build of torch with oneDNN's linear")
 
 
 def _splitk_bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """K cut into *split* parts, one batched product into float32 partials, then their sum."""
+    """Split K in *split* parts: one batched product into float32 partials, then their sum."""
     import torch
 
     del device
@@ -161,7 +162,10 @@ def _no_splitk(shape: Shape, device: Device) -> str:
 
 
 def _splits(shape: Shape, device: Device) -> tuple[int, ...]:
-    """Those that leave each part a K of 512 or more, for outputs small enough to leave the device idle otherwise."""
+    """Return the splits worth a try, with a K of 512 or more per part.
+
+    Only outputs too small to fill the device have any.
+    """
     del device
     if shape.m * shape.n > 1 << 21:
         return ()
@@ -169,7 +173,7 @@ def _splits(shape: Shape, device: Device) -> tuple[int, ...]:
 
 
 def _wider(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Another output dtype than the input's: never rounded through the narrow one on the way to a wider."""
+    """Compute another output dtype than the input's, without rounding to the narrower one on the way."""
     import torch
 
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
@@ -189,7 +193,7 @@ def _wider(shape: Shape, device: Device) -> Callable[..., Any]:
 
 
 def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """`torch._scaled_mm` with the scales, then bias and scale_c."""
+    """Compute `torch._scaled_mm` with the scales, then bias and scale_c."""
     import torch
 
     del split
@@ -215,7 +219,7 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
 
 
 def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """The values' product in float32, then the scales."""
+    """Compute the product of the values in float32, then scale it."""
     import torch
 
     del device, split

@@ -1,6 +1,7 @@
 """Routes of a8w8 and a8w8_bpreshuffle: int8 or fp8 operands, one scale a tensor or a row.
 
-Launcher operands: x [..., K], weight [N, K], x_scale of M values or one, w_scale of N values or one, bias [N] or absent.
+Launcher operands: x [..., K], weight [N, K], x_scale of M values or one, w_scale of N values or
+one, bias [N] or absent.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: `torch._int_mm` on a GPU takes more rows than this.
+#: `torch._int_mm` on a GPU needs more rows than this.
 INT_ROWS = 16
-#: Rows that fewer are padded to for it.
+#: Rows to pad to for it.
 PADDED_ROWS = 32
 
 
 def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The values' product, which does not round, then the scales and the bias in float32, then one rounding."""
+    """Compute the values' product without rounding, then scales and bias in float32, and round once."""
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
@@ -66,7 +67,11 @@ def _scaled_mm(fast: bool) -> Callable[[Shape, Device, int], Callable[..., Any]]
 
 
 def _no_scaled_mm(shape: Shape, device: Device) -> str:
-    """Its bias has the dtype of the output and is not added in float32; where CUTLASS scales rows, the output is bf16."""
+    """Return why `torch._scaled_mm` cannot compute the shape, or "".
+
+    It adds a bias in the output's dtype instead of float32; where CUTLASS scales rows, the output
+    is bf16.
+    """
     if reason := no_fp8(shape, device):
         return reason
     if device.kind != "cpu" and shape.scale == "row" and shape.outdtype != "bf16" and not cublas_scales(device):
@@ -77,14 +82,17 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
 
 
 def _no_fast(shape: Shape, device: Device) -> str:
-    """Hopper and Ada sum fp8 products in fewer bits where asked; that is enough for bf16 outputs alone."""
+    """Return why fast accumulation does not apply, or "".
+
+    On request Hopper and Ada sum fp8 products in fewer bits, which suffices for bf16 outputs alone.
+    """
     if capability(device) not in (89, 90):
         return f"is the same as scaled_mm on {device.gfx}"
     return _no_scaled_mm(shape, device) or ("" if shape.outdtype == "bf16" else f"is too coarse for {shape.outdtype}")
 
 
 def _scaled_mm_rows(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """The scaled product in float32, then the bias, then one rounding."""
+    """Compute the scaled product in float32, add the bias, and round once."""
     del split
     n, k, out_dtype, product = shape.n, shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
@@ -95,7 +103,7 @@ def _scaled_mm_rows(shape: Shape, device: Device, split: int) -> Callable[..., A
 
 
 def no_int(shape: Shape, device: Device) -> str:
-    """What `torch._int_mm` asks for beside a number of rows; "" where it has it."""
+    """Return why `torch._int_mm` cannot multiply the shape, whatever its number of rows; "" where it can."""
     if shape.dtype != "int8":
         return f"multiplies int8, not {shape.dtype}"
     if device.kind != "cpu" and (shape.n % 8 or shape.k % 8):
@@ -139,7 +147,7 @@ def _bf16(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 
 def no_bf16(shape: Shape, device: Device) -> str:
-    """A CPU's bf16 product is rounded to bf16 before the scales are multiplied in."""
+    """Return why a bf16 product is too coarse, or "": a CPU rounds it to bf16 before the scales apply."""
     coarse = device.kind == "cpu" and shape.outdtype != "bf16"
     return f"rounds to bf16 on a CPU, too coarse for {shape.outdtype}" if coarse else ""
 

@@ -1,7 +1,7 @@
 """Routes of batched_bf16 and batched_a8w8: B products of the same size.
 
-Launcher operands: x [B, M, K], weight [B, N, K], then for batched_a8w8 x_scale of B x M values and w_scale of B x N values, then
-for batched_bf16 bias [B, N] or [B, 1, N], or absent.
+Launcher operands: x [B, M, K], weight [B, N, K]. Then batched_a8w8 has x_scale of B x M values and
+w_scale of B x N values; batched_bf16 has bias [B, N] or [B, 1, N], or none.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Products one after the other are no rival of one call beyond this many.
+#: Most products worth computing one after the other instead of in one call.
 _LOOPS = 64
-#: Bytes of both operands of one product from which a launch for each costs less than widening them to bf16 does.
+#: Bytes of both operands of one product from which a launch for each is cheaper than widening them
+#: to bf16.
 _WIDE = 1 << 21
 
 
 def _plain(shape: Shape) -> bool:
-    """Whether input, bias and output have one dtype."""
+    """Tell whether input, bias and output have one dtype."""
     return shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype)
 
 
@@ -46,7 +47,7 @@ def _unfit(shape: Shape, device: Device) -> str:
 
 
 def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """bmm, then the bias; for another output dtype in float32 until the end."""
+    """Compute bmm, then add the bias; in float32 until the end for another output dtype."""
     import torch
 
     del split
@@ -81,7 +82,7 @@ def _no_baddbmm(shape: Shape, device: Device) -> str:
 
 
 def _mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """One product after the other, each into its part of the output."""
+    """Compute one product after the other, each into its part of the output."""
     import torch
 
     del device, split
@@ -120,7 +121,7 @@ def _grouped_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 def _no_grouped_mm(shape: Shape, device: Device) -> str:
     if capability(device) not in (90, 100) or shape.dtype != "bf16":
-        return f"is bmm again for {shape.dtype} on {device.gfx}"
+        return f"is the same as bmm for {shape.dtype} on {device.gfx}"
     if shape.n % 8 or shape.k % 8:
         return f"needs N and K divisible by 8 (N={shape.n}, K={shape.k})"
     return _unfit(shape, device)
@@ -140,7 +141,7 @@ floats = Family(
 
 
 def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The values' products, which do not round, then the scales in float32, then one rounding."""
+    """Compute the values' products without rounding, then scale in float32 and round once."""
     n, out_dtype = shape.n, torch_dtype(shape.outdtype)
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
@@ -196,7 +197,7 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
     if reason := no_fp8(shape, device):
         return reason
     if shape.m == 1 and shape.n == 1:
-        return "takes one scale a tensor for one value"
+        return "takes one value for one scale a tensor"
     if device.kind != "cpu" and shape.outdtype != "bf16" and not cublas_scales(device):
         return f"with one scale a row gives bf16, not {shape.outdtype}"
     return "adds no bias here" if shape.bias else ""
@@ -216,7 +217,7 @@ def _scaled_grouped_mm(shape: Shape, device: Device, split: int) -> Callable[...
 
 def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
     if capability(device) != 90:
-        return f"is not there on {device.gfx}"
+        return f"is not available on {device.gfx}"
     return _no_scaled_mm(shape, device) or ("" if shape.outdtype == "bf16" else f"gives bf16, not {shape.outdtype}")
 
 

@@ -1,7 +1,9 @@
-"""Routes of a8w8_blockscale and a8w8_blockscale_bpreshuffle: fp8, one scale for 1x128 activations and 128x128 weights.
+"""Routes of a8w8_blockscale and a8w8_blockscale_bpreshuffle: fp8 with scales of blocks.
 
-Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128), ceil(K/128)]. The memory of the
-bpreshuffle op's x_scale holds the transpose.
+Activations have one scale for 1x128 values, weights one for 128x128.
+
+Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128),
+ceil(K/128)]. The memory of the bpreshuffle op's x_scale holds the transpose.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128
-#: Bytes of float32 partial products of all blocks of K at once, at most.
+#: Most bytes of float32 partial products, of all blocks of K at once.
 PARTIALS = 1 << 28
-#: Rows up to which the partial products of all blocks are smaller than a dequantised weight is.
+#: Most rows for which the partial products of all blocks are smaller than a dequantised weight.
 _FEW_ROWS = 32
-#: What K is a multiple of where the rows of the weight's scales are whole fours, so that every torch gives the right ones.
+#: Divisor of K for which the weight's scales have rows of whole fours, so that every torch reads
+#: the right ones.
 _FOURS = 512
-#: `torch._scaled_mm_v2`'s numbers of scales of 1x128 and of 128x128.
+#: `torch._scaled_mm_v2`'s codes for scales of 1x128 and of 128x128.
 _ONE_128, _128_128 = 4, 5
 
 
 def _by_row(shape: Shape) -> Callable[[Any], Any]:
-    """x_scale as given to [M, blocks of K], a view in either order of its memory."""
+    """Return a function that views x_scale as [M, blocks of K], whatever the order of its memory."""
     rows, blocks = shape.m, -(-shape.k // BLOCK)
     if shape.op.endswith("_bpreshuffle"):
         return lambda scale: scale.reshape(blocks, rows).t()
@@ -39,7 +42,7 @@ def _by_row(shape: Shape) -> Callable[[Any], Any]:
 
 
 def times_blocks(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fp8 or int8 values [R, K] times their scales [R, ceil(K/128)], multiplied in float32 and rounded once."""
+    """Multiply fp8 or int8 values [R, K] by scales [R, ceil(K/128)] in float32, and round once."""
     import torch
 
     values = q.to(torch.bfloat16)
@@ -55,12 +58,12 @@ def times_blocks(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def spread(scale: torch.Tensor, n: int) -> torch.Tensor:
-    """w_scale [..., ceil(N/128), blocks] to one row for each row of the weight, [..., N, blocks]."""
+    """Expand w_scale [..., ceil(N/128), blocks] to one row per row of the weight, [..., N, blocks]."""
     return scale.repeat_interleave(BLOCK, -2)[..., :n, :]
 
 
 def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """cuBLASLt's product with both scales, of rows padded to the multiple of four that it takes."""
+    """Compute cuBLASLt's product with both scales, with rows padded to the multiple of four it needs."""
     del device, split
     m, n, k, by_row = shape.m, shape.n, shape.k, _by_row(shape)
     more, product = -m % 4, scaled_blocks(k, torch_dtype(shape.outdtype))
@@ -73,7 +76,7 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 
 def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp8 x [M, K] and its scales [M, blocks] with *more* rows of zeros; the scales with M innermost in memory."""
+    """Append *more* rows of zeros to fp8 x [M, K] and its scales [M, blocks], which keep M innermost."""
     import torch
 
     if more == 0:
@@ -83,11 +86,13 @@ def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.
 
 
 def scaled_blocks(k: int, out_dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """cuBLASLt's product of x [M, K] and weight [N, K] with scales [M, blocks], M innermost, and [ceil(N/128), blocks].
+    """Return cuBLASLt's product of x [M, K] and weight [N, K] with scales of blocks.
 
-    cuBLASLt takes the rows of the weight's scales to be a multiple of four long (cuBLAS manual, scaling factors of 128x128 blocks).
-    `torch._scaled_mm` of torch 2.11 does not know that and reads the wrong ones; the newer operator takes padded rows, which an H200
-    multiplied rightly for each K divisible by 16 that was tried.
+    The scales are [M, blocks], M innermost, and [ceil(N/128), blocks]. cuBLASLt expects the rows of
+    the weight's scales to be a multiple of four long (cuBLAS manual, scaling factors of 128x128
+    blocks). `torch._scaled_mm` of torch 2.11 ignores that and reads the wrong ones. The newer
+    operator takes padded rows; on an H200 its results were right for each K divisible by 16 that
+    was tried.
     """
     import torch
 
@@ -120,7 +125,7 @@ def _takes_padded_scales() -> bool:
 
 
 def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """One product for each block of K, scaled and added up in float32."""
+    """Compute one product per block of K, scaled and accumulated in float32."""
     import torch
 
     del split
@@ -138,7 +143,7 @@ def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 
 def _blocks_bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """The products of all blocks of K at once, then their scaled sum in float32."""
+    """Compute the products of all blocks of K at once, then their scaled sum in float32."""
 
     del split
     n, k, out_dtype, by_row, product = shape.n, shape.k, torch_dtype(shape.outdtype), _by_row(shape), products(device)
@@ -181,13 +186,19 @@ def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any
 
 
 def _no_bf16(shape: Shape, device: Device) -> str:
-    """Both operands are rounded to bf16: an error of about 2^-9 of a row, as that of a bf16 output."""
+    """Return why bf16 operands are too coarse, or "".
+
+    Rounding both adds an error of about 2^-9 of a row, as does a bf16 output.
+    """
     del device
     return "" if shape.outdtype == "bf16" else f"rounds its operands to bf16, too coarse for {shape.outdtype}"
 
 
 def _no_float32(shape: Shape, device: Device) -> str:
-    """Dequantised values are rounded to 11 bits where the process lets products of float32 use TF32."""
+    """Return why float32 products are too coarse, or "".
+
+    Dequantised values are rounded to 11 bits where the process lets float32 products use TF32.
+    """
     coarse = device.kind != "cpu" and shape.outdtype == "fp32"
     return "may be computed in TF32, too coarse for fp32" if coarse else ""
 

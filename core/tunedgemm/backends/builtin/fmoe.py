@@ -1,9 +1,12 @@
-"""Routes of fmoe: a gated product for each (token, expert) pair, an activation, a second product, their weighted sum.
+"""Routes of fmoe: two products for each (token, expert) pair, and the weighted sum of their results.
 
-Launcher operands: hidden [T, D], w1 [E, 2 * I or I, D], w2 [E, D, I] (last dimension halved for fp4x2), topk_weight and topk_ids
-[T, topk], then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent. What a stage's quantisation and activation do
-is the op's (`tunedgemm.ops.moe`); pairs whose id is no expert's add nothing. Products are of dequantised operands in the dtype
-of the hidden states, or of float32 on a CPU, and added up in float32.
+The first product is gated and an activation follows it. Launcher operands: hidden [T, D];
+w1 [E, 2 * I or I, D] and w2 [E, D, I] (last dimension halved for fp4x2); topk_weight and topk_ids
+[T, topk]; then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent.
+
+The op defines each stage's quantisation and activation (`tunedgemm.ops.moe`); pairs with an id
+outside the experts add nothing. Products are of dequantised operands, in the dtype of the hidden
+states, or float32 on a CPU. They accumulate in float32.
 """
 
 from __future__ import annotations
@@ -26,28 +29,28 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-    #: (input of the stage [T or T * topk, cols] of any float dtype, its given scale or None, which stage) to its products
-    #: [T * topk, rows], of any value for pairs of no expert
+    #: function of (input [T or T * topk, cols] of any float dtype, its given scale or None, stage).
+    #: It returns the products [T * topk, rows], with any values for pairs without an expert.
     Stage = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
-#: Bytes of dequantised weights at a time, at most.
+#: Most bytes of dequantised weights at a time.
 _DEQUANTISED = 1 << 32
 #: Bytes of one chunk of gathered weights.
 _GATHERED = 1 << 28
-#: Pairs up to which a matrix for each is gathered, and experts up to which all of them are multiplied with all rows.
+#: Most pairs to gather a matrix for each, and most experts to multiply with all rows.
 _FEW_PAIRS, _FEW_EXPERTS = 64, 16
 
 
 @attrs.frozen(eq=False)
 class _Call:
-    """What one call's routes share.
+    """State that the routes of one call share.
 
     Attributes:
-        shape: what is computed.
+        shape: the shape to compute.
         dtype: of the products' operands.
-        ids: the pairs' experts [T * topk], E for a pair of none.
+        ids: the pairs' experts [T * topk], E for a pair without one.
         weights: w1 and w2 as given.
-        scales: theirs in order, by expert, or None.
+        scales: their scales in order, by expert, or None.
     """
 
     shape: Shape
@@ -57,15 +60,15 @@ class _Call:
     scales: tuple[torch.Tensor | None, torch.Tensor | None]
 
     def size(self, stage: int) -> tuple[int, int]:
-        """(rows, columns) of one expert's matrix."""
+        """Return (rows, columns) of one expert's matrix."""
         return _sizes(self.shape)[stage]
 
     def matrix(self, stage: int, expert: int) -> torch.Tensor:
-        """One expert's matrix [rows, cols]."""
+        """Return one expert's matrix [rows, cols]."""
         return moe.expert_weight(self.weights[stage], self.scales[stage], expert, self.shape, self.dtype)
 
     def matrices(self, stage: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
-        """[experts, rows, cols]: of those *chosen* by their places on the device, or of all."""
+        """Return [experts, rows, cols] of the *chosen* experts, by their indices on the device, or of all."""
         import torch
 
         from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4, dequant_rows
@@ -85,22 +88,22 @@ class _Call:
         return dequant_rows(flat, by_row.reshape(-1, 1), self.dtype).view(-1, rows, cols)
 
     def quantised(self, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """The input of a stage, quantised and back."""
+        """Quantise and dequantise the input of a stage."""
         return moe.as_quantised(x, self.shape, scale, self.dtype)
 
     def step(self, stage: int) -> int:
-        """How many matrices are gathered at a time."""
+        """Return how many matrices are gathered at a time."""
         rows, cols = self.size(stage)
         return max(1, _GATHERED // (rows * cols * self.dtype.itemsize))
 
     def by_pair(self, values: torch.Tensor) -> torch.Tensor:
-        """Rows of tokens, repeated for each of their pairs; rows of pairs as they are."""
+        """Repeat rows of tokens for each of their pairs; return rows of pairs unchanged."""
         topk = int(self.shape["topk"])
         return values if len(values) == len(self.ids) else values.repeat_interleave(topk, 0)
 
 
 def _chosen(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """These of the first dimension; types of a byte have no operation for it of their own."""
+    """Select these indices of the first dimension; 8-bit types have no operation for it."""
     import torch
 
     if tensor.element_size() > 1:
@@ -113,7 +116,7 @@ def _sizes(shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]) -> Callable[..., Any]:
-    """Both stages with what is around them; *stage_of* gives the products of one call."""
+    """Return both stages and the steps around them; *stage_of* gives the products of one call."""
     import torch
 
     topk, experts, early = int(shape["topk"]), int(shape["expert"]), bool(shape["doweight_stage1"])
@@ -139,7 +142,7 @@ def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left [..., R, cols] by right [..., rows, cols], in float32 where the device gives it for narrow operands."""
+    """Multiply left [..., R, cols] by right [..., rows, cols], in float32 where the device can."""
     import torch
 
     transposed = right.transpose(-1, -2)
@@ -150,7 +153,7 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _sorted(call: _Call) -> Stage:
-    """Pairs by expert, one product for each expert that is hit: the host waits to know which."""
+    """Sort pairs by expert, one product for each expert in use: the host waits to learn which."""
     import torch
 
     topk, experts = int(call.shape["topk"]), int(call.shape["expert"])
@@ -172,7 +175,7 @@ def _sorted(call: _Call) -> Stage:
 
 
 def _dense(call: _Call) -> Stage:
-    """Every expert on every row; what is not of its pairs is not taken."""
+    """Multiply every expert with every row, and take the results of its pairs."""
     import torch
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
@@ -187,7 +190,7 @@ def _dense(call: _Call) -> Stage:
 
 
 def _gather(call: _Call) -> Stage:
-    """A copy of its expert's matrix for each pair, some pairs at a time."""
+    """Copy its expert's matrix for each pair, some pairs at a time."""
     import torch
 
     last = int(call.shape["expert"]) - 1
@@ -202,12 +205,12 @@ def _gather(call: _Call) -> Stage:
 
 @attrs.frozen(eq=False)
 class _Groups:
-    """The pairs by expert, without the host knowing how many each has.
+    """The pairs grouped by expert, without the host knowing the sizes of the groups.
 
     Attributes:
-        order: the pairs' places, by expert, those of none at the end.
-        sources: the tokens' places in that order.
-        ends: int32 [experts], where each expert's pairs end.
+        order: indices of the pairs, by expert, those without one at the end.
+        sources: indices of the tokens in that order.
+        ends: int32 [experts], the end of each expert's pairs.
     """
 
     order: torch.Tensor
@@ -216,7 +219,7 @@ class _Groups:
 
     @classmethod
     def of(cls, call: _Call) -> _Groups:
-        """Those of one call."""
+        """Group the pairs of one call."""
         import torch
 
         order = torch.argsort(call.ids, stable=True)
@@ -225,28 +228,31 @@ class _Groups:
         return cls(order, order // int(call.shape["topk"]), ends)
 
     def places(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of a stage's input, by expert."""
+        """Return the rows of a stage's input, by expert."""
         return self.order if len(x) == len(self.order) else self.sources
 
     def put_back(self, found: torch.Tensor) -> torch.Tensor:
-        """Rows by expert in the pairs' own order."""
+        """Return rows by expert in the order of the pairs."""
         import torch
 
         return torch.empty_like(found).index_copy_(0, self.order, found)
 
 
 def _blocks(call: _Call) -> Stage:
-    """Each expert's pairs padded to blocks of one size; a copy of its expert's matrix for each block, some blocks at a time."""
+    """Pad each expert's pairs to blocks of one size, and copy its expert's matrix for each block.
+
+    Some blocks are processed at a time.
+    """
     import torch
 
     groups, experts, pairs = _Groups.of(call), int(call.shape["expert"]), len(call.ids)
     size = min(256, max(16, 1 << (pairs // experts).bit_length()))
-    count = pairs // size + min(experts, pairs)  # blocks at most: a full one for each of its rows, one more for each expert hit
+    count = pairs // size + min(experts, pairs)  # most blocks: the full ones, and one more for each expert in use
     ends = groups.ends.long()
     starts = torch.nn.functional.pad(ends[:-1], (1, 0))
     block_ends = ((ends - starts + size - 1) // size).cumsum(0)
     first = torch.nn.functional.pad(block_ends[:-1], (1, 0)) * size
-    # Pairs of no expert go to one more row, which nothing reads.
+    # Pairs without an expert go to one more row, which nothing reads.
     shift = torch.nn.functional.pad(first - starts, (0, 1))
     ids = call.ids[groups.order]
     places = torch.arange(pairs, device=ids.device) + shift[ids]
@@ -277,7 +283,11 @@ def _grouped_mm(call: _Call) -> Stage:
 
 
 def _no_grouped_mm(shape: Shape, device: Device) -> str:
-    """Elsewhere it waits for the device, being a loop; its rows are of a multiple of 16 bytes."""
+    """Return why `torch._grouped_mm` does not apply, or "".
+
+    On other devices it is a loop that waits for the device; its rows must be a multiple of 16
+    bytes.
+    """
     if capability(device) not in (90, 100) or shape.dtype != "bf16":
         return f"is a loop over the experts for {shape.dtype} on {device.gfx}"
     if shape.n % 8 or shape.k % 8:
@@ -287,7 +297,7 @@ def _no_grouped_mm(shape: Shape, device: Device) -> str:
 
 
 def _scaled_grouped_mm(call: _Call) -> Stage:
-    """fp8 rows by fp8 weights as they are."""
+    """Multiply fp8 rows by fp8 weights without dequantising."""
     import torch
 
     groups, experts = _Groups.of(call), int(call.shape["expert"])
@@ -305,7 +315,7 @@ def _scaled_grouped_mm(call: _Call) -> Stage:
 
 
 def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The input of a stage [R, cols] as fp8, and one scale for each row [R]."""
+    """Return the input of a stage [R, cols] as fp8, and one scale for each row [R]."""
     from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
 
     dtype = torch_dtype(str(shape["q_dtype_a"]))
@@ -334,7 +344,7 @@ def _made(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], 
 
 
 def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
-    """Worth a try where the product of these numbers is small."""
+    """Return a list function for routes worth a try where the product of these numbers is small."""
 
     def listed(shape: Shape, device: Device) -> tuple[int, ...]:
         del device
@@ -344,7 +354,7 @@ def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]
 
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Both weights in order; the scales that are shuffled with them are put in order by each route."""
+    """Wrap a function to take both weights in order; each route puts the shuffled scales in order."""
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
     layout = shape.layout

@@ -1,8 +1,10 @@
-"""Routes of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values a byte and one power of two for each 32 of them.
+"""Routes of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4.
 
-Launcher operands: x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or absent; for a16w4_blockscale
-x [..., K], weight, w_scale, bias. Scales and weight are in AITER's shuffled form where the layout is not ``row``. A value times its
-scale is exact in bf16, whose exponents reach as far; x in fp16 is exact in TF32 and float32.
+mxfp4 packs two e2m1 values in a byte, with one power of two for each 32 values. Launcher operands:
+x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or absent. For
+a16w4_blockscale: x [..., K], weight, w_scale, bias. Scales and weight are in AITER's shuffled form
+where the layout is not ``row``. A value times its scale is exact in bf16, whose exponent range
+suffices; x in fp16 is exact in TF32 and float32.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _GROUP = 32
 
 
 def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
-    """Both operands as values in *dtype*, then their product."""
+    """Dequantise both operands to *dtype*, then multiply."""
 
     def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         del split
@@ -40,7 +42,7 @@ def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any
 
 
 def _dequantised_weight(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
-    """The weight as values in *dtype*, then its product with x, which *dtype* holds exactly."""
+    """Dequantise the weight to *dtype*, then multiply it with x, which *dtype* holds exactly."""
 
     def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         del split
@@ -56,9 +58,9 @@ def _dequantised_weight(dtype: str) -> Callable[[Shape, Device, int], Callable[.
 
 
 def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """x as the sum of two parts in bf16, each multiplied by the weight, both products added in float32.
+    """Split x into the sum of two bf16 parts, multiply each by the weight, and add both in float32.
 
-    bf16 keeps 8 of the 11 bits of fp16, and holds what is left of them, too: nothing is rounded.
+    bf16 keeps 8 of the 11 bits of fp16 and can hold the remainder, too: nothing is rounded.
     """
     import torch
 
@@ -69,7 +71,7 @@ def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     def halved(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
         flat = x.reshape(-1, k)
         high = flat.to(torch.bfloat16)
-        low = (flat.float() - high.float()).nan_to_num(nan=0.0).to(torch.bfloat16)  # of an infinity nothing is left
+        low = (flat.float() - high.float()).nan_to_num(nan=0.0).to(torch.bfloat16)  # an infinity leaves no remainder
         first, second = multiplied(torch.cat((high, low)), values(weight, w_scale)).chunk(2)
         return finished(first + second, bias, out_dtype, (*x.shape[:-1], n))
 
@@ -78,12 +80,12 @@ def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 def _no_halves(shape: Shape, device: Device) -> str:
     if shape.dtype != "fp16":
-        return f"takes fp16 apart, not {shape.dtype}"
+        return f"splits fp16, not {shape.dtype}"
     return "has no product of bf16 in float32 on a CPU" if device.kind == "cpu" else ""
 
 
 def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of a packed operand and its scales to its values [rows, K]."""
+    """Return a function that dequantises a packed operand and its scales to [rows, K]."""
     import torch
 
     from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4
@@ -98,7 +100,7 @@ def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], 
 
 
 def _product(shape: Shape, device: Device, dtype: str) -> Callable[..., torch.Tensor]:
-    """A function of values [M, K] and [N, K] in *dtype*, the bias and the leading dimensions to the output."""
+    """Return a function that multiplies values [M, K] and [N, K] in *dtype*, with bias and reshaping."""
     import torch
 
     n, out_dtype, inner = shape.n, torch_dtype(shape.outdtype), torch_dtype(dtype)
@@ -123,7 +125,7 @@ def _no_bf16(shape: Shape, device: Device) -> str:
 
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The weight and both scales in order."""
+    """Wrap a function to take the weight and both scales in order."""
     from tunedgemm.ops.formats.quant import unshuffle_scale
 
     m, n, groups, ordered = shape.m, shape.n, shape.k // _GROUP, weight_in_order(shape, call)
@@ -135,7 +137,7 @@ def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The weight and its scales in order."""
+    """Wrap a function to take the weight and its scales in order."""
     from tunedgemm.ops.formats.quant import unshuffle_scale
 
     n, groups, ordered = shape.n, shape.k // _GROUP, weight_in_order(shape, call)

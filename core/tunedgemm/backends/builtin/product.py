@@ -1,7 +1,8 @@
-"""Products of values that bf16 holds exactly, such as int8, fp8 and fp4, and what torch's fp8 products ask for.
+"""Products of values that bf16 holds exactly (int8, fp8, fp4), and limits of torch's fp8 products.
 
-The operands of these products are exact in bf16 and therefore in TF32, too: whatever a process has chosen for products of
-float32, only the order of summation differs. Scales are multiplied in afterwards, in float32.
+The operands of these products are exact in bf16 and therefore in TF32, too. Whatever precision a
+process chooses for float32 products, only the order of summation differs. Scales are applied
+afterwards, in float32.
 """
 
 from __future__ import annotations
@@ -17,35 +18,41 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: The fp8 dtype of e4m3 that an AMD architecture multiplies.
+#: The e4m3 dtype that an AMD architecture multiplies.
 _AMD_FP8 = {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
 
 
 def capability(device: Device) -> int:
-    """90 for ``sm_90``; 0 for what is no NVIDIA device."""
-    found = re.fullmatch(r"sm_(\d+)", device.gfx)
-    return int(found[1]) if found else 0
+    """Return 90 for ``sm_90``; 0 for devices of other vendors."""
+    match = re.fullmatch(r"sm_(\d+)", device.gfx)
+    return int(match[1]) if match else 0
 
 
 def cublas_scales(device: Device) -> bool:
-    """Whether `torch._scaled_mm` takes vectors of scales to cuBLASLt: on sm_90 with CUDA 12.9 or newer; a version not told is newer.
+    """Tell whether `torch._scaled_mm` passes vectors of scales to cuBLASLt.
 
-    Then one scale a row gives fp16 and float32, too, where CUTLASS gives bf16 alone, and there are scales of blocks.
+    It does on sm_90 with CUDA 12.9 or newer; an unknown version counts as newer. One scale a row
+    then gives fp16 and float32, too, where CUTLASS gives bf16 alone, and block scales are
+    available.
     """
-    found = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
-    return capability(device) == 90 and (found is None or (int(found[1]), int(found[2])) >= (12, 9))
+    match = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
+    return capability(device) == 90 and (match is None or (int(match[1]), int(match[2])) >= (12, 9))
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Scales or matrices that begin at a multiple of 16 bytes, as cuBLASLt and grouped products need: a copy where these do not."""
+    """Return scales or matrices that begin at a multiple of 16 bytes, copied where they do not.
+
+    cuBLASLt and grouped products need that.
+    """
     return tensor if tensor.dim() == 0 or tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor]:
-    """A function of fp8 x [M, K], weight [N, K] and their scales, of one value or one a row, to their product in float32.
+    """Return a function from fp8 x [M, K], weight [N, K] and their scales to their product in float32.
 
-    One scale a row is more exact on sm_90: cuBLASLt then adds Hopper's short sums up in float32 (1.5e-4 of a row measured where
-    one scale a tensor has 3.5e-4).
+    The scales are one value or one a row. One a row is more exact on sm_90: cuBLASLt then
+    accumulates Hopper's short sums in float32. The error is 1.5e-4 of a row, against 3.5e-4 with
+    one scale a tensor, measured.
     """
     import torch
 
@@ -62,14 +69,14 @@ def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor
 
 
 def no_fp8(shape: Shape, device: Device) -> str:
-    """Why `torch._scaled_mm` cannot multiply [M, K] by [K, N] there, one value scaling each operand; "" where it can."""
+    """Return why `torch._scaled_mm` cannot multiply [M, K] by [K, N] with one scale each; "" where it can."""
     if not shape.dtype.startswith("fp8"):
         return f"multiplies fp8, not {shape.dtype}"
     if device.kind == "cpu":
-        return "" if cpu_scaled_mm() else "is no product of this torch on a CPU"
+        return "" if cpu_scaled_mm() else "needs a torch with fp8 products on a CPU"
     known = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
     if shape.dtype not in known:
-        return f"multiplies no {shape.dtype} on {device.gfx}"
+        return f"does not multiply {shape.dtype} on {device.gfx}"
     if shape.n % 16 or shape.k % 16:
         return f"needs N and K divisible by 16 (N={shape.n}, K={shape.k})"
     return ""
@@ -77,7 +84,7 @@ def no_fp8(shape: Shape, device: Device) -> str:
 
 @functools.cache
 def cpu_scaled_mm() -> bool:
-    """Whether this torch multiplies fp8 on a CPU with one scale a row, found by doing so."""
+    """Tell whether this torch multiplies fp8 on a CPU with one scale a row, by trying."""
     import torch
 
     ones = torch.ones(16, 16).to(torch.float8_e4m3fn)
@@ -90,7 +97,7 @@ def cpu_scaled_mm() -> bool:
 
 
 def products(device: Device, *, narrow: bool = True) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of x [M, K] and weight [N, K], or [B, M, K] and [B, N, K], to their product in float32.
+    """Return a function from x [M, K] and weight [N, K] to their product in float32; both may be batched.
 
     Args:
         narrow: multiply in bf16 where its product has a float32 result, else in float32.
@@ -108,14 +115,17 @@ def products(device: Device, *, narrow: bool = True) -> Callable[[torch.Tensor, 
 
 
 def rounded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product in bf16 with a bf16 result, back in float32: what a CPU has."""
+    """Multiply in bf16 with a bf16 result, back in float32, as a CPU does."""
     import torch
 
     return torch.matmul(x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)).to(torch.float32)
 
 
 def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A product of our own, float32 or int32, times the scales of its rows and columns, plus the bias; in float32, then rounded once."""
+    """Scale a float32 or int32 product by rows and columns, add the bias in float32, and round once.
+
+    A float32 product is overwritten.
+    """
     import torch
 
     out = product.mul_(by_row) if product.dtype is torch.float32 else product * by_row
@@ -126,6 +136,9 @@ def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tenso
 
 
 def finished(out: torch.Tensor, bias: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
-    """A float32 result of our own with its bias added, rounded once, in the form asked for."""
+    """Add a bias to a float32 result, round it once, and reshape it.
+
+    The result is overwritten.
+    """
     out = out if bias is None else out.add_(bias)
     return out.to(dtype).view(size)

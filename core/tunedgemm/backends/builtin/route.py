@@ -1,4 +1,4 @@
-"""Route: one of torch's ways to an op's result; Family: those of one op."""
+"""Route: one of torch's ways to an op's result; Family: the routes of one op."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def _unsplit(shape: Shape, device: Device) -> tuple[int, ...]:
 
 @attrs.frozen
 class Route:
-    """One way to the result, by calls whose arguments are all that they depend on.
+    """One way to the result, by calls that depend on their arguments alone.
 
     Attributes:
-        make: (shape, device, splitK) to a function of the op's operands with the weight in order; raises PluginError.
-        unfit: why it cannot compute the shape on the device, as the rest of a sentence that its name begins; "" where it can.
-            Pure and answerable for absent devices.
-        listed: the values of splitK that are worth a try; none where the route is not.
+        make: function of (shape, device, splitK) that returns a function of the op's operands with
+            the weight in order; raises PluginError.
+        unfit: why it cannot compute the shape on the device, as the rest of a sentence that begins
+            with its name; "" where it can. Pure, and valid for absent devices.
+        listed: the values of splitK worth a try; none where the route is not.
         graph_safe: whether it never waits for the device.
     """
 
@@ -40,7 +41,7 @@ class Route:
 
 
 def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind one that takes the weight, the second operand, with its bytes shuffled."""
+    """Wrap a function to take the weight, the second operand, with its bytes shuffled."""
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
     layout = shape.layout
@@ -57,8 +58,8 @@ class Family:
 
     Attributes:
         routes: by name, best guesses first.
-        native: the name of the route that is best by default for a shape on a device; it fits.
-        in_order: (shape, function) to a function for operands in `Shape.layout`.
+        native: the name of the best default route for a shape on a device; it fits.
+        in_order: wraps (shape, function) for operands in `Shape.layout`.
     """
 
     routes: Mapping[str, Route]
@@ -66,5 +67,5 @@ class Family:
     in_order: Callable[[Shape, Callable[..., Any]], Callable[..., Any]] = weight_in_order
 
     def first(self, shape: Shape, device: Device, *names: str) -> str:
-        """The first of these routes that fits; the last of them always does."""
+        """Return the first of these routes that fits; the last of them always does."""
         return next((name for name in names[:-1] if not self.routes[name].unfit(shape, device)), names[-1])

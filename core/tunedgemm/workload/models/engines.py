@@ -1,7 +1,8 @@
-"""The M that serving engines run: the batch sizes that they capture graphs for, and prefill by powers of two; torch-free.
+"""The M that serving engines run: graph batch sizes, and powers of two for prefill. Torch-free.
 
-Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang, ``ServerArgs._generate_cuda_graph_batch_sizes``. Between two
-sizes an engine pads a batch to the larger one.
+Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang,
+``ServerArgs._generate_cuda_graph_batch_sizes``. Between two sizes an engine pads a batch to the
+larger one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tunedgemm.errors import UserError
 
 #: Defaults of the engines' HTTP servers: sequences at once, and tokens of one prefill.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 8192
-#: The largest batch that vLLM captures a graph for, whatever is asked.
+#: The largest batch that vLLM captures a graph for, whatever the settings.
 _VLLM_GRAPH = 512
 
 
@@ -22,8 +23,8 @@ def rows_of_engine(engine: str, max_num_seqs: int, max_num_batched_tokens: int) 
 
     Args:
         engine: ``vllm`` or ``sglang``.
-        max_num_seqs: the most sequences that it decodes at once.
-        max_num_batched_tokens: the most tokens of one step.
+        max_num_seqs: most sequences decoded at once.
+        max_num_batched_tokens: most tokens of one step.
 
     Raises:
         UserError: an unknown engine, or a limit below 1.

@@ -1,4 +1,4 @@
-"""Fuse: the layers of a rank as serving engines run them: what reads one input is one product."""
+"""Fuse: one rank's layers as serving engines run them: layers that read one input become one product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import crosses
 
-#: roles that are one product -> the last word of its name
+#: roles fused into one product -> the last word of its name
 _TOGETHER = {
     ("q", "k", "v"): "qkv_proj",
     ("k", "v"): "kv_proj",
@@ -20,7 +20,7 @@ _TOGETHER = {
 
 @attrs.frozen
 class Latent:
-    """Widths of an attention with a latent vector for keys and values (MLA), of one head.
+    """Widths of one head of an attention with a latent vector for keys and values (MLA).
 
     Attributes:
         rank: width of the latent vector (kv_lora_rank).
@@ -34,35 +34,35 @@ class Latent:
 
 
 def fused(layers: Iterable[Layer], latent: Latent | None) -> tuple[Layer, ...]:
-    """Join siblings of one input; give an attention with a latent vector the two products by which decoding goes around it.
+    """Join layers of one input; replace the kv up-projection of MLA by the two products of decoding.
 
     Args:
         layers: of one rank.
-        latent: the widths of such an attention, None for a model without.
+        latent: the widths of MLA, None for a model without it.
     """
-    found: list[Layer] = []
+    joined: list[Layer] = []
     waiting = list(layers)
     while waiting:
         first = waiting.pop(0)
         siblings = [layer for layer in waiting if _alike(first, layer)]
         parts = _joined([first, *siblings])
         waiting = [layer for layer in waiting if layer not in parts]
-        found.append(_one(parts) if len(parts) > 1 else first)
+        joined.append(_one(parts) if len(parts) > 1 else first)
         if latent is not None and first.role == "kv_b" and first.unit == latent.nope + latent.value:
-            found += _absorbed(first, latent)
-    return tuple(found)
+            joined += _absorbed(first, latent)
+    return tuple(joined)
 
 
 def _alike(first: Layer, other: Layer) -> bool:
-    """Whether two layers may be one product: of the same modules, and with the same input and number formats."""
+    """Tell whether two layers may be fused: same modules, input and number formats."""
     mine = (first.kind, first.parent, first.k, first.count, first.dtype, first.scheme)
     return mine == (other.kind, other.parent, other.k, other.count, other.dtype, other.scheme) and other.kind == "linear"
 
 
 def _joined(layers: list[Layer]) -> list[Layer]:
-    """Those among siblings that are one product with the first, in the order in which engines lay them; else the first alone.
+    """Return the siblings that fuse with the first, in the engines' order; else the first alone.
 
-    Queries of a decoder that looks at its encoder have another input than keys and values.
+    Queries of a decoder that attends to its encoder have another input than keys and values.
     """
     by_role = {layer.role: layer for layer in reversed(layers)}
     for roles in _TOGETHER:
@@ -77,9 +77,9 @@ def _one(parts: list[Layer]) -> Layer:
 
 
 def _absorbed(layer: Layer, latent: Latent) -> list[Layer]:
-    """kv_b_proj as decoding has it: one product a head from the query into the latent space, one from there to the value.
+    """Return kv_b_proj as decoding has it: per head, one product into the latent space and one out of it.
 
-    Its halves are kept in 16 bits, whatever the weights of the model are.
+    Its halves stay in 16 bits, whatever the weights of the model are.
     """
     heads = layer.n // layer.unit
     plain = attrs.evolve(layer, kind="batched", batch=heads, bias=False, scheme="", role="", unit=1)

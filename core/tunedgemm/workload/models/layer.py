@@ -1,4 +1,4 @@
-"""Layer: one product that a model computes, as often as a forward pass does; torch-free."""
+"""Layer: one product that a model computes, and its count per forward pass; torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.errors import UserError
 
-#: what a layer is: a plain product, the router of experts, the product for the logits, experts, one product for each head
+#: kinds of layers: a plain product, a router of experts, the logits, experts, one product per head
 KINDS = ("linear", "router", "head", "experts", "batched")
 
 
@@ -18,12 +18,13 @@ def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
 
 @attrs.frozen
 class Experts:
-    """What a layer of experts has beyond its sizes.
+    """Fields of a layer of experts beyond its sizes.
 
     Attributes:
         count: routed experts.
-        topk: those that a token goes to.
-        act: the activation between both products, as `Shape.extra` of fmoe says it; "" for one that no op computes.
+        topk: experts per token.
+        act: the activation between both products, as in `Shape.extra` of fmoe; "" for one that no
+            op computes.
         gated: whether the first product has a gate and an up half.
     """
 
@@ -38,21 +39,24 @@ class Layer:
     """Equal products of a model: ``out[M, n] = x[M, k] @ weight[n, k].T``.
 
     Attributes:
-        name: where it stands, with ``*`` for numbers: ``model.layers.*.self_attn.q_proj``.
+        name: its module path, with ``*`` for numbers: ``model.layers.*.self_attn.q_proj``.
         kind: one of `KINDS`.
-        n, k: rows and columns of the weight. Of experts n is the model's width (model_dim) and k that between both
-            products (inter_dim).
-        count: how many a forward pass runs, a module that it runs more than once counted once.
+        n, k: rows and columns of the weight. For experts n is the model's width (model_dim) and k
+            the width between both products (inter_dim).
+        count: how many a forward pass runs; a module that it runs more than once counts once.
         bias: whether a bias [n] is added.
-        dtype: of activations and output, as a short text; what is quantised says `scheme`.
-        role: what it is for (`tunedgemm.workload.models.roles`), "" where its name does not tell.
-        unit: rows (columns where its role closes a block) that are never cut: the width of a head; 1 for none.
-        kv_units: how many units are heads of keys or values, which ranks share where there are fewer heads than ranks.
+        dtype: of activations and output, as a short text; `scheme` says what is quantised.
+        role: its role (`tunedgemm.workload.models.roles`), "" for an unknown name.
+        unit: rows that are never split, or columns where its role closes a block: the width of a
+            head; 1 for none.
+        kv_units: how many units are heads of keys or values, which ranks share where there are
+            fewer heads than ranks.
         kv_heads: heads of keys, and as many of values.
         batch: products of kind ``batched`` in one call.
         experts: of kind ``experts``, else None.
-        scheme: how weights and activations are quantised (`tunedgemm.workload.models.scheme`), "" for not at all.
-        tower: whether it stands outside of the part that makes text, as an encoder of images does.
+        scheme: the quantisation of weights and activations (`tunedgemm.workload.models.scheme`), ""
+            for none.
+        tower: whether it is outside the text part of the model, as an encoder of images is.
     """
 
     name: str
@@ -73,10 +77,10 @@ class Layer:
 
     @property
     def own_name(self) -> str:
-        """The last word of the name."""
+        """Return the last word of the name."""
         return self.name.rpartition(".")[2]
 
     @property
     def parent(self) -> str:
-        """The name without its last word."""
+        """Return the name without its last word."""
         return self.name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Listing: the layers of a rank, and numbers of rows, as shapes of ops."""
+"""Listing: the layers of a rank as shapes of ops, for given M."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tunedgemm.table.row import layers_of_both
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.scheme import SCHEMES
 
-#: More numbers of rows than anybody tunes for.
+#: Most M of one list; a table never needs as many.
 MOST_ROWS = 4096
 
-#: scheme -> the op of a plain product, its twin for shuffled weights, and fmoe's word for the quantisation, "" where it has none
+#: scheme -> the op of a plain product, the op for shuffled weights, and fmoe's word for the
+#: quantisation or ""
 _OPS = {
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
@@ -34,10 +35,10 @@ _SHUFFLED = "aiter16x16"
 
 @attrs.frozen
 class Formats:
-    """What a checkpoint leaves to who runs it.
+    """Number formats that a checkpoint leaves open.
 
     Attributes:
-        fp8: the dtype of 8-bit floats: ``fp8_e4m3fn``, or ``fp8_e4m3fnuz`` as MI300 has it.
+        fp8: the dtype of 8-bit floats: ``fp8_e4m3fn``, or ``fp8_e4m3fnuz`` as on MI300.
         preshuffle: whether weights are shuffled, as AITER's engines do.
     """
 
@@ -46,41 +47,41 @@ class Formats:
 
 
 def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
-    """Numbers of rows of the activations, each *batch_size* times, ascending and once.
+    """Return the M of the activations, each times *batch_size*, ascending and unique.
 
     Raises:
-        UserError: none, one that is no number of rows, or too many.
+        UserError: none, an invalid one, or too many.
     """
     given = tuple(sets)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"the batch size must be at least 1 (got {batch_size})")
     rows = sorted({number * batch_size for number in given})
     if not rows:
-        raise UserError("no numbers of rows: name some, as --nsets 1,16,256,4096")
+        raise UserError("no M given; name some, as --nsets 1,16,256,4096")
     if rows[0] < 1 or rows[-1] >= MAX_SIZE:
         wrong = rows[0] if rows[0] < 1 else rows[-1]
-        raise UserError(f"a number of rows (--nsets, times --batch_size) must be in 1..{MAX_SIZE - 1} (got {wrong})")
+        raise UserError(f"M (--nsets times --batch_size) must be in 1..{MAX_SIZE - 1} (got {wrong})")
     if len(rows) > MOST_ROWS:
-        raise UserError(
-            f"{len(rows)} numbers of rows, more than {MOST_ROWS}: a table pads to the next one it has; see docs/which-shapes.md"
-        )
+        raise UserError(f"at most {MOST_ROWS} numbers of rows (got {len(rows)}); a table pads M to its next row, see docs/which-shapes.md")
     return tuple(rows)
 
 
 def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tuple[dict[str, tuple[Untuned, ...]], tuple[str, ...]]:
-    """The shapes of a forward pass by op, each once with how many layers run it and their names; and notes on what no op has.
+    """Return the shapes of a forward pass by op, and notes on what no op has.
+
+    Each shape is listed once, with the number and names of the layers that run it.
 
     Args:
         layers: of one rank.
         rows: M of each product.
     """
-    found: dict[str, dict[Shape, Untuned]] = {}
+    by_op: dict[str, dict[Shape, Untuned]] = {}
     notes: dict[str, None] = {}
     rows = tuple(rows)
     for layer in layers:
         if layer.experts is not None and (layer.bias or not _OPS[layer.scheme][2]):
             refused = "with a bias" if layer.bias else f"with {SCHEMES[layer.scheme]}"
-            notes[f"left out, for no op has experts {refused}: {layer.name}"] = None
+            notes[f"left out, as no op has experts {refused}: {layer.name}"] = None
             continue
         name, cells = _cells(layer, formats)
         op = op_named(name)
@@ -91,14 +92,14 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
             except UserError as error:
                 notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
                 break
-            found.setdefault(name, {})
+            by_op.setdefault(name, {})
             row = Untuned(shape, layer.count, layer=layer.name)
-            found[name][shape] = found[name][shape].joined(row) if shape in found[name] else row
-    return {name: tuple(shapes.values()) for name, shapes in found.items()}, tuple(notes)
+            by_op[name][shape] = by_op[name][shape].joined(row) if shape in by_op[name] else row
+    return {name: tuple(shapes.values()) for name, shapes in by_op.items()}, tuple(notes)
 
 
 def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
-    """Several models', or several degrees of parallelism, as one list: a shape in more than one counts as often as in that with most."""
+    """Merge the lists of several models or degrees of parallelism; a shape gets its highest count."""
     found: dict[str, dict[Shape, Untuned]] = {}
     for by_op in lists:
         for name, rows in by_op.items():
@@ -116,7 +117,7 @@ def _place(row: Untuned) -> tuple[int, int, int]:
 
 
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
-    """The op of a layer, and the texts of its columns but the number of rows."""
+    """Return the op of a layer, and the texts of its columns except M."""
     plain, shuffled, word = _OPS[layer.scheme]
     if layer.experts is not None:
         return "fmoe", _experts_cells(layer, word, formats)
@@ -134,7 +135,7 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
 
 
 def _multiplied(layer: Layer, formats: Formats) -> str:
-    """The dtype of weights and activations as they are multiplied."""
+    """Return the dtype of weights and activations in the multiplication."""
     activations = {"": layer.dtype, "mxfp4_weight": layer.dtype, "int8_row": "int8", "mxfp4": "fp4x2"}
     return activations.get(layer.scheme, formats.fp8)
 

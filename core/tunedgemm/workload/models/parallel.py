@@ -1,8 +1,8 @@
 """Parallel: layers of full size to those of one rank of tensor parallelism.
 
-As serving engines split: by the role of a layer, and by the model's own plan where its name tells none; heads of keys and values
-are shared by ranks where they are fewer, and the vocabulary is padded. As transformers splits: by the model's own plan, and by
-role where it has none.
+Serving engines split by the role of a layer, and by the model's plan where its name has no known
+role. Ranks share the heads of keys and values where there are fewer heads than ranks, and the
+vocabulary is padded. Transformers splits by the model's plan, and by role where it has none.
 """
 
 from __future__ import annotations
@@ -15,46 +15,48 @@ from tunedgemm.errors import UserError
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import NEVER_SPLIT, SPLIT_BY_COLUMNS, SPLIT_BY_ROWS
 
-#: Rows that engines pad the vocabulary to a multiple of before they split it (vLLM's and SGLang's DEFAULT_VOCAB_PADDING_SIZE).
+#: Engines pad the vocabulary to a multiple of this before they split it (DEFAULT_VOCAB_PADDING_SIZE
+#: of vLLM and SGLang).
 VOCAB_STEP = 64
-#: More ranks than any engine splits one layer over.
+#: Most ranks; no engine splits one layer over as many.
 MOST_RANKS = 1024
 
-#: transformers' styles of a plan (transformers.distributed.tensor_parallel) -> how the weight is cut; others leave it whole
+#: transformers' styles of a plan (transformers.distributed.tensor_parallel) -> how the weight is
+#: split; others leave it whole
 _BY_ROWS = ("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "local_colwise", "local_packed_colwise")
 _BY_COLUMNS = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "local_rowwise", "local_packed_rowwise")
 
 
 def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engine: bool) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """The layers of the first of *tp* ranks, and notes on what is not split.
+    """Return the layers of the first of *tp* ranks, and notes on what is not split.
 
     Args:
         plan: transformers' plan of the model, a style for each generic name; it may be empty.
         engine: as serving engines split, not as transformers does.
 
     Raises:
-        UserError: tp is no sensible number, or does not divide heads, a width or the vocabulary.
+        UserError: tp is out of range, or does not divide heads, a width or the vocabulary.
     """
     if not 1 <= tp <= MOST_RANKS:
         raise UserError(f"tp must be in 1..{MOST_RANKS} (got {tp})")
     planned = any(_planned(layer, plan) is not None for layer in layers if layer.kind in ("linear", "experts"))
     plans = [(layer, _planned(layer, plan)) for layer in layers]
-    splits = [(layer, (told or "") if planned and not engine else _by_role(layer, told or "")) for layer, told in plans]
+    splits = [(layer, (style or "") if planned and not engine else _by_role(layer, style or "")) for layer, style in plans]
     notes = []
     reason = _uncut([pair for pair in splits if pair[0].tower], tp, engine=engine)
     if reason:
         parts = dict.fromkeys(_tower(layer) for layer in layers if layer.tower)
         notes.append(f"left whole on every rank: {', '.join(parts)}, as {reason}")
     cut = tuple(layer if layer.tower and reason else _of_rank(layer, tp, split, engine=engine) for layer, split in splits)
-    nameless = [layer for (layer, split), (_, told) in zip(splits, plans, strict=True) if not (split or layer.role) and told is None]
+    nameless = [layer for (layer, split), (_, style) in zip(splits, plans, strict=True) if not (split or layer.role) and style is None]
     whole = dict.fromkeys(layer.name for layer in nameless if layer.kind in ("linear", "batched"))
     if whole and tp > 1 and (engine or not planned):
-        notes.append(f"not split over ranks, as their names tell no role: {', '.join(whole)}")
+        notes.append(f"not split over ranks, as their names have no known role: {', '.join(whole)}")
     return cut, tuple(notes)
 
 
 def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:
-    """Why parts outside of the text's cannot be split, which engines then run whole on each rank; "" where they can."""
+    """Return why non-text parts cannot be split, which engines then run whole on each rank; "" otherwise."""
     try:
         for layer, split in towers:
             _of_rank(layer, tp, split, engine=engine)
@@ -64,7 +66,7 @@ def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:
 
 
 def _tower(layer: Layer) -> str:
-    """The part of the model that a layer outside of the text's stands in."""
+    """Return the part of the model that contains a non-text layer."""
     words = layer.name.split(".")
     return ".".join(words[: 2 if words[0] == "model" and len(words) > 2 else 1])
 
@@ -84,14 +86,14 @@ def _of_rank(layer: Layer, tp: int, split: str, *, engine: bool) -> Layer:
 
 
 def _planned(layer: Layer, plan: Mapping[str, str]) -> str | None:
-    """How the model's plan splits a layer: ``rows``, ``columns``, "" for not at all; None where it says nothing."""
+    """Return how the model's plan splits a layer: ``rows``, ``columns`` or ""; None where it says nothing."""
     names = [layer.name] if layer.kind != "experts" else [f"{layer.name}.{part}" for part in ("down_proj", "w2", "*.down_proj", "*.w2")]
     style = next((plan[name] for name in names if name in plan), None)
     return style if style is None else "rows" if style in _BY_ROWS else "columns" if style in _BY_COLUMNS else ""
 
 
 def _by_role(layer: Layer, otherwise: str) -> str:
-    """``rows``, ``columns``, or "" for a layer that every rank has whole."""
+    """Return ``rows``, ``columns``, or "" for a layer that every rank has whole."""
     if layer.kind in ("head", "experts"):
         return "rows"
     if layer.kind != "linear" or layer.role in NEVER_SPLIT:
@@ -100,7 +102,10 @@ def _by_role(layer: Layer, otherwise: str) -> str:
 
 
 def _heads(layer: Layer, tp: int, *, shared: bool) -> int:
-    """Rows of a rank: its share of heads, and of those of keys and values at least one of each where ranks may share them."""
+    """Return the rows of a rank: its share of heads, and of those of keys and values.
+
+    Where ranks may share heads of keys and values, each has at least one of both.
+    """
     units = layer.n // layer.unit - layer.kv_units
     own = _share(layer, "heads" if layer.unit > 1 else "rows", units, 1, tp)
     if not layer.kv_units:
@@ -114,7 +119,7 @@ def _heads(layer: Layer, tp: int, *, shared: bool) -> int:
 
 
 def _share(layer: Layer, what: str, size: int, unit: int, tp: int) -> int:
-    """A rank's part of *size*, which is cut between units alone."""
+    """Return a rank's part of *size*, which is split between units alone."""
     units = size // unit
     if units % tp:
         raise _indivisible(layer, "heads" if unit > 1 else what, units, tp)
@@ -123,4 +128,4 @@ def _share(layer: Layer, what: str, size: int, unit: int, tp: int) -> int:
 
 def _indivisible(layer: Layer, what: str, number: int, tp: int, more: str = "") -> UserError:
     fitting = [str(other) for other in (1, 2, 4, 8, 16, 32) if number % other == 0 and other != tp]
-    return UserError(f"tp={tp} does not divide {what} of {layer.name}: {number}{more}; what would: {', '.join(fitting)}")
+    return UserError(f"tp={tp} does not divide {what} of {layer.name}: {number}{more}; use one of {', '.join(fitting)}")

@@ -1,8 +1,8 @@
-"""Roles: what a linear layer is for, by the names that models give it; torch-free. One fact, here alone."""
+"""Roles: the role of a linear layer, by the names that models give it; torch-free."""
 
 from __future__ import annotations
 
-#: role -> last words of the names of modules that have it, in transformers and in checkpoints
+#: role -> last words of the names of its modules, in transformers and in checkpoints
 _WORDS = {
     "q": ("q_proj", "query", "q", "wq", "q_lin", "query_proj", "to_q"),
     "k": ("k_proj", "key", "k", "wk", "k_lin", "key_proj", "to_k"),
@@ -19,34 +19,36 @@ _WORDS = {
     "down": ("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2", "lin2", "linear_2"),
 }
 _ROLES = {word: role for role, words in _WORDS.items() for word in words}
-#: names that close an attention where they stand in one, and a feed-forward network elsewhere
+#: names that close an attention inside one, and a feed-forward network elsewhere
 _CLOSING = ("dense", "c_proj", "wo", "proj", "linear_proj")
 _IN_ATTENTION = ("attn", "attention")
 
-#: Megatron's way, which serving engines follow: what opens a block is cut by rows, what closes it by columns.
+#: Megatron's scheme, which serving engines follow: split the opening layer of a block by rows, the
+#: closing one by columns.
 SPLIT_BY_ROWS = ("q", "k", "v", "qkv", "q_b", "kv_b", "gate", "up", "gate_up")
 SPLIT_BY_COLUMNS = ("o", "down")
-#: what every rank has whole: the way down to a latent vector, whose parts are no heads
+#: roles that every rank has whole: the down projection to a latent vector, whose parts are not
+#: heads
 NEVER_SPLIT = ("q_a", "kv_a")
 
 
 def role_of(name: str) -> str:
-    """The role of the module with this name, "" for an unknown one."""
+    """Return the role of the module with this name, "" for an unknown one."""
     parent, _, word = name.rpartition(".")
     if word in _CLOSING:
         above = parent.lower().split(".")[-2:]
-        if above[-1] == "intermediate":  # BERT's way up
+        if above[-1] == "intermediate":  # BERT's up projection
             return "up"
         return "o" if any(part in step for part in _IN_ATTENTION for step in above) else "down"
     return _ROLES.get(word, "")
 
 
 def crosses(name: str) -> bool:
-    """Whether keys and values come from elsewhere than queries: the attention of a decoder to its encoder."""
+    """Tell whether keys and values have another source than queries: a decoder's attention to its encoder."""
     return any(part in name.lower() for part in ("encdecattention", "encoder_attn", "cross_attn", "crossattention"))
 
 
 def chooses_experts(name: str) -> bool:
-    """Whether the linear layer with this name gives each expert's score, whatever stands beside it."""
+    """Tell whether the linear layer with this name scores each expert."""
     parent, _, word = name.rpartition(".")
     return word in ("router", "shared_expert_gate") or parent.rpartition(".")[2] == "router"

@@ -1,7 +1,7 @@
-"""Scheme: how a checkpoint says that its layers are quantised; torch-free.
+"""Scheme: the quantisation that a checkpoint states for its layers; torch-free.
 
-Read from ``quantization_config`` of ``config.json``, in the spellings of transformers' fp8, FBGEMM, compressed-tensors, Quark,
-ModelOpt and the MXFP4 of gpt-oss.
+Read from ``quantization_config`` of ``config.json``, in the spellings of transformers' fp8, FBGEMM,
+compressed-tensors, Quark, ModelOpt and the MXFP4 of gpt-oss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 from tunedgemm.workload.models.layer import Layer
 
-#: schemes of weights and activations -> in words
+#: schemes of weights and activations -> their description
 SCHEMES = {
     "fp8_block": "fp8, weights by blocks of 128x128, activations by 1x128",
     "fp8_row": "fp8, weights by row, activations by token",
@@ -24,22 +24,23 @@ SCHEMES = {
     "mxfp4": "mxfp4, both by groups of 32",
     "mxfp4_weight": "weights in mxfp4 by groups of 32, activations of 16 bits",
 }
-#: what stands for the scheme of a layer that is quantised in a way that no op has
+#: the scheme of a layer whose quantisation no op has
 REFUSED = "refused"
-#: the keys under which quantizers list what they leave alone
+#: the keys under which quantisers list the layers that they skip
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
 
 
 @attrs.frozen
 class Scheme:
-    """What a checkpoint says of its layers.
+    """The quantisation of a checkpoint's layers.
 
     Attributes:
         name: one of `SCHEMES`, "" where layers are not quantised.
-        refused: why no op has the products of the layers that are quantised, or "".
-        ignored: names of layers that are not, as the checkpoint spells them: whole names, parts of them, patterns.
-        experts_only: whether routed experts alone are.
-        text_only: whether parts beside the text's, as an encoder of images, are not.
+        refused: why no op has the products of the quantised layers, or "".
+        ignored: names of layers that are not quantised, as the checkpoint spells them: whole names,
+            parts of them, patterns.
+        experts_only: whether only routed experts are.
+        text_only: whether only the text part is, and not, say, an encoder of images.
     """
 
     name: str = ""
@@ -49,7 +50,10 @@ class Scheme:
     text_only: bool = False
 
     def covers(self, layer: Layer, name: str) -> bool:
-        """Whether the module of this full name is quantised. Routers, and the product for the logits, are not in what engines run."""
+        """Tell whether the module of this full name is quantised.
+
+        Routers and the product for the logits are not, in what engines run.
+        """
         if not (self.name or self.refused) or layer.kind in ("router", "head", "batched"):
             return False
         if (self.experts_only and layer.kind != "experts") or (self.text_only and layer.tower):
@@ -58,7 +62,7 @@ class Scheme:
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Whether an entry of a list means the module of this full name: as a whole, by some of its words, or by a pattern."""
+    """Tell whether a list's entry matches the module of this full name: whole, by words or as a pattern."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None
@@ -70,7 +74,7 @@ def _names(pattern: str, name: str) -> bool:
 
 
 def scheme_of(raw: Mapping[str, Any]) -> Scheme:
-    """The scheme that ``config.json`` states; what is stated and not known here is refused, never guessed."""
+    """Return the scheme that ``config.json`` states; an unknown one is refused, never guessed."""
     stated = _stated(raw)
     text = _stated(_mapping(raw.get("text_config")))
     text_only = not isinstance(stated, Mapping) and isinstance(text, Mapping)
@@ -88,7 +92,7 @@ def _stated(raw: Mapping[str, Any]) -> Any:
 
 
 def _entries(value: Any) -> tuple[str, ...]:
-    """The names of a list, or of a single one; none of anything else."""
+    """Return the names of a list, or a single name; none of anything else."""
     return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
@@ -101,7 +105,7 @@ def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
         block = stated.get("weight_block_size")
         if block and block != [128, 128]:
             sizes = "x".join(map(str, block)) if isinstance(block, list) else block
-            return "", f"fp8 in blocks of {sizes}; the op of blocks has those of 128x128"
+            return "", f"fp8 in blocks of {sizes}; the block-scale op has 128x128"
         return ("fp8_block" if block else "fp8_tensor"), ""
     if method == "fbgemm_fp8":
         return "fp8_row", ""
@@ -116,21 +120,23 @@ def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
         return ("fp8_tensor", "") if kind == "FP8" else ("", f"modelopt's {kind or 'unnamed algorithm'}")
     if method == "mxfp4":
         return "", "mxfp4 weights with activations of 16 bits"
-    return "", f"quant_method {method!r}: weights alone are quantised, or in a way that no op multiplies"
+    return "", f"quant_method {method!r}: weight-only, or in a format that no op multiplies"
 
 
 def _all(found: list[tuple[str, str]]) -> tuple[str, str]:
-    """One answer for several groups of layers; where they differ no layer's is known by its name alone."""
+    """Merge the schemes of several groups of layers; differing groups are refused."""
     if not found:
         return "", "compressed-tensors without config_groups"
     return (
-        found[0] if len(set(found)) == 1 else ("", f"groups of layers in different ways: {', '.join(sorted({a or b for a, b in found}))}")
+        found[0]
+        if len(set(found)) == 1
+        else ("", f"groups of layers with different schemes: {', '.join(sorted({a or b for a, b in found}))}")
     )
 
 
 def _of_group(weights: Any, inputs: Any) -> tuple[str, str]:
     if not isinstance(weights, Mapping):
-        return "", "activations alone are quantised"
+        return "", "quantised activations with unquantised weights"
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
     if not inputs and (bits, kind, weights.get("group_size")) == (4, "float", 32):
         return "mxfp4_weight", ""
@@ -149,11 +155,11 @@ def _of_group(weights: Any, inputs: Any) -> tuple[str, str]:
 def _of_quark(weight: Any, inputs: Any) -> tuple[str, str]:
     weight = weight[0] if isinstance(weight, list) and weight else weight
     if not isinstance(weight, Mapping):
-        return "", "Quark without a word on weights"
+        return "", "Quark without a weight format"
     dtype, by = str(weight.get("dtype", "")), str(weight.get("qscheme", ""))
     if not inputs:
         fp4 = dtype == "fp4" and weight.get("group_size") == 32
-        return ("mxfp4_weight", "") if fp4 else ("", "Quark with weights alone quantised")
+        return ("mxfp4_weight", "") if fp4 else ("", "weight-only Quark")
     if dtype.startswith("fp8"):
         name = {"per_tensor": "fp8_tensor", "per_channel": "fp8_row"}.get(by, "")
         return (name, "") if name else ("", f"Quark's {dtype} scaled {by}")

@@ -1,6 +1,6 @@
-"""A model's folder as a module without memory: ``config.json`` through transformers, on the meta device.
+"""A model's folder as a module on the meta device, built by transformers from ``config.json``.
 
-Nothing but ``config.json`` is read, no code of the folder runs, and nothing is fetched.
+Only ``config.json`` is read, no code of the folder runs, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: Fields that decide shapes, by transformers' usual names. A class fills in those that a file leaves out, which may be another model's.
+#: Fields that decide shapes, by transformers' usual names. A class fills in missing ones with
+#: defaults, which may be another model's.
 _DECIDING = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
     "moe_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts", "num_experts_per_tok",
     "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
 )  # fmt: skip
 
-#: Those without which there is no model.
+#: Required fields.
 _POSITIVE = _DECIDING[:5]
 
-#: What stands in for a model that transformers does not know.
+#: Remedy for a model that transformers does not know.
 _INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
 
 
-#: More layers than any model has: building them would take minutes.
+#: Most layers; no model has as many, and building them would take minutes.
 MOST_LAYERS = 2048
 
 
 @attrs.frozen
 class Source:
-    """A model as its folder tells it.
+    """A model as its folder describes it.
 
     Attributes:
-        folder: where ``config.json`` lies.
+        folder: the folder of ``config.json``.
         raw: the file's content.
-        module: the model on the meta device, in its own dtype.
-        settings: transformers' object for the part that makes text, with every field filled in.
-        notes: what the reader of the shapes should know, a sentence each.
+        module: the model on the meta device, in its dtype.
+        settings: transformers' object for the text part, with every field filled in.
+        notes: remarks for the reader of the shapes, a sentence each.
     """
 
     folder: Path
@@ -62,8 +63,9 @@ def read(folder: Path) -> Source:
     """Build the model of a folder on the meta device.
 
     Raises:
-        UserError: no folder, no ``config.json`` in it, no JSON object, an architecture that the installed transformers does not
-            know, fields that it needs and the file lacks, or sizes that contradict each other; transformers is not installed.
+        UserError: no folder, no ``config.json`` in it, not a JSON object, an architecture that the
+            installed transformers does not know, missing fields, or contradictory sizes;
+            transformers is not installed.
     """
     raw = _json(folder / "config.json" if folder.is_dir() or not folder.exists() else folder)
     transformers = _transformers()
@@ -76,11 +78,11 @@ def read(folder: Path) -> Source:
 
 
 def number_of(owner: Any, *names: str) -> int:
-    """The first of some attributes of a model's part, or of its settings, that is a positive number, else 0."""
+    """Return the first positive number among some attributes of a model's part or settings, else 0."""
     for name in names:
         try:
             value = getattr(owner, name, None)
-        except Exception:  # settings that differ from layer to layer refuse to answer for all
+        except Exception:  # settings that differ between layers have no common answer
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
@@ -89,20 +91,20 @@ def number_of(owner: Any, *names: str) -> int:
 
 def _json(path: Path) -> dict[str, Any]:
     if path.name != "config.json":
-        raise UserError(f"{path}: is no folder of a model; name the folder that holds its config.json")
+        raise UserError(f"{path}: not a model folder; name the folder that holds its config.json")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        what = "has no config.json" if path.parent.is_dir() else "does not exist"
-        raise UserError(f"{path.parent}: {what}; name the folder of a model as Hugging Face lays it out (nothing is fetched)") from None
+        what = "no config.json in it" if path.parent.is_dir() else "no such folder"
+        raise UserError(f"{path.parent}: {what}; name a model folder in Hugging Face's layout (nothing is downloaded)") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no JSON: {error}") from None
+        raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: must hold a JSON object (got {type(raw).__name__})")
     if not raw.get("model_type") or not isinstance(raw["model_type"], str):
-        raise UserError(f"{path}: lacks the field 'model_type', by which transformers knows an architecture; {_INSTEAD}")
+        raise UserError(f"{path}: lacks the field 'model_type', which names the architecture; {_INSTEAD}")
     return raw
 
 
@@ -116,7 +118,7 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' advice on loading weights, of which there are none."""
+    """Silence transformers' advice on loading weights, of which there are none."""
     from transformers.utils import logging as theirs
 
     level = theirs.get_verbosity()
@@ -133,16 +135,16 @@ def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
     if raw["model_type"] not in known:
         raise UserError(
             f"{folder}: transformers {transformers.__version__} does not know the architecture {raw['model_type']!r}; "
-            f"a newer one may, or {_INSTEAD}"
+            f"install a newer one, or {_INSTEAD}"
         )
     try:
         return known[raw["model_type"]].from_dict(fields)
     except Exception as error:  # a class of transformers may raise anything
-        raise UserError(f"{folder}/config.json: transformers refuses it: {_on_one_line(error)}") from None
+        raise UserError(f"{folder}/config.json: transformers rejects it: {_on_one_line(error)}") from None
 
 
 def _check_depth(folder: Path, part: dict[str, Any]) -> None:
-    """Refuse, in the file and in its parts, more layers than are built in a sensible time.
+    """Refuse more layers than can be built in a sensible time, in the file and in its parts.
 
     Raises:
         UserError: there are more.
@@ -151,11 +153,11 @@ def _check_depth(folder: Path, part: dict[str, Any]) -> None:
         if isinstance(value, dict):
             _check_depth(folder, value)
         elif name.endswith(("layers", "n_layer", "depth")) and isinstance(value, int) and value > MOST_LAYERS:
-            raise UserError(f"{folder}/config.json: {name} is {value}; at most {MOST_LAYERS} layers are built")
+            raise UserError(f"{folder}/config.json: {name} must be at most {MOST_LAYERS} (got {value})")
 
 
 def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]:
-    """Sentences on fields that a part of the file left to transformers' defaults.
+    """Return sentences on fields that a part of the file left to transformers' defaults.
 
     Raises:
         UserError: the file itself leaves out fields that decide shapes.
@@ -178,7 +180,7 @@ def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]
 
 
 def _check_sizes(folder: Path, filled: Any) -> None:
-    """Refuse sizes that no model has, which transformers would only find out about when it runs.
+    """Refuse sizes that no model has, which transformers would only detect when it runs.
 
     Raises:
         UserError: a size is below 1, or keys and values have heads that queries cannot share.
@@ -195,14 +197,14 @@ def _check_sizes(folder: Path, filled: Any) -> None:
 
 
 def _missing(said: dict[str, Any], filled: Any) -> list[str]:
-    renamed = getattr(filled, "attribute_map", {})  # what a field is called elsewhere -> what the class calls it
+    renamed = getattr(filled, "attribute_map", {})  # common name of a field -> the class's name for it
     known = {renamed.get(name, name) for name in said}
     keys = dict.fromkeys(renamed.get(field, field) for field in _DECIDING)
     return [key for key in keys if key not in known and _own(filled, key)]
 
 
 def _own(filled: Any, field: str) -> bool:
-    """Whether the class keeps a number of its own for a field; one that it computes from others is none."""
+    """Tell whether the class stores a number for a field instead of computing it from others."""
     return isinstance(vars(filled).get(field), int)
 
 
@@ -225,7 +227,7 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
 
 
 def _of_text(settings: Any) -> Any:
-    """The settings of the part that makes text; those of the whole where several parts might."""
+    """Return the settings of the text part; those of the whole where several parts might be it."""
     try:
         return settings.get_text_config()
     except ValueError:
@@ -244,7 +246,7 @@ def _dtype(settings: Any) -> torch.dtype:
 
 
 def _by_type(transformers: Any, settings: Any) -> Any:
-    """The class that makes text for this type of model, from images too where only that is there."""
+    """Return the class that generates text for this type of model, from images too where needed."""
     names = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
     for name in names:
         auto = getattr(transformers, name, None)

@@ -1,8 +1,8 @@
 """Walk: the modules of a model, whatever its architecture, as layers of full size, unfused.
 
-Modules of torch and transformers that multiply by a weight are known by their class. Experts are known by their weights, one
-for all of them or one for each. Any other module with a weight of two dimensions is run once, without memory, to see what it
-multiplies.
+Modules of torch and transformers that multiply by a weight are recognised by their class. Experts
+are recognised by their weights, one for all of them or one for each. Any other module with a
+two-dimensional weight is run once on the meta device, to see what it multiplies.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from tunedgemm.workload.models.scheme import Scheme
     from tunedgemm.workload.models.source import Source
 
-#: transformers' names of the number of experts that a token goes to
+#: transformers' names of the number of experts per token
 _TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k", "moe_top_k")
 #: transformers' names of the activation
 _ACT = ("hidden_act", "hidden_activation", "activation_function")
-#: activations as configurations spell them -> as fmoe does
+#: configurations' names of activations -> fmoe's
 _ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "swiglu": "swiglu"}
-#: last words of the linear layers of one expert, where each has modules of its own: gate, up and down
+#: last words of the linear layers of one expert, where each expert has separate modules: gate, up
+#: and down
 _OF_AN_EXPERT = ({"w1", "w2", "w3"}, {"gate_proj", "up_proj", "down_proj"}, {"up_proj", "down_proj"}, {"wi", "wo"}, {"fc1", "fc2"})
-#: Granite's names of the modules that hold both products of all experts
+#: Granite's names of the modules that hold one product of all experts each
 _SIDES = ("input_linear", "output_linear")
 _DOWN = ("w2", "down_proj", "wo", "fc2")
 
@@ -46,12 +47,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """The layers of a model in the order of its modules, equal ones counted; and notes on weights that are none.
+    """Return the layers of a model in the order of its modules, and notes on other weights.
+
+    Equal layers are counted.
 
     Args:
-        scheme: tells for each module whether it is quantised: some of those with one name may be, others not.
+        scheme: says which modules are quantised; modules with one generic name may differ.
     """
-    found: dict[Layer, int] = {}
+    counts: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
     head = cast("Any", source.module).get_output_embeddings()
     text = _of_text(source)
@@ -67,15 +70,15 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
             beside = bool(text) and module is not head and module not in text
             placed = attrs.evolve(layer, tower=beside)
             placed = attrs.evolve(placed, scheme=scheme.name or REFUSED) if scheme.covers(placed, name) else placed
-            found[placed] = found.get(placed, 0) + 1
+            counts[placed] = counts.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object
             left.setdefault(kind, {}).update(dict.fromkeys(_unknown(name, module)))
-    return tuple(attrs.evolve(layer, count=count) for layer, count in found.items()), _told(left)
+    return tuple(attrs.evolve(layer, count=count) for layer, count in counts.items()), _notes(left)
 
 
 def _of_text(source: Source) -> set[torch.nn.Module]:
-    """The modules of the part that makes text, where the model has others, too; else none."""
+    """Return the modules of the text part, where the model has others, too; else none."""
     kind = type(source.settings)
     if kind is type(getattr(source.module, "config", None)):
         return set()
@@ -84,12 +87,12 @@ def _of_text(source: Source) -> set[torch.nn.Module]:
 
 
 def generic(name: str) -> str:
-    """A module's name with ``*`` for the numbers of layers."""
+    """Return a module's name with ``*`` for the numbers of layers."""
     return _NUMBER.sub("*", name)
 
 
 def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool) -> Iterator[Layer]:
-    """The products of one module, its children's left out."""
+    """Yield the products of one module, without its children's."""
     import torch
 
     weight = getattr(module, "weight", None)
@@ -104,7 +107,7 @@ def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool
         groups = number_of(module, "n_groups")
         if is_head:
             yield layer
-        elif groups > 1 and type(module) is not torch.nn.Linear and n % groups == 0:  # one product for each group of inputs
+        elif groups > 1 and type(module) is not torch.nn.Linear and n % groups == 0:  # one product per group of inputs
             yield attrs.evolve(layer, kind="batched", n=n // groups, batch=groups)
         elif chooses_experts(name) or (layer.own_name == "gate" and hasattr(parent, "experts")):
             yield attrs.evolve(layer, kind="router", role="")
@@ -117,7 +120,7 @@ def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool
 
 
 def _with_heads(layer: Layer, attention: torch.nn.Module) -> Layer:
-    """The layer with the width of a head, as the attention that it stands in tells it."""
+    """Return the layer with the width of a head, as its attention states it."""
     width = number_of(attention, "head_dim", "attention_head_size")
     nope, value = number_of(attention, "qk_nope_head_dim"), number_of(attention, "v_head_dim")
     latent = {"q": number_of(attention, "qk_head_dim"), "q_b": number_of(attention, "qk_head_dim"), "kv_b": nope + value, "o": value}
@@ -131,14 +134,14 @@ def _with_heads(layer: Layer, attention: torch.nn.Module) -> Layer:
     if layer.role != "qkv":
         return attrs.evolve(layer, unit=unit)
     settings = getattr(attention, "config", None)
-    told = number_of(attention, "num_key_value_heads", "num_kv_heads") or number_of(settings, "num_key_value_heads")
+    stated = number_of(attention, "num_key_value_heads", "num_kv_heads") or number_of(settings, "num_key_value_heads")
     queries = number_of(attention, "num_heads", "num_attention_heads") or number_of(settings, "num_attention_heads")
-    kv_heads = told if told and queries + 2 * told == heads else heads // 3
+    kv_heads = stated if stated and queries + 2 * stated == heads else heads // 3
     return attrs.evolve(layer, unit=unit, kv_units=2 * kv_heads, kv_heads=kv_heads)
 
 
 def _is_conv1d(module: torch.nn.Module) -> bool:
-    """Whether this is GPT-2's linear layer, whose weight is [K, N]."""
+    """Tell whether this is GPT-2's linear layer, whose weight is [K, N]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
@@ -149,9 +152,10 @@ def _is_convolution(module: torch.nn.Module) -> bool:
 
 
 def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module) -> tuple[str, bool] | None:
-    """The dtype in which a module multiplies by its weight [N, K], and whether it adds a bias; None where it does not.
+    """Return the dtype in which a module multiplies by its weight [N, K], and whether it adds a bias.
 
-    What the module wants beside the activations is what its parent has by that name.
+    Return None where it does not multiply. Arguments other than the activations come from
+    attributes of that name of its parent.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -175,13 +179,13 @@ def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module
     try:
         with Watch(), torch.no_grad():
             module(torch.empty(2, k, dtype=weight.dtype, device="meta"), **others)
-    except Exception:  # what else it wants is not known; what it multiplied until then counts
+    except Exception:  # its other arguments are unknown; what it multiplied until then counts
         return seen[0] if seen else None
     return seen[0] if seen else None
 
 
 def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
-    """All experts of a layer, where this module holds them."""
+    """Return all experts of a layer, where this module holds them."""
     weights: dict[str, torch.Tensor] = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
     if sides := _sides(module):
         weights = dict(zip(_SIDES, (side.weight for side in sides), strict=True))
@@ -197,7 +201,7 @@ def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
 
 
 def _sides(module: torch.nn.Module) -> tuple[Any, ...]:
-    """Both products of all experts, where each is a module with the weights of all; else none."""
+    """Return both products of all experts, where each is a module with the weights of all; else none."""
     import torch
 
     sides = tuple(getattr(module, side, None) for side in _SIDES)
@@ -206,7 +210,7 @@ def _sides(module: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
-    """All experts of a layer, where each is a module with linear layers of its own and this is their list."""
+    """Return all experts of a layer, where this module is the list of their modules."""
     import torch
 
     children = list(module.children())
@@ -217,15 +221,15 @@ def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Laye
         return None
     down = next(parts[key] for key in _DOWN if key in parts)
     bias = any(part.bias is not None for part in parts.values())
-    told = (len(children), down.out_features, down.in_features, len(parts) == 3, bias, short_dtype(down.weight.dtype))
-    return _experts(source, name, children[0], told)
+    sizes = (len(children), down.out_features, down.in_features, len(parts) == 3, bias, short_dtype(down.weight.dtype))
+    return _experts(source, name, children[0], sizes)
 
 
-def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int, int, int, bool, bool, str]) -> Layer:
-    count, width, inner, gated, bias, dtype = told
+def _experts(source: Source, name: str, module: torch.nn.Module, sizes: tuple[int, int, int, bool, bool, str]) -> Layer:
+    count, width, inner, gated, bias, dtype = sizes
     topk = number_of(source.settings, *_TOPK)
     if not topk:
-        raise UserError(f"{source.folder}/config.json: lacks the number of experts that a token goes to: add {_TOPK[0]}")
+        raise UserError(f"{source.folder}/config.json: lacks the number of experts per token; add {_TOPK[0]}")
     spelled = next(filter(None, (getattr(source.settings, key, None) for key in _ACT)), "")
     act = "swiglu" if hasattr(module, "alpha") and hasattr(module, "limit") else _ACTS.get(str(spelled), "")
     experts = Experts(count, min(topk, count), act, gated)
@@ -233,27 +237,29 @@ def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int
 
 
 def _unknown(name: str, module: torch.nn.Module) -> Iterator[str]:
-    """The weights of a module that is no layer here which may multiply something: no embeddings, and nothing learnt but vectors."""
+    """Yield the weights of a module that may multiply something unknown: no embeddings, no vectors."""
     import torch
 
     if isinstance(module, torch.nn.Embedding):
         return
     for key, weight in module.named_parameters(recurse=False):
-        told = f"{generic(name)}.{key}".lstrip(".")
+        full_name = f"{generic(name)}.{key}".lstrip(".")
         sizes = [size for size in weight.shape if size > 1]
         if _is_convolution(module) and key == "weight":
             yield generic(name)
-        elif len(sizes) >= 2 and weight.shape[0] > 1 and not any(word in ".".join(told.split(".")[-2:]).lower() for word in _NO_PRODUCT):
-            yield f"{told} {list(weight.shape)}"
+        elif (
+            len(sizes) >= 2 and weight.shape[0] > 1 and not any(word in ".".join(full_name.split(".")[-2:]).lower() for word in _NO_PRODUCT)
+        ):
+            yield f"{full_name} {list(weight.shape)}"
 
 
-def _told(left: dict[type, dict[str, None]]) -> tuple[str, ...]:
-    """A sentence on weights of unknown use, one on convolutions."""
+def _notes(left: dict[type, dict[str, None]]) -> tuple[str, ...]:
+    """Return a note on weights of unknown use, and one on convolutions."""
     unknown = left.pop(object, {})
     convolutions = dict.fromkeys(name for names in left.values() for name in names)
     notes = []
     if unknown:
-        notes.append(f"left out, for it is not known how these weights multiply, if they do: {', '.join(unknown)}")
+        notes.append(f"left out, as the use of these weights is unknown: {', '.join(unknown)}")
     if convolutions:
-        notes.append(f"left out, for no op has convolutions: {', '.join(convolutions)}")
+        notes.append(f"left out, as no op has convolutions: {', '.join(convolutions)}")
     return tuple(notes)
