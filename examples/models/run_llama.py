@@ -1,11 +1,13 @@
 """A real architecture with random weights, eager, compiled and captured: capture its shapes, tune them, run it with the table and without.
 
-    python examples/models/run_llama.py                          # the sizes of Llama 3.1 8B on a GPU, a tiny model on a CPU
-    python examples/models/run_llama.py --model FOLDER --batch 32 --home DIR
-    python examples/models/run_llama.py --home DIR --skip-tuning # with the table of an earlier run
+    python examples/models/run_llama.py                          # the sizes of Llama 3.1 8B on a
+    GPU, a tiny model on a CPU python examples/models/run_llama.py --model FOLDER --batch 32 --home
+    DIR python examples/models/run_llama.py --home DIR --skip-tuning # with the table of an earlier
+    run
 
-Each mode runs twice, with torch's own products and inside ``tunedgemm.patched()``; nothing of the model is changed. ``captured`` is one
-decode step in a CUDA graph, replayed for every token. ``benchmarks/model_speed.py`` times the same in earnest.
+Each mode runs twice, with torch's own products and inside ``tunedgemm.patched()``; nothing of the
+model is changed. ``captured`` is one decode step in a CUDA graph, replayed for every token.
+``benchmarks/model_speed.py`` times the same in earnest.
 """
 
 from __future__ import annotations
@@ -127,7 +129,8 @@ def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Se
     """Build a model with random weights, the same in every process, and what it is asked.
 
     Args:
-        name: ``tiny``, a model that tunedgemm ships the sizes of, or a folder with a ``config.json``.
+        name: ``tiny``, a model that tunedgemm ships the sizes of, or a folder with a
+            ``config.json``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, StaticCache
 

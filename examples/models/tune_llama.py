@@ -1,11 +1,13 @@
 """The main job on a Llama with random weights: capture its shapes, tune them, and run it again through the table.
 
-The three steps are those of any workload. Capturing and tuning run in processes of their own, as they would for yours:
+The three steps are those of any workload. Capturing and tuning run in processes of their own, as
+they would for yours:
 
-    AITER_TUNE_GEMM=1 python workload.py      # notes the shapes of every F.linear under tunedgemm.patched()
-    tunedgemm tune                            # times every solution of every backend, writes the table
-    tunedgemm coverage                        # says how many of the captured calls the table answers
-    python workload.py                        # dispatches through the table
+    AITER_TUNE_GEMM=1 python workload.py      # notes the shapes of every F.linear under
+    tunedgemm.patched() tunedgemm tune                            # times every solution of every
+    backend, writes the table tunedgemm coverage                        # says how many of the
+    captured calls the table answers python workload.py                        # dispatches through
+    the table
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Workload:
     """A model and what it is asked: a prompt, then tokens one by one.
 
     Attributes:
-        hidden, intermediate, heads, kv_heads, layers, vocabulary: the architecture's sizes; a head is hidden / heads wide.
+        hidden, intermediate, heads, kv_heads, layers, vocabulary: the architecture's sizes; a head
+        is hidden / heads wide.
         dtype: of weights and activations.
         prompt: tokens of the prefill.
         steps: decode steps after it.
@@ -93,8 +96,8 @@ def run(model: torch.nn.Module, workload: Workload, tokens: torch.Tensor) -> tup
     """Prefill the prompt, then decode.
 
     Returns:
-        The logits of the next token after the prompt and after each step, [steps + 1, vocabulary] in float32 or wider; and
-        the seconds that the prefill and each step took.
+        The logits of the next token after the prompt and after each step, [steps + 1, vocabulary]
+        in float32 or wider; and the seconds that the prefill and each step took.
     """
     wait: Callable[[], None] = torch.cuda.synchronize if tokens.is_cuda else lambda: None
     logits, seconds, cache = [], [], None

@@ -1,6 +1,7 @@
 """The backend ``swapped``: ``out.T = weight @ x.T``, with K in one piece or in several, on CPUs and GPUs.
 
-Vendor libraries choose by the roles of M and N: with few rows the swapped product runs another kernel, at times a quicker one.
+Vendor libraries choose by the roles of M and N: with few rows the swapped product runs another
+kernel, at times a quicker one.
 """
 
 from __future__ import annotations

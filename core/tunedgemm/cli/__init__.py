@@ -1,7 +1,7 @@
 """``tunedgemm``: one file a subcommand in this folder, and those of the entry point group ``tunedgemm.commands``.
 
-A command prints its result to standard output. Users' mistakes print one line to standard error, exit code 2; so does output
-that cannot be written, exit code 1.
+A command prints its result to standard output. Users' mistakes print one line to standard error,
+exit code 2; so does output that cannot be written, exit code 1.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ class _Say(argparse.Action):
 def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry: Registry | None = None) -> list[str]:
     """Define the flags of the backends of a ``--libtype`` text, which loads those; an option that several state alike is one flag.
 
-    A flag that the parser has, or that a backend of an earlier rank states otherwise, is left out: nothing that a user typed before a
-    plugin was installed changes its meaning, and the plugin's variable holds all the same.
+    A flag that the parser has, or that a backend of an earlier rank states otherwise, is left out:
+    nothing that a user typed before a plugin was installed changes its meaning, and the plugin's
+    variable holds all the same.
 
     Returns:
         What is left out and why, a line each.

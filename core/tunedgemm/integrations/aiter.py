@@ -1,7 +1,8 @@
 """AITER's modules by AITER's names, where AITER is not installed: call sites that import from ``aiter`` run unchanged.
 
-`install` puts modules into `sys.modules`; what their names stand for is looked up in the menu of `tunedgemm` at the first use. What
-AITER has and this project has not is an AttributeError, or an ImportError of the import statement, that names what is missing.
+`install` puts modules into `sys.modules`; what their names stand for is looked up in the menu of
+`tunedgemm` at the first use. What AITER has and this project has not is an AttributeError, or an
+ImportError of the import statement, that names what is missing.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def install(*, force: bool = False) -> None:
     """Serve ``import aiter`` and its GEMM modules from here on, in this process; a second call changes nothing.
 
     Args:
-        force: also where AITER itself is installed, which other code of the process may need. `uninstall` gives it back.
+        force: also where AITER itself is installed, which other code of the process may need.
+            `uninstall` gives it back.
 
     Raises:
         UserError: AITER is installed, and *force* is not given.

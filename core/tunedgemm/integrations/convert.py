@@ -34,7 +34,8 @@ class Converted:
     Attributes:
         modules: names of the layers that go through the tables.
         shuffled: names of those among them whose weights are shuffled.
-        skipped: names of linear layers that were left, wholly or with their weights in order, and why.
+        skipped: names of linear layers that were left, wholly or with their weights in order, and
+            why.
         bytes_added: memory of the weights that are kept twice.
     """
 
@@ -66,22 +67,25 @@ def convert(
 ) -> Converted:
     """Have a model's linear layers go through the tuned tables, in place; convert where the model will run, and before torch.compile.
 
-    ``nn.Linear`` layers keep all they have and get another class. Layers of fp8 are taken where their scales can be told: of
-    blocks of 128 x 128, of rows, or of the tensor. Whatever has a forward of its own besides, or a weight of another type, is left
-    and named in the result.
+    ``nn.Linear`` layers keep all they have and get another class. Layers of fp8 are taken where
+    their scales can be told: of blocks of 128 x 128, of rows, or of the tensor. Whatever has a
+    forward of its own besides, or a weight of another type, is left and named in the result.
 
-    A weight is shuffled only where a backend has kernels for its layout, for torch would put it in order at each call; where no other
-    module holds it; and where it is no parameter that is trained. Load weights before: a state_dict of a converted model has shuffled ones.
+    A weight is shuffled only where a backend has kernels for its layout, for torch would put it in
+    order at each call; where no other module holds it; and where it is no parameter that is
+    trained. Load weights before: a state_dict of a converted model has shuffled ones.
 
     Args:
         model: on the device where it will run.
-        shuffle: the layout of `shuffle_weight`, True for (16, 16); False leaves weights as they are.
-        keep_plain: keep the plain weight, too, for the calls that it serves better: those of few rows as a rule (see
-            `tunedgemm.dispatch.preshuffle`). It doubles the memory of such weights: 15 GB more for 8 billion parameters in bf16.
-            Without it shuffled weights serve every call, which slows down decoding at batch 1.
+        shuffle: the layout of `shuffle_weight`, True for (16, 16); False leaves weights as they
+            are.
+        keep_plain: keep the plain weight, too, for the calls that it serves better: those of few
+            rows as a rule (see `tunedgemm.dispatch.preshuffle`). It doubles the memory of such
+            weights: 15 GB more for 8 billion parameters in bf16. Without it shuffled weights serve
+            every call, which slows down decoding at batch 1.
         skip: names of modules to leave, with * and ? as in file names.
-        fp8: whether layers of fp8 are taken. Their activations are quantised by several of torch's operations, which fused kernels
-            that a model brings along may do faster.
+        fp8: whether layers of fp8 are taken. Their activations are quantised by several of torch's
+            operations, which fused kernels that a model brings along may do faster.
 
     Returns:
         What was done, and its undo.

@@ -1,8 +1,9 @@
 """Routes of an engine's layers: each call runs a table's kernel or the engine's own, whichever is faster at this M.
 
-A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same operands in the engine's own order, so a
-layer keeps the weights and the quantised activations that the engine made. `compare` times both sides on the layers of the loaded model.
-Linear layers are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
+A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
+operands in the engine's own order, so a layer keeps the weights and the quantised activations that
+the engine made. `compare` times both sides on the layers of the loaded model. Linear layers are one
+op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
 from __future__ import annotations
@@ -35,17 +36,22 @@ class Route:
         name: what tells the route from others, the same in each process: compiled graphs hold it.
         shape: of one row of x.
         device: where the weights are.
-        ours, theirs: functions of the operands; *theirs* is None where the engine has no kernel for such layers.
+        ours, theirs: functions of the operands; *theirs* is None where the engine has no kernel for
+            such layers.
         inputs: makes the activations of M rows.
-        operands: joins those with a layer's weights to the operands of a call; the weight comes second.
+        operands: joins those with a layer's weights to the operands of a call; the weight comes
+            second.
         engine: its name, for messages.
-        tolerance: largest relative difference of the two's outputs (Frobenius). Kernels of one product differ by roundings, 0.4 % in bf16.
+        tolerance: largest relative difference of the two's outputs (Frobenius). Kernels of one
+            product differ by roundings, 0.4 % in bf16.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
-        verdicts: M of a row to how many times faster than the engine's kernel it was here; see `faster` for 0 and less.
+        verdicts: M of a row to how many times faster than the engine's kernel it was here; see
+            `faster` for 0 and less.
         reasons: M to why a call of it is the engine's.
         calls: M to the function that runs.
-        waiting: M to the calls that are the engine's before a row may serve it; None until the warm-up is over.
+        waiting: M to the calls that are the engine's before a row may serve it; None until the
+            warm-up is over.
     """
 
     name: str
@@ -81,7 +87,8 @@ class Route:
     def _waits(self, m: int) -> bool:
         """Count a call of M rows; tell whether it came in too few steps to be worth a row.
 
-        Most M of prefill come once, and to bind a kernel to an M takes the host longer than the step that it speeds up.
+        Most M of prefill come once, and to bind a kernel to an M takes the host longer than the
+        step that it speeds up.
         """
         if self.waiting is None:
             return False
@@ -109,7 +116,8 @@ class Route:
         """Return M of the row that answers for M rows of x, or None and the reason why none does."""
         known, shape = dispatcher(self.shape.op), self.shape.with_m(m)
         try:
-            # Prefill meets ever new M: they must not wait for a backend's heuristic, which `explain` would bind.
+            # Prefill meets ever new M: they must not wait for a backend's heuristic, which
+            # `explain` would bind.
             if not any(True for one in {shape, _unbiased(shape)} for _ in known.table.candidates(one, device)):
                 return None, "no row"
             found = known.explain(shape, device)
@@ -130,7 +138,8 @@ def _run(
     dtype: torch.dtype, route: str,
 ) -> torch.Tensor:  # fmt: skip
     del dtype  # the route's own
-    # Steps that no graph holds make hundreds of these calls. An engine's class of parameters would pass each product through Python.
+    # Steps that no graph holds make hundreds of these calls. An engine's class of parameters would
+    # pass each product through Python.
     one = routes[route]
     weight, w_scale, bias = plain(weight), plain(w_scale), plain(bias)
     m = x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
@@ -174,8 +183,10 @@ def compare(seconds: float, known: dict[str, float]) -> None:
     A row that is not reached waits for the next start, and the engine's kernel serves its M.
 
     Args:
-        seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the table's word.
-        known: gains of earlier starts, by route and M; those of this one are added, failures are not.
+        seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the
+            table's word.
+        known: gains of earlier starts, by route and M; those of this one are added, failures are
+            not.
     """
     rows: list[tuple[int, Route]] = []
     for route in routes.values():

@@ -9,7 +9,8 @@ import os
 
 from tunedgemm.errors import UserError
 
-# What routes is imported where it is needed: an engine loads its plugin in all its processes, whether it is on or not.
+# What routes is imported where it is needed: an engine loads its plugin in all its processes,
+# whether it is on or not.
 
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 #: Seconds that timing the rows against the engine's kernels may take at start-up.

@@ -1,6 +1,7 @@
 """Comparison of two kernels on a loaded model's weights: outputs, then times of captured graphs.
 
-Graphs take the weights of all layers in turn, so that caches are cold, and write the activations before each call, as a model does.
+Graphs take the weights of all layers in turn, so that caches are cold, and write the activations
+before each call, as a model does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Arms:
     """Holds the stream that graphs are captured on, and a budget.
 
     Args:
-        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: the engine's warm-up would compile them, too.
+        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: the
+            engine's warm-up would compile them, too.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -51,7 +53,8 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
         tolerance: largest relative difference of the outputs (Frobenius).
 
     Returns:
-        At most 1 where the difference may be noise, 0 where ours fails; minus the outputs' relative difference where it is too large.
+        At most 1 where the difference may be noise, 0 where ours fails; minus the outputs' relative
+        difference where it is too large.
     """
     size = max(1, calls[0][1].nbytes)
     few = calls[: max(2, -(-_BYTES // size))]

@@ -1,9 +1,11 @@
 """Our product among the choices of torch.compile's max-autotune, beside ATen's and Triton's; nothing happens before `offer`.
 
-Without it a routed product is one op of the graph that looks at the tables at every call, for every M, and that is the better
-rule where M varies: a choice of max-autotune is made once, for the M that the graph is compiled with, and kept for all that it serves.
+Without it a routed product is one op of the graph that looks at the tables at every call, for every
+M, and that is the better rule where M varies: a choice of max-autotune is made once, for the M that
+the graph is compiled with, and kept for all that it serves.
 
-Inductor keeps choices in its caches. After tuning anew let it choose anew: ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
+Inductor keeps choices in its caches. After tuning anew let it choose anew:
+``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ def offer(*, external: bool = False) -> None:
     That is for routed products and calls of `gemm_a16w16`, without scales and with plain weights.
 
     Args:
-        external: whether products that are not routed get our product as a choice, too (Inductor's ``external_matmul``). Inductor
-            gives the output, so what is ours is copied into it: one more pass over it than a routed product takes.
+        external: whether products that are not routed get our product as a choice, too (Inductor's
+            ``external_matmul``). Inductor gives the output, so what is ours is copied into it: one
+            more pass over it than a routed product takes.
 
     Raises:
         UserError: this torch has no such choices.
@@ -107,8 +110,9 @@ def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
     """By what torch 2.11's registration does, which takes no op that is there already.
 
-    It leaves the op out of the choices of a name that it has met, so that each choice has a name of its own. An op that is chosen is
-    called with its tensors alone, so that a call which tells it more has no choice.
+    It leaves the op out of the choices of a name that it has met, so that each choice has a name of
+    its own. An op that is chosen is called with its tensors alone, so that a call which tells it
+    more has no choice.
     """
     from torch._inductor.kernel.custom_op import _extract_tensor_inputs, autotune_custom_op
     from torch._inductor.lowering import lowerings

@@ -1,6 +1,7 @@
 """The classes that `convert` gives to linear layers: the same attributes and state, and a forward through the tables.
 
-A layer's class is set, no new module is made: parameters, hooks, names and ``isinstance(layer, torch.nn.Linear)`` stay.
+A layer's class is set, no new module is made: parameters, hooks, names and ``isinstance(layer,
+torch.nn.Linear)`` stay.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class TwofoldLinear(TunedLinear):
     """A `TunedLinear` that keeps its weight twice, plain and shuffled; each call gets the one that serves it better.
 
     Attributes:
-        shuffled_weight: a buffer that no state_dict has. Graphs of torch.compile, gradients, autocast and functional transforms
-            take the plain weight.
+        shuffled_weight: a buffer that no state_dict has. Graphs of torch.compile, gradients,
+            autocast and functional transforms take the plain weight.
     """
 
     shuffled_weight: torch.Tensor

@@ -48,7 +48,8 @@ class Route:
     Attributes:
         dispatcher: of a16w16.
         original: torch's function.
-        operands: its arguments to x, weight and, where there is one, bias; None for a product that is no such call.
+        operands: its arguments to x, weight and, where there is one, bias; None for a product that
+            is no such call.
         adapted: a launcher to a function of its arguments.
     """
 
@@ -61,7 +62,8 @@ class Route:
         """Serve a call whose key is new, or whose launcher has just *failed*, and keep what will serve the next one.
 
         Args:
-            key: what tells the call from others; the last but one of it is whether the operands are dense and have memory.
+            key: what tells the call from others; the last but one of it is whether the operands are
+                dense and have memory.
             arguments: of torch's function.
             failed: what the launcher of the key has raised.
         """
@@ -71,7 +73,8 @@ class Route:
         if arguments[0].is_meta or _autocast():
             return self.original(*arguments)
         operands = self.operands(*arguments)
-        # A launcher that calls torch's function, and did not do so at its first call, is at the end of the stack: no room to demote it.
+        # A launcher that calls torch's function, and did not do so at its first call, is at the end
+        # of the stack: no room to demote it.
         if operands is None or isinstance(failed, RecursionError):
             return self._torchs(key, *arguments)
         launchers = self.dispatcher.launchers
@@ -157,10 +160,11 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
 
-        A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
-        tensors, float64 and integer dtypes, 1-D weights, inputs that need a gradient or carry a tangent, calls under autocast and inside
-        functional transforms. In a graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each call;
-        torch's own is what an exported graph has.
+        A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor
+        subclasses, meta and fake tensors, float64 and integer dtypes, 1-D weights, inputs that need
+        a gradient or carry a tangent, calls under autocast and inside functional transforms. In a
+        graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each
+        call; torch's own is what an exported graph has.
         """
         if autocast() or forward_ad._current_level >= 0:  # a tensor with a tangent looks like any other
             return original(input, weight, bias)

@@ -71,8 +71,8 @@ def patch(*, linear: bool = True, products: bool = True) -> None:
 
     Args:
         linear: ``torch.nn.functional.linear``, so every ``nn.Linear``.
-        products: ``torch.mm``, ``torch.addmm`` and ``torch.matmul`` of a weight's transpose. Methods and operators (``x @ w``), and
-            names that were imported before, stay torch's.
+        products: ``torch.mm``, ``torch.addmm`` and ``torch.matmul`` of a weight's transpose.
+            Methods and operators (``x @ w``), and names that were imported before, stay torch's.
     """
     with _lock:
         places = _places(linear, products)
@@ -93,7 +93,8 @@ def unpatch() -> None:
 def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
     """Route torch's functions through the tables inside the block; the arguments are those of `patch`.
 
-    Blocks may be nested, and be under way in several threads: a function is torch's again when the last has ended.
+    Blocks may be nested, and be under way in several threads: a function is torch's again when the
+    last has ended.
     """
     with _lock:
         places = _places(linear, products)

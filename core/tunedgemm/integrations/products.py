@@ -1,8 +1,8 @@
 """torch.mm, torch.addmm and torch.matmul through the tables, where they are products with a weight [N, K].
 
-They are where the second matrix is the transpose of a contiguous [N, K] one, of a dtype of 16 or 32 bits, and nothing is scaled or
-written in place: what ``torch.mm(x, weight.t())`` says. All else is torch's own. Methods and operators of tensors (``x @ w``) are not
-these functions and stay torch's.
+They are where the second matrix is the transpose of a contiguous [N, K] one, of a dtype of 16 or 32
+bits, and nothing is scaled or written in place: what ``torch.mm(x, weight.t())`` says. All else is
+torch's own. Methods and operators of tensors (``x @ w``) are not these functions and stay torch's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A plugin of SGLang: linear layers of 16 bits and fp8 run through the tables where that is faster.
 
-SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``sglang.srt.plugins``. It does nothing
-unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
-SGLang's kernel on the model's own weights; SGLang's kernel serves every M at which the row is not faster.
+SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
+``sglang.srt.plugins``. It does nothing unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed where
+the tables have a row for its weight. After loading, each row is timed against SGLang's kernel on
+the model's own weights; SGLang's kernel serves every M at which the row is not faster.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
-# What routes is imported where it is needed: SGLang loads this module in all its processes, whether the plugin is on or not.
+# What routes is imported where it is needed: SGLang loads this module in all its processes, whether
+# the plugin is on or not.
 
 #: SGLang prints what its own loggers and those below them say.
 _log = logging.getLogger("sglang.tunedgemm")

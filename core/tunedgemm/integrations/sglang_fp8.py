@@ -1,7 +1,8 @@
 """Routes of SGLang's fp8 layers: their products, after SGLang's own quantisation of the activations.
 
-SGLang's products do not know their layer, so a route is found by the sizes of the weight. Which product a layer runs, and with which
-scales, is read off one call of the layer: it depends on the quantisation method, on the GPU and on SGLang's options.
+SGLang's products do not know their layer, so a route is found by the sizes of the weight. Which
+product a layer runs, and with which scales, is read off one call of the layer: it depends on the
+quantisation method, on the GPU and on SGLang's options.
 """
 
 from __future__ import annotations

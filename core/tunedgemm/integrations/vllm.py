@@ -1,8 +1,9 @@
 """A plugin of vLLM: linear layers and experts of 16 and 8 bits run through the tables where that is faster.
 
-vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``vllm.general_plugins``. It does nothing
-unless ``TUNEDGEMM_VLLM`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
-vLLM's kernel on the model's own weights; vLLM's kernel serves every M at which the row is not faster.
+vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
+``vllm.general_plugins``. It does nothing unless ``TUNEDGEMM_VLLM`` is set. A layer is routed where
+the tables have a row for its weight. After loading, each row is timed against vLLM's kernel on the
+model's own weights; vLLM's kernel serves every M at which the row is not faster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 from tunedgemm.integrations.engine_rows import left
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
-# What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
+# What routes is imported where it is needed: vLLM loads this module in all its processes, whether
+# the plugin is on or not.
 
 #: vLLM prints what its own loggers and those below them say.
 _log = logging.getLogger("vllm.tunedgemm")

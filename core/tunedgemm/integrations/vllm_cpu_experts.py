@@ -1,8 +1,9 @@
 """Experts for vLLM where it has no kernel for plain weights, as on CPUs: layers that rows serve at every number of tokens.
 
-The methods of vLLM's layers of experts ask a function for the class that computes them, ``select_…_moe_backend`` of the modules of
-``vllm.model_executor.layers.fused_moe.oracle``. `install` puts one around it that answers `TunedGemmExperts` for such layers.
-Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+The methods of vLLM's layers of experts ask a function for the class that computes them,
+``select_…_moe_backend`` of the modules of ``vllm.model_executor.layers.fused_moe.oracle``.
+`install` puts one around it that answers `TunedGemmExperts` for such layers. Loaded where vLLM is
+installed, by `tunedgemm.integrations.vllm`.
 """
 
 from __future__ import annotations
@@ -137,8 +138,9 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
 def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """Tell why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
 
-    All or none go through the tables: torch's products, which serve calls without a row, were not measured against vLLM's experts. The
-    row of the next power of two serves the numbers of tokens between two rows.
+    All or none go through the tables: torch's products, which serve calls without a row, were not
+    measured against vLLM's experts. The row of the next power of two serves the numbers of tokens
+    between two rows.
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))

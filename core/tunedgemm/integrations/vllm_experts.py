@@ -1,7 +1,8 @@
 """Experts for vLLM: at each number of tokens `tunedgemm.fused_moe` or vLLM's own kernel computes a layer, whichever is faster.
 
-After loading, `route_experts` looks through the model for layers whose kernel (``quant_method.moe_kernel``, vLLM 0.20 and newer) keeps
-weights and scales as they are in the checkpoint, and puts a route before the kernel's ``apply``. Quantisation of the activations is part
+After loading, `route_experts` looks through the model for layers whose kernel
+(``quant_method.moe_kernel``, vLLM 0.20 and newer) keeps weights and scales as they are in the
+checkpoint, and puts a route before the kernel's ``apply``. Quantisation of the activations is part
 of both sides. Routing of tokens, shared experts and reductions among ranks stay vLLM's.
 """
 

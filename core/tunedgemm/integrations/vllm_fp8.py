@@ -1,7 +1,8 @@
 """fp8 layers for vLLM: the product of vLLM's own kernel, or of the tables where that is faster.
 
-A layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused functions quantise, with scales in
-the order of that kernel. Only the product is routed (`tunedgemm.integrations.engine_routes`).
+A layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused
+functions quantise, with scales in the order of that kernel. Only the product is routed
+(`tunedgemm.integrations.engine_routes`).
 """
 
 from __future__ import annotations
@@ -247,7 +248,8 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
             if wide:
                 x, xs = _quantised(own, x, None)
-            # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
+            # vLLM's kernels want a column's scales side by side, the op a row's; with one row both
+            # are the same bytes.
             return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, config.out_dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:

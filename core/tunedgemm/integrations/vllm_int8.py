@@ -36,7 +36,8 @@ def install() -> None:
 class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """Multiplies int8 with symmetric scales: `tunedgemm.gemm_a8w8`, or vLLM's kernel at the M where that is faster.
 
-    vLLM chooses it before it says how large the weight is. Where that turns out to have no rows, vLLM's own kernel computes the layer.
+    vLLM chooses it before it says how large the weight is. Where that turns out to have no rows,
+    vLLM's own kernel computes the layer.
     """
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
 """Parts that our linear kernels for vLLM share.
 
-For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the platform and implement the layer
-(``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take a layer that `left` does not leave to vLLM:
-`vllm_fp8` and `vllm_int8`, which `tunedgemm.integrations.vllm` loads.
+For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the
+platform and implement the layer (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours
+come first and take a layer that `left` does not leave to vLLM: `vllm_fp8` and `vllm_int8`, which
+`tunedgemm.integrations.vllm` loads.
 """
 
 from __future__ import annotations

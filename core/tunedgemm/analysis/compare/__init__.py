@@ -1,6 +1,7 @@
 """What the production op does with the tables as they are, and what it would do after tuning: AITER's ``--run_config`` and ``--compare``.
 
-Both look at the op as a workload calls it, through dispatch, and check what comes out besides timing it.
+Both look at the op as a workload calls it, through dispatch, and check what comes out besides
+timing it.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def run_config(
 
     Args:
         op: name of the op.
-        source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that capture wrote.
-        table: a tuned CSV whose rows for the present device are the only table; None leaves the tables as configured.
-        options: of a tuning run; errRatio, cache, timing, warmup, iters, seconds and the timeouts hold.
+        source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that
+            capture wrote.
+        table: a tuned CSV whose rows for the present device are the only table; None leaves the
+            tables as configured.
+        options: of a tuning run; errRatio, cache, timing, warmup, iters, seconds and the timeouts
+            hold.
         progress: called with each shape's result.
 
     Raises:
@@ -96,7 +100,8 @@ def compare(
     Args:
         op: name of the op.
         source: shapes, as `tunedgemm.tune` takes them; None is the file that capture wrote.
-        output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched only with *update*.
+        output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched
+            only with *update*.
         options: of the tuning run.
         update: replace the rows for which `decide` says so.
         min_improvement_pct: what the time must fall by, in percent, for a row to be replaced.
@@ -155,7 +160,8 @@ def _changes(
 def _landing(op: Op, candidate: Path, base: Sequence[Row], report: Report, device: Device) -> dict[Shape, Row]:
     """The rows that tuning gave for the device, by shape, as they would stand in the table.
 
-    A row of the table that names no device stands for every one of its kind: the new row takes its place, nameless, too.
+    A row of the table that names no device stands for every one of its kind: the new row takes its
+    place, nameless, too.
     """
     tuned = {key_shape(outcome.task.shape) for outcome in report.outcomes if outcome.winner is not None}
     old, keys = set(base), {row.key for row in base}

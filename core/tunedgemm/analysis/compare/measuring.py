@@ -39,7 +39,8 @@ class Measuring:
 
     Attributes:
         sides: the tables to dispatch through.
-        options: of a tuning run; those about accuracy, cache, timing, rounds and deadlines hold here.
+        options: of a tuning run; those about accuracy, cache, timing, rounds and deadlines hold
+            here.
         remote: the device's session.
         table_only: whether what no row serves counts as an error.
     """
@@ -173,12 +174,14 @@ def measuring(
 
     Args:
         registry: where given, everything runs in this process, over these backends.
-        bench: where times come from; it must be importable in a child where *registry* is not given.
+        bench: where times come from; it must be importable in a child where *registry* is not
+            given.
 
     Raises:
         UserError: there is no such device.
     """
-    # What differs from row to row is judged on this side; in the worker only what is wrong whatever the ratio is.
+    # What differs from row to row is judged on this side; in the worker only what is wrong whatever
+    # the ratio is.
     make = functools.partial(Production, op_name, devices(options)[0], attrs.evolve(options, errRatio=1.0), bench=bench, sides=tuple(sides))
     worker = Worker(make) if registry is None else Inline(functools.partial(make, installed=registry))
     try:

@@ -1,7 +1,8 @@
 """The production op as something that can be verified and timed: dispatch over the tables that one asks about.
 
-It stands in the place of a backend in the tuner's session, so it is verified and timed as solutions are, in a process
-that may die. What is timed is what a call of the op runs: the choice among tables, heuristics and torch included.
+It stands in the place of a backend in the tuner's session, so it is verified and timed as solutions
+are, in a process that may die. What is timed is what a call of the op runs: the choice among
+tables, heuristics and torch included.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ class Side:
 
     Attributes:
         name: the word for it.
-        only: the one file to read, and of it only the rows for the device; None for the layers as configured.
-        swap: (file, another): the layers as configured, with another in the file's place; on top of them where the file
-            is in none.
+        only: the one file to read, and of it only the rows for the device; None for the layers as
+            configured.
+        swap: (file, another): the layers as configured, with another in the file's place; on top of
+            them where the file is in none.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z]+"))
@@ -88,7 +90,8 @@ class Choice:
     Attributes:
         first: its choice before anything ran.
         now: its choice after that; another one where the first has failed meanwhile.
-        err_ratio: share of wrong elements that the row of the first choice was tuned with; 0 where it is no row.
+        err_ratio: share of wrong elements that the row of the first choice was tuned with; 0 where
+            it is no row.
     """
 
     first: Explanation

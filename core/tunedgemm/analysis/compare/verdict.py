@@ -63,7 +63,8 @@ class Checked:
         device: where it ran.
         table: the file whose rows were looked at; None where the tables as configured were.
         served: a shape each.
-        notes: what else is to be said about the table: lines that cannot be read, rows of other devices.
+        notes: what else is to be said about the table: lines that cannot be read, rows of other
+            devices.
     """
 
     op: str
@@ -89,7 +90,8 @@ class Change:
 
     Attributes:
         before, after: the production op with the table as it is, and as it would be.
-        ratio: time after over time before, the median over the rounds in which both were timed; 0 where either was not.
+        ratio: time after over time before, the median over the rounds in which both were timed; 0
+            where either was not.
         noise: half width of the ratio's 95 % interval.
         count: how often the workload calls the shape.
         decision: ``threshold_met``, ``no_baseline`` or ``skip``.
@@ -161,8 +163,9 @@ def decide(change: Change, least: float) -> Change:
         least: the smallest improvement in percent (``--min_improvement_pct``).
 
     Returns:
-        The change with its decision and the reason: ``no_baseline`` where only the op after is right, ``threshold_met`` where
-        both are and the improvement is at least *least* and more than the noise, else ``skip``.
+        The change with its decision and the reason: ``no_baseline`` where only the op after is
+        right, ``threshold_met`` where both are and the improvement is at least *least* and more
+        than the noise, else ``skip``.
     """
     before, after, gained, noise = change.before, change.after, change.improvement_pct, change.noise * 100.0
     if not after.ok:

@@ -1,9 +1,11 @@
 """Coverage: of the calls that a workload makes, how many are answered by which rows, and by what else; what that costs.
 
-What is asked is the dispatcher that serves: `Dispatcher.explain`, over the tables, backends and environment of this process.
-On a GPU it is asked about the device as it is described: rows and heuristics are judged by their backends' static limits, and
-nothing is bound or compiled, so thousands of shapes take a second. What binding alone would refuse, such as a row whose
-kernel is gone, shows when the shapes are measured, and in `tunedgemm explain`. On a CPU, where binding costs nothing, all is bound.
+What is asked is the dispatcher that serves: `Dispatcher.explain`, over the tables, backends and
+environment of this process. On a GPU it is asked about the device as it is described: rows and
+heuristics are judged by their backends' static limits, and nothing is bound or compiled, so
+thousands of shapes take a second. What binding alone would refuse, such as a row whose kernel is
+gone, shows when the shapes are measured, and in `tunedgemm explain`. On a CPU, where binding costs
+nothing, all is bound.
 """
 
 from __future__ import annotations
@@ -41,12 +43,16 @@ def coverage(
     """Judge what answers the captured calls of a workload.
 
     Args:
-        paths: untuned files, of several ops if need be; None for every captured file of the user folder.
+        paths: untuned files, of several ops if need be; None for every captured file of the user
+            folder.
         op: the op of all files; else each tells its own.
         device: where; the present device if not given. May describe one that is not present.
-        replays: how often graphs ran, each of which repeats the calls recorded into it: a number, or one for each M.
-        tables: tuned files to judge with, above all layers, as `TunedGemm.load_config` puts them; at most one of an op.
-        against: tuned files whose rows, and the trials beside them, count as known times of this device.
+        replays: how often graphs ran, each of which repeats the calls recorded into it: a number,
+            or one for each M.
+        tables: tuned files to judge with, above all layers, as `TunedGemm.load_config` puts them;
+            at most one of an op.
+        against: tuned files whose rows, and the trials beside them, count as known times of this
+            device.
         measure: seconds to spend on timing what runs, heaviest first; 0 times nothing.
 
     Raises:

@@ -27,7 +27,8 @@ class Replays:
 
     Attributes:
         each: replays of every graph that *by_m* does not name.
-        by_m: M to the replays of the graphs in which it was recorded: serving engines record one for each batch size.
+        by_m: M to the replays of the graphs in which it was recorded: serving engines record one
+            for each batch size.
     """
 
     each: int = 1
@@ -111,7 +112,8 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
     """Read untuned files, each of the op that its columns and its name tell; shapes that several list are folded.
 
     Args:
-        paths: the files, or bare names of shipped ones; None for every captured file of the user folder.
+        paths: the files, or bare names of shipped ones; None for every captured file of the user
+            folder.
         op: the op that all of them are of; without *paths* the one whose captured file is meant.
 
     Raises:

@@ -38,7 +38,8 @@ def measure_all(entries: Sequence[Entry], tables: Mapping[str, Path], device: De
         seconds: wall time; what is begun is finished. Infinite for all shapes.
 
     Returns:
-        The entries in their order, those measured with their times and with what really ran; and what was done in words.
+        The entries in their order, those measured with their times and with what really ran; and
+        what was done in words.
 
     Raises:
         UserError: the time makes no sense.

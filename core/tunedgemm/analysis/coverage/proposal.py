@@ -29,7 +29,8 @@ class Next:
         name: what multiplies so, where the captured files say it.
         listed: the shapes to tune with the calls that their rows will answer, by M.
         entries: what they answer.
-        share: of the time of all calls, what these stand for: what the best known saves of it, where one is known, else all.
+        share: of the time of all calls, what these stand for: what the best known saves of it,
+            where one is known, else all.
     """
 
     layer: Shape
@@ -93,11 +94,13 @@ def write_next(found: Sequence[Next], target: str | Path, inputs: Sequence[Path]
     """Write what is to be tuned as untuned CSVs, one for each op, and return their paths by op.
 
     Args:
-        target: the file, or a folder, in which each op's file has AITER's name: one that is there, or that ends in ``/``.
+        target: the file, or a folder, in which each op's file has AITER's name: one that is there,
+            or that ends in ``/``.
         inputs: files that are not to be written over.
 
     Raises:
-        UserError: there are shapes of several ops for one file, or a file that is something else would be replaced.
+        UserError: there are shapes of several ops for one file, or a file that is something else
+            would be replaced.
     """
     by_op: dict[str, list[Untuned]] = {}
     for one in found:

@@ -81,7 +81,8 @@ class Entry:
         solution: what runs; of a refused shape the last that was tried.
         us: microseconds of one call.
         us_from: a word of `SOURCES`.
-        best_us: microseconds of the fastest solution that is known at this very shape on this device; 0 where none is.
+        best_us: microseconds of the fastest solution that is known at this very shape on this
+            device; 0 where none is.
         best: that solution, and where its time is from.
         why: where the answer comes from, or why there is none.
         row_m: M of the row that answers; -1 where none does.
@@ -113,7 +114,8 @@ class Entry:
     def regret(self) -> float | None:
         """How much longer a call takes than with the best that is known at its shape, as a share of that; None where either is unknown.
 
-        The time of a row at its own, larger M stands for the one at this M where that is not known; see `us_from`.
+        The time of a row at its own, larger M stands for the one at this M where that is not known;
+        see `us_from`.
         """
         return max(self.us / self.best_us - 1.0, 0.0) if self.best_us and self.us_from != "guess" else None
 

@@ -16,7 +16,8 @@ def op_of(arguments: argparse.Namespace, files: Sequence[Path]) -> Op:
     """The op of ``--op``, else that of the files.
 
     Raises:
-        UserError: there is no such op, the files leave it open or are of several, or one cannot be read.
+        UserError: there is no such op, the files leave it open or are of several, or one cannot be
+            read.
     """
     return op_named(arguments.op) if arguments.op else infer_op(files)
 
