@@ -156,7 +156,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "file").touch()
 
     assert main(["new-plugin", "fast8", "--folder", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert list((tmp_path / "tunedgemm-fast8").iterdir()) == []
     assert main(["new-plugin", "fast8", "--folder", str(tmp_path / "file")]) == 2
     assert "cannot be written: Not a directory" in capsys.readouterr().err

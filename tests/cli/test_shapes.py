@@ -199,7 +199,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "name a model with --model_dir"),
+        ("", "no model is named; pass --model_dir"),
         ("--tp 2", "--tp says something of a model: name it with --model_dir"),
         ("--model_dir nobodys", "no such folder of a model: nobodys; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
         ("--model_dir {tmp}/absent", "absent: does not exist"),
@@ -256,4 +256,4 @@ def test_the_batch_sizes_of_an_engine(capsys, dense, tmp_path) -> None:
     assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} == {"1", "2", "4", "8", "16", "32", "64"}
 
     code, _, err = run(capsys, "--model_dir", dense, *limits)
-    assert code == 2 and "are limits of an engine; add --nsets vllm or --nsets sglang" in err
+    assert code == 2 and "require an engine; add --nsets vllm or --nsets sglang" in err

@@ -141,7 +141,7 @@ def test_verbose_before_and_after_the_action(tables, capsys: pytest.CaptureFixtu
     (path,) = tables([attrs.evolve(row(1), err_ratio=0.5)])
 
     assert main(["table", "-v", "check", path]) == main(["table", "check", "-v", path]) == 1
-    assert capsys.readouterr().out.count("err_ratio 0.5 is over 0.2") == 2
+    assert capsys.readouterr().out.count("err_ratio 0.5 exceeds 0.2") == 2
 
 
 BF16 = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
@@ -169,14 +169,14 @@ class TestCheck:
             (["<<<<<<< HEAD"], ["2: is no line of a CSV file (unclosed quote, or left by a version control merge): '<<<<<<< HEAD'"]),
             ([line(us=0)], ["2: 'us' must be a finite number above 0 (got 0.0): the row is never chosen"]),
             ([line(us="inf")], ["2: 'us' must be a finite number above 0 (got inf): the row is never chosen"]),
-            ([line(err=0.21)], ["2: err_ratio 0.21 is over 0.2"]),
-            ([line(err="30%")], ["2: err_ratio 0.3 is over 0.2"]),
+            ([line(err=0.21)], ["2: err_ratio 0.21 exceeds 0.2"]),
+            ([line(err="30%")], ["2: err_ratio 0.3 exceeds 0.2"]),
             ([line(err="nan")], []),
             ([line(libtype="tritn")], ["2: unknown libtype 'tritn', in 1 rows"]),
             ([line().replace("torch.bfloat16", "bf17")], ["2: unknown dtype 'bf17'"]),
-            ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: that say the same"]),
+            ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: all equal"]),
             ([line(), line(us=2, name="j")], [" 2 rows for", "in lines 2, 3: triton:k 3.00 us, triton:j 2.00 us"]),
-            ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up comes to this row: no weight of N=72 and K=128 has"]),
+            ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up reaches this row: no weight of N=72 and K=128 has"]),
             ([line(name="k+add")], ["2: triton:k+add: +add needs a bias"]),
             ([line(name="k+add").replace("False,", "True,", 1)], []),
             ([line(libtype="torch", name="mm+add").replace("False,", "True,", 1)], ["2: torch:mm+add: torch adds a bias by a route"]),
@@ -226,8 +226,8 @@ class TestCheck:
             line(16, libtype="mine", name="b"),
         )
         assert asked == [("a", "gfx942", 304), ("b", "gfx942", 304)]
-        assert [text for text in out if "miss" in text] == [
-            "note:  2 rows are misses here, the first in line 2: mine: no kernel for gfx942"
+        assert [text for text in out if "cannot run" in text] == [
+            "note:  2 rows cannot run here, the first in line 2: mine: no kernel for gfx942"
         ]
 
     def test_a_packed_weight_that_no_layout_divides(self, tmp_path, capsys):
