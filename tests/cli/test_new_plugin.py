@@ -131,9 +131,9 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("torch", "a backend 'torch' is installed already"),
-        ("flydsl", "tables of AITER or of ours have rows of 'flydsl'"),
-        ("rocblas", "tables of AITER or of ours have rows of 'rocblas'"),
+        ("torch", "backend 'torch': is installed already"),
+        ("flydsl", "libtype 'flydsl': rows of existing tables use it"),
+        ("rocblas", "libtype 'rocblas': rows of existing tables use it"),
         ("Fast", "lower-case letter"),
         ("8fast", "lower-case letter"),
         ("fast-8", "lower-case letter"),

@@ -226,8 +226,8 @@ class TestCheck:
             line(16, libtype="mine", name="b"),
         )
         assert asked == [("a", "gfx942", 304), ("b", "gfx942", 304)]
-        assert [text for text in out if "cannot run" in text] == [
-            "note:  2 rows cannot run here, the first in line 2: mine: no kernel for gfx942"
+        assert [text for text in out if "miss" in text] == [
+            "note:  2 rows are misses here, the first in line 2: mine: no kernel for gfx942"
         ]
 
     def test_a_packed_weight_that_no_layout_divides(self, tmp_path, capsys):
@@ -283,13 +283,13 @@ class TestDiff:
         assert f"only in {second}: a16w16 M=5" in out
         assert "another winner: a16w16 M=2 N=64 K=128 bf16->bf16 on nvidia-h200/132: triton:k 5.00 us -> triton:j 4.00 us" in out
         assert "another time: a16w16 M=3" in out and "-> 4.00 us (-20.0 %)" in out
-        assert out.splitlines()[-1] == f"1 alike, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
+        assert out.splitlines()[-1] == f"1 equal, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
 
     def test_a_table_is_like_itself(self, tables, capsys):
         """Nothing differs, exit code 0."""
         [first] = tables([row(1), row(2)])
         assert main(["table", "diff", first, first]) == 0
-        assert capsys.readouterr().out.startswith("2 alike, 0 other")
+        assert capsys.readouterr().out.startswith("2 equal, 0 other")
 
 
 class TestExport:
@@ -318,7 +318,7 @@ class TestExport:
         said = capsys.readouterr().out
         for reason in (
             "M=0 pins every M", "the time never wins", "no device is named", "libtype cublaslt is not AITER's",
-            "AITER's key does not tell layout", "AITER adds no bias after a kernel (+add)", "a better row has AITER's key",
+            "AITER's key lacks layout", "AITER adds no bias after a kernel (+add)", "a better row has AITER's key",
         ):  # fmt: skip
             assert f"left out: 1 rows: {reason}" in said
 
@@ -349,7 +349,7 @@ class TestExport:
         """It is said in one line, and no file is written."""
         out = tmp_path / "for_aiter.csv"
         assert main(["table", "export", "--op", "a16w4_blockscale", "--aiter", str(out)]) == 2
-        assert "AITER has no table of a16w4_blockscale: there is nothing to export for it" in capsys.readouterr().err
+        assert "a16w4_blockscale: AITER has no table of this op" in capsys.readouterr().err
         assert not out.exists()
 
     def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
@@ -357,7 +357,7 @@ class TestExport:
         for name, solution, why in (
             ("a8w8", Solution("torch", "native"), "libtype torch is not AITER's for a8w8"),
             ("a8w8_blockscale", Solution("triton", "t"), "libtype triton is not AITER's for a8w8_blockscale"),
-            ("a4w4_blockscale", Solution("asm", "unlike_asm"), "no column of AITER's tells libtype asm"),
+            ("a4w4_blockscale", Solution("asm", "unlike_asm"), "AITER has no column for libtype asm"),
         ):
             op = ops()[name]
             path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{name}.csv"

@@ -200,9 +200,7 @@ def test_an_interrupted_look_at_production_keeps_nothing(
     monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
 
     assert cli.main(["tune", "--run_config"]) == 130
-    assert capsys.readouterr().err == (
-        "tunedgemm: interrupted by SIGINT; nothing is kept of --run_config, and the tables are as they were\n"
-    )
+    assert capsys.readouterr().err == ("tunedgemm: interrupted by SIGINT; --run_config keeps nothing, and the tables are unchanged\n")
 
 
 def test_an_interrupted_comparison_leaves_the_table(

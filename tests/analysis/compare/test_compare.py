@@ -180,7 +180,7 @@ class TestCompare:
         compared = self.compared(tmp_path / "new.csv", listed, update=True)
 
         assert {shape.m for shape in compared.failed} == {1, 2, 4}
-        assert "nothing passed: a16w16 M=1" in compared.report.read_text()
+        assert "no solution passed: a16w16 M=1" in compared.report.read_text()
 
     def test_the_configured_layers_decide_what_is_before_and_after(self, tmp_path, here, listed, monkeypatch, turbo, row):
         """A table that ranks above the output hides its rows, after as before, and so nothing is gained."""

@@ -105,7 +105,7 @@ class TestAnswers:
         found = coverage(listed((16, 1)), tables=[path], device=MI300X)
 
         assert [entry.how for entry in found.entries] == ["fallback"]
-        assert any("is for gfx942, 304 CUs: theirs are for" in note and "80" in note for note in found.notes)
+        assert any("have no row for gfx942, 304 CUs; their rows are for" in note and "80" in note for note in found.notes)
 
     def test_the_words_are_those_of_the_dispatcher_that_serves(self, listed, monkeypatch, row):
         """The user's table counts, and a table of the environment's variable above it, as when calls are served."""

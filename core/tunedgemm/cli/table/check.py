@@ -105,5 +105,5 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         if reason := backend.lacks(row.solution, Device(row.gfx, row.cu_num)):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():
-        count = f"{len(lines)} rows cannot run here, the first in line" if len(lines) > 1 else "one row cannot run here, in line"
+        count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
         yield f"note: {file}: {count} {lines[0]}: {reason}"
