@@ -57,7 +57,7 @@ def _settle() -> None:
         if present is not place.torchs and present is not place.ours:
             if place not in _strange:
                 _strange.add(place)
-                _log.warning("%s: is %r, neither torch's nor tunedgemm's; it stays, and is not routed", place, present)
+                _log.warning("%s is %r, neither torch's nor tunedgemm's; it stays, and is not routed", place, present)
             continue
         setattr(place.module, place.name, place.ours if place in wanted else place.torchs)
 
