@@ -1,11 +1,16 @@
-"""A real architecture with random weights, eager, compiled and captured: capture its shapes, tune them, run it with the table and without.
+"""Capture, tune and run a real architecture with random weights, with the table and without.
 
-    python examples/models/run_llama.py                          # the sizes of Llama 3.1 8B on a GPU, a tiny model on a CPU
+    # Llama 3.1 8B's sizes on a GPU, a tiny model on a CPU
+    python examples/models/run_llama.py
+
     python examples/models/run_llama.py --model FOLDER --batch 32 --home DIR
-    python examples/models/run_llama.py --home DIR --skip-tuning # with the table of an earlier run
 
-Each mode runs twice, with torch's own products and inside ``tunedgemm.patched()``; nothing of the model is changed. ``captured`` is one
-decode step in a CUDA graph, replayed for every token. ``benchmarks/model_speed.py`` times the same in earnest.
+    # with the table of an earlier run
+    python examples/models/run_llama.py --home DIR --skip-tuning
+
+Each mode (eager, compiled, captured) runs twice: with torch's own products, and inside
+``tunedgemm.patched()``. The model is not changed. ``captured`` is one decode step in a CUDA graph,
+replayed for every token. ``benchmarks/model_speed.py`` measures the same with intervals.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from tunedgemm.table.folders import named_model
 
 console = Console()
 
-#: An architecture like Llama's that a CPU runs in no time.
+#: Sizes of a small Llama that a CPU runs fast.
 TINY = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32,
@@ -44,19 +49,20 @@ ARMS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
 MODES = ("eager", "compiled", "captured")
 PHASES = ("prefill", "decode")
 
-#: tokens [batch, length] and their positions, to the logits of the last one [batch, vocabulary]
+#: Maps tokens [batch, length] and their positions to the logits of the last token [batch,
+#: vocabulary].
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @attrs.frozen(eq=False)
 class Served:
-    """A model and what it is asked: prompts, then tokens one by one, the same in every run.
+    """A model and its inputs: prompts, then tokens one by one, the same in every run.
 
     Attributes:
-        model: of transformers, on its device, in eval mode.
-        cache: its keys and values, of fixed length, so that graphs and compiled code may be reused.
-        tokens: [batch, prompt + steps]; those of the steps are given, not chosen.
-        prompt: tokens of the prefill.
+        model: a model of transformers, on its device, in eval mode.
+        cache: its keys and values, of fixed length, so that graphs and compiled code are reusable.
+        tokens: [batch, prompt + steps]; the tokens of the steps are given, not sampled.
+        prompt: number of tokens of the prefill.
     """
 
     model: torch.nn.Module
@@ -66,12 +72,12 @@ class Served:
 
     @property
     def batch(self) -> int:
-        """Sequences at a time."""
+        """Return the number of sequences."""
         return self.tokens.shape[0]
 
     @property
     def steps(self) -> int:
-        """Tokens that are decoded."""
+        """Return the number of decoded tokens."""
         return self.tokens.shape[1] - self.prompt
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -80,32 +86,32 @@ class Served:
         return out.logits[:, -1]
 
     def rewind(self, length: int) -> None:
-        """Forget what the cache holds from a length on."""
+        """Truncate the cache to a length."""
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(length)
 
     def positions(self) -> torch.Tensor:
-        """Those of all tokens, [batch, prompt + steps]."""
+        """Return the positions of all tokens, [batch, prompt + steps]."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device).expand(self.batch, -1)
 
     def prefill(self, run: Step) -> torch.Tensor:
-        """All prompts at once: the logits of the tokens that follow."""
+        """Run all prompts at once; return the logits of the next tokens."""
         self.rewind(0)
         return run(self.tokens[:, : self.prompt], self.positions()[:, : self.prompt])
 
     def decode(self, run: Step, *, keep: bool = False) -> list[torch.Tensor]:
-        """All steps, one token of each sequence at a time; their logits where they are to be kept. The prompts are in the cache."""
+        """Run all steps after a prefill, one token of each sequence at a time; return logits with *keep*."""
         self.rewind(self.prompt)
         kept = []
         positions = self.positions()
-        for place in range(self.prompt, self.prompt + self.steps):
-            logits = run(self.tokens[:, place : place + 1], positions[:, place : place + 1])
+        for index in range(self.prompt, self.prompt + self.steps):
+            logits = run(self.tokens[:, index : index + 1], positions[:, index : index + 1])
             if keep:
-                kept.append(logits.clone())  # a graph writes the next ones to the same place
+                kept.append(logits.clone())  # a graph overwrites them at the next step
         return kept
 
     def logits(self, prefill: Step, decode: Step) -> torch.Tensor:
-        """Those after the prompts and after each step, [rows, vocabulary] in float32 or wider."""
+        """Return the logits after the prompts and after each step, [rows, vocabulary], float32 or wider."""
         first = self.prefill(prefill).clone()
         rows = torch.stack([first, *self.decode(decode, keep=True)]).flatten(0, 1)
         return rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -113,7 +119,7 @@ class Served:
 
 @torch.inference_mode()
 def exact(asked: Served) -> torch.Tensor:
-    """The logits of all rows, [rows, vocabulary], by a copy of the model in `WIDER` arithmetic, run eagerly."""
+    """Compute the logits of all rows, [rows, vocabulary], by an eager copy of the model in `WIDER` dtype."""
     from transformers import StaticCache
 
     model = copy.deepcopy(asked.model).to(WIDER[asked.model.dtype])
@@ -124,10 +130,10 @@ def exact(asked: Served) -> torch.Tensor:
 
 
 def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Served:
-    """Build a model with random weights, the same in every process, and what it is asked.
+    """Build a model with random weights, and its inputs, the same in every process.
 
     Args:
-        name: ``tiny``, a model that tunedgemm ships the sizes of, or a folder with a ``config.json``.
+        name: ``tiny``, a shipped model's name, or a folder with a ``config.json``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, StaticCache
 
@@ -141,17 +147,17 @@ def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Se
     tokens = torch.randint(config.vocab_size, (batch, prompt + steps), generator=generator).to(device)
     asked = Served(model, StaticCache(config=config, max_cache_len=prompt + steps), tokens, prompt)
     with torch.no_grad():
-        asked.step(tokens[:, :1], asked.positions()[:, :1])  # the cache takes its memory at the first update
+        asked.step(tokens[:, :1], asked.positions()[:, :1])  # the cache allocates at the first update
     return asked
 
 
 def runs(asked: Served, mode: str, how: str = "default", phases: Collection[str] = PHASES) -> tuple[Step, Step]:
-    """How prompts and how tokens are run in a mode, made ready inside the arm's context, and to be used there.
+    """Prepare a mode; return its functions for prompts and tokens. Call and use them in the arm's context.
 
     Args:
         mode: one of `MODES`; the prompts of ``captured`` run eagerly.
         how: the mode of torch.compile.
-        phases: what ``compiled`` compiles; the other phase runs eagerly.
+        phases: phases that ``compiled`` compiles; the other one runs eagerly.
     """
     prefill = decode = asked.step
     if mode == "compiled":
@@ -163,7 +169,7 @@ def runs(asked: Served, mode: str, how: str = "default", phases: Collection[str]
 
 
 def captured(asked: Served) -> Step:
-    """One decode step as a CUDA graph. Its products were bound by calls before; prewarm() is the way where there were none."""
+    """Capture one decode step as a CUDA graph; earlier calls, or prewarm(), must have bound its products."""
     tokens, positions = asked.tokens[:, :1].clone(), torch.zeros(asked.batch, 1, dtype=torch.long, device=asked.tokens.device)
     positions.fill_(asked.prompt)
     side = torch.cuda.Stream()
@@ -187,7 +193,7 @@ def captured(asked: Served) -> Step:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """How long a piece of work takes, until the device is done."""
+    """Return the seconds that *work* takes, until the device has finished."""
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -197,13 +203,13 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def modes(device: str) -> tuple[str, ...]:
-    """Those of `MODES` that a device has."""
+    """Return the `MODES` of a device."""
     return MODES if device == "cuda" else MODES[:-1]
 
 
 @torch.inference_mode()
 def capture(asked: Served) -> None:
-    """Prefill and decode with every F.linear routed, and capture a step; AITER_TUNE_GEMM=1 in the environment notes the shapes."""
+    """Prefill, decode and capture a step with routed F.linear; AITER_TUNE_GEMM=1 records the shapes."""
     with tunedgemm.patched():
         runs(asked, "captured" if asked.tokens.is_cuda else "eager")
 
@@ -212,10 +218,10 @@ def capture(asked: Served) -> None:
 def compared(
     asked: Served, truth: torch.Tensor, mode: str, rounds: int, how: str = "default"
 ) -> tuple[bool, dict[str, tuple[float, float]]]:
-    """Run one mode in both arms by turns, and judge their logits by the exact ones.
+    """Run one mode in both arms by turns, and compare their logits with the exact ones.
 
     Returns:
-        Whether the logits agree; and the median seconds of a prefill and of a decode step by arm.
+        Whether the logits agree, and each arm's median seconds of a prefill and of a decode step.
     """
     device = asked.tokens.device.type
     ready, logits = {}, {}
@@ -237,7 +243,7 @@ def compared(
 
 
 def timed(asked: Served, rounds: int, how: str) -> bool:
-    """Run every mode, print the times; returns whether all outputs agree."""
+    """Run every mode and print the times; return whether all outputs agree."""
     table = Table(title=f"Median of {rounds} rounds by turns, batch {asked.batch}, ms")
     for column in ("", "torch", "tunedgemm", "gain"):
         table.add_column(column, justify="left" if not column else "right")
@@ -245,17 +251,17 @@ def timed(asked: Served, rounds: int, how: str) -> bool:
     for mode in modes(asked.tokens.device.type):
         same, medians = compared(asked, truth, mode, rounds, how)
         fine &= same
-        for place, what in enumerate((f"prefill of {asked.prompt} tokens", "one decode step")):
-            if mode == "captured" and place == 0:
+        for index, phase in enumerate((f"prefill of {asked.prompt} tokens", "one decode step")):
+            if mode == "captured" and index == 0:
                 continue
-            before, after = (1e3 * medians[name][place] for name in ARMS)
-            table.add_row(f"{mode}: {what}", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x")
+            before, after = (1e3 * medians[name][index] for name in ARMS)
+            table.add_row(f"{mode}: {phase}", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x")
     console.print(table)
     return fine
 
 
 def add_model(parser: argparse.ArgumentParser, device: str) -> None:
-    """The arguments that say what is run."""
+    """Add the arguments that select the model and its inputs."""
     small = device == "cpu"
     parser.add_argument("--model", default=DEFAULT[device], help="tiny, a shipped one, or a folder with config.json (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="sequences at a time (default: %(default)s)")
@@ -265,7 +271,7 @@ def add_model(parser: argparse.ArgumentParser, device: str) -> None:
 
 
 def parts(arguments: argparse.Namespace) -> Iterator[str]:
-    """The arguments of `add_model` for another process."""
+    """Yield the arguments of `add_model` for another process."""
     for name in ("model", "batch", "prompt", "steps"):
         yield from (f"--{name}", str(getattr(arguments, name)))
 

@@ -1,11 +1,11 @@
-"""The main job on a Llama with random weights: capture its shapes, tune them, and run it again through the table.
+"""Capture the shapes of a Llama with random weights, tune them, and run it again through the table.
 
-The three steps are those of any workload. Capturing and tuning run in processes of their own, as they would for yours:
+The steps are those of any workload. Capturing and tuning run in separate processes, as yours would:
 
-    AITER_TUNE_GEMM=1 python workload.py      # notes the shapes of every F.linear under tunedgemm.patched()
-    tunedgemm tune                            # times every solution of every backend, writes the table
-    tunedgemm coverage                        # says how many of the captured calls the table answers
-    python workload.py                        # dispatches through the table
+    AITER_TUNE_GEMM=1 python workload.py   # record every F.linear under patched().
+    tunedgemm tune                         # time every backend, write the table.
+    tunedgemm coverage                     # show which calls the table serves.
+    python workload.py                     # dispatch through the table.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ console = Console()
 
 @attrs.frozen
 class Workload:
-    """A model and what it is asked: a prompt, then tokens one by one.
+    """A model and its inputs: a prompt, then tokens one by one.
 
     Attributes:
-        hidden, intermediate, heads, kv_heads, layers, vocabulary: the architecture's sizes; a head is hidden / heads wide.
-        dtype: of weights and activations.
-        prompt: tokens of the prefill.
-        steps: decode steps after it.
+        hidden, intermediate, heads, kv_heads, layers, vocabulary: the architecture's sizes; a head
+            is hidden / heads wide.
+        dtype: dtype of weights and activations.
+        prompt: number of tokens of the prefill.
+        steps: number of decode steps after it.
     """
 
     hidden: int
@@ -54,7 +55,7 @@ class Workload:
     steps: int = 4
 
     def model(self, device: str) -> torch.nn.Module:
-        """LlamaForCausalLM with the same random weights in every process."""
+        """Build a LlamaForCausalLM with the same random weights in every process."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
         sizes = LlamaConfig(
@@ -71,7 +72,7 @@ class Workload:
             return LlamaForCausalLM(sizes).to(self.dtype).eval()
 
     def tokens(self, device: str) -> torch.Tensor:
-        """The prompt and the tokens that follow it, [1, prompt + steps]; given, so that every run sees the same."""
+        """Return the prompt and the following tokens, [1, prompt + steps], the same in every run."""
         generator = torch.Generator().manual_seed(1)
         return torch.randint(self.vocabulary, (1, self.prompt + self.steps), generator=generator).to(device)
 
@@ -82,9 +83,10 @@ SIZES = {
     "cuda": Workload(4096, 14336, 32, 8, 4, 32000, torch.bfloat16, prompt=2048),
 }
 
-#: dtype -> the one in which the same model is right to all its digits
+#: dtype -> a dtype in which the same model is exact to all digits of the first
 WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
-#: Error of the logits over torch's own, and one that is always allowed: other orders of sums round otherwise in every layer.
+#: Allowed error of the logits over torch's own, and an error that is always allowed: other orders
+#: of sums round differently in every layer.
 MORE, FLOOR = 1.5, 1e-5
 
 
@@ -93,8 +95,8 @@ def run(model: torch.nn.Module, workload: Workload, tokens: torch.Tensor) -> tup
     """Prefill the prompt, then decode.
 
     Returns:
-        The logits of the next token after the prompt and after each step, [steps + 1, vocabulary] in float32 or wider; and
-        the seconds that the prefill and each step took.
+        The logits of the next token after the prompt and after each step, [steps + 1, vocabulary]
+        in float32 or wider; and the seconds that the prefill and each step took.
     """
     wait: Callable[[], None] = torch.cuda.synchronize if tokens.is_cuda else lambda: None
     logits, seconds, cache = [], [], None
@@ -110,23 +112,23 @@ def run(model: torch.nn.Module, workload: Workload, tokens: torch.Tensor) -> tup
 
 
 def capture(workload: Workload, device: str) -> None:
-    """Run the workload once with every F.linear routed; AITER_TUNE_GEMM=1 in the environment notes the shapes."""
+    """Run the workload once with every F.linear routed; AITER_TUNE_GEMM=1 records the shapes."""
     model, tokens = workload.model(device), workload.tokens(device)
     with tunedgemm.patched():
         run(model, workload, tokens)
 
 
 def timed(workload: Workload, device: str, rounds: int) -> bool:
-    """Run without and with the table by turns; compare the logits, print the times. Returns whether the outputs agree."""
+    """Run without and with the table by turns; print the times; return whether the outputs agree."""
     model, tokens = workload.model(device), workload.tokens(device)
     arms = {"torch": contextlib.nullcontext, "tunedgemm": tunedgemm.patched}
     logits: dict[str, torch.Tensor] = {}
     seconds: dict[str, list[list[float]]] = {name: [] for name in arms}
-    for place in range(rounds + 1):
+    for turn in range(rounds + 1):
         for name, routed in arms.items():
             with routed():
                 logits[name], taken = run(model, workload, tokens)
-            if place:  # the first round loads and binds
+            if turn:  # the first round loads and binds
                 seconds[name].append(taken)
     table = Table(title=f"The model's time, median of {rounds} rounds by turns")
     for column in ("", "torch ms", "tunedgemm ms", "gain"):
@@ -144,7 +146,10 @@ def timed(workload: Workload, device: str, rounds: int) -> bool:
 
 
 def agree(exact: torch.Tensor, torch_own: torch.Tensor, ours: torch.Tensor) -> bool:
-    """Whether our logits [rows, vocabulary] are as near to exact ones as torch's, and every next token that is no near-tie is theirs."""
+    """Return whether our logits [rows, vocabulary] are as close to the exact ones as torch's.
+
+    Every next token must be that of the exact logits, too, except near-ties.
+    """
     errors = [((each - exact).norm() / exact.norm()).item() for each in (torch_own, ours)]
     first, second = exact.topk(2, dim=1).values.t()
     clear = (first - second) > 2 * (ours - exact).abs().amax(dim=1)
@@ -159,7 +164,7 @@ def agree(exact: torch.Tensor, torch_own: torch.Tensor, ours: torch.Tensor) -> b
 
 @contextlib.contextmanager
 def home(given: Path | None) -> Iterator[Path]:
-    """The folder for captured shapes and the table: the one given, or a temporary one."""
+    """Yield the folder for captured shapes and the table: the given one, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given
@@ -169,20 +174,20 @@ def home(given: Path | None) -> Iterator[Path]:
 
 
 def step(title: str, command: list[str], **environment: str) -> None:
-    """Run one step in a process of its own.
+    """Run one step in a separate process.
 
     Raises:
-        subprocess.CalledProcessError: it failed; its own message stands above.
+        subprocess.CalledProcessError: it failed; it has printed its message.
     """
     console.rule(title, align="left")
     subprocess.run(command, check=True, env={**os.environ, **environment})
 
 
 def covered(captured: Path) -> str:
-    """How much of the captured calls rows of exactly their M answer, in a sentence."""
-    found = coverage(captured)
-    calls, time_of_all = found.share("exact", by="calls"), found.share("exact", by="time")
-    return f"The table answers {calls:.0%} of {found.calls} calls exactly, {time_of_all:.0%} of their time"
+    """Return a sentence on the share of the captured calls that rows of exactly their M serve."""
+    result = coverage(captured)
+    calls, time_of_all = result.share("exact", by="calls"), result.share("exact", by="time")
+    return f"The table answers {calls:.0%} of {result.calls} calls exactly, {time_of_all:.0%} of their time"
 
 
 def main() -> int:
@@ -202,7 +207,7 @@ def main() -> int:
         capture(SIZES[size], device)
         return 0
     with home(arguments.home) as folder:
-        # A table named in the environment would rank above the one that this run makes.
+        # A table named in the environment would rank above this run's table.
         os.environ.pop("AITER_CONFIG_GEMM_BF16", None)
         os.environ["TUNEDGEMM_HOME"] = str(folder)
         captured, tuned = folder / "bf16_untuned_gemm.csv", folder / "bf16_tuned_gemm.csv"

@@ -1,6 +1,7 @@
-"""The backend ``swapped``: ``out.T = weight @ x.T``, with K in one piece or in several, on CPUs and GPUs.
+"""The backend ``swapped``: ``out.T = weight @ x.T`` on CPUs and GPUs, with K whole or split.
 
-Vendor libraries choose by the roles of M and N: with few rows the swapped product runs another kernel, at times a quicker one.
+Vendor libraries choose by the roles of M and N. With few rows the swapped product runs another
+kernel, sometimes a faster one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ MOST_ROWS = 256  # the transpose at the end is one more pass over the output
 
 
 def library_version(device: Device) -> str:
-    """The products are torch's, so its version decides which kernel a name stands for."""
+    """Return torch's version, which decides the kernel behind a name."""
     return dict(device.versions).get("torch", "")
 
 
 @hookimpl
 def supports(shape: Shape) -> bool | Unsupported:
-    """Plain operands of one dtype, and few rows."""
+    """Accept plain operands of one dtype with few rows."""
     if shape.layout != "row" or shape.scale != "none":
         return Unsupported("takes plain [N, K] weights without scales")
     if shape.outdtype != shape.dtype or shape.bias_dtype not in ("", shape.dtype):
@@ -34,7 +35,7 @@ def supports(shape: Shape) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions(shape: Shape) -> Iterator[Solution]:
-    """K in one piece first; pieces of at least 512 where K divides."""
+    """List K in one piece first, then equal pieces of at least 512."""
     yield Solution("swapped", "mm_v1", split_k=1)
     for pieces in (2, 4, 8):
         if shape.k % pieces == 0 and shape.k // pieces >= 512:
@@ -43,7 +44,7 @@ def enumerate_solutions(shape: Shape) -> Iterator[Solution]:
 
 @hookimpl
 def bind(solution: Solution, shape: Shape) -> Launcher | Unsupported:
-    """A closure over the sizes; everything else is torch's."""
+    """Bind torch's products to the sizes."""
     import torch
 
     n, k, pieces = shape.n, shape.k, max(solution.split_k, 1)
@@ -68,4 +69,4 @@ def bind(solution: Solution, shape: Shape) -> Launcher | Unsupported:
 
 @hookimpl
 def heuristic_fallback() -> None:
-    """Untuned calls are better left to others."""
+    """Leave untuned calls to other backends."""

@@ -104,20 +104,20 @@ def test_plugins_says_what_is_here_and_what_is_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tune", "-i", "absent.csv"], "no such file: absent.csv"),
+        (["tune", "-i", "absent.csv"], "absent.csv: no such file"),
         (["tune", "--libtype", "nope", "-i", "{untuned}"], "no backend of that name; installed:"),
         (["tune", "--libtype", "ck", "-i", "{untuned}"], "pip install tunedgemm[ck]"),
         (["tune", "--op", "a99w99", "-i", "{untuned}"], "unknown op 'a99w99'; registered: a16w16"),
         (["tune", "--iters", "0", "-i", "{untuned}"], "--iters must be at least 1"),
         (["tune"], "AITER_TUNE_GEMM=1"),
-        (["tune", "--update_improved", "-i", "{untuned}"], "--update_improved needs --compare"),
+        (["tune", "--update_improved", "-i", "{untuned}"], "--update_improved: requires --compare"),
         (["tune", "--compare", "--run_config", "-i", "{untuned}"], "choose one of them"),
-        (["tune", "--compare", "--min_improvement_pct", "nan"], "--min_improvement_pct must be at least 0"),
-        (["tune", "--run_config", "absent.csv"], "no such file: absent.csv"),
+        (["tune", "--compare", "--min_improvement_pct", "nan"], "--min_improvement_pct: must be at least 0"),
+        (["tune", "--run_config", "absent.csv"], "absent.csv: no such file"),
         (["tune", "--cache", "warm"], "--cache must be one of cold, hot"),
         (["tune", "--timing", "events"], "--timing must be one of graph, eager"),
         (["tune", "--executor", "slurm"], "--executor must be one of local, ray"),
-        (["tune", "--shard", "3"], "--shard: expected I/N such as 2/8, got '3'"),
+        (["tune", "--shard", "3"], "--shard: expected I/N such as 2/8 (got '3')"),
         (["tune", "--shard", "3/2"], "--shard must be I/N"),
         (["tune", "--mp", "-1"], "--mp must be at least 0"),
         (["tune", "--budget", "nan"], "--budget must be at least 0"),
@@ -263,7 +263,7 @@ def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbu
 
     assert done.returncode == code, done.stderr
     told = [line for line in done.stderr.splitlines() if ": note: " not in line]
-    assert told == (["tunedgemm: standard output cannot be written: No space left on device"] if code else [])
+    assert told == (["tunedgemm: standard output: cannot be written: No space left on device"] if code else [])
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_the_exit_code_is_that_of_the_work_whoever_reads(tmp_path: Path, untuned
 
     assert done.returncode == 0, done.stderr
     assert read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]
-    assert done.stderr == ("tunedgemm: standard output cannot be written: No space left on device\n" if "full" in where else "")
+    assert done.stderr == ("tunedgemm: standard output: cannot be written: No space left on device\n" if "full" in where else "")
 
 
 @pytest.mark.parametrize(("width", "heading"), [("60", "solution"), ("160", "from")])

@@ -131,9 +131,9 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("torch", "a backend 'torch' is installed already"),
-        ("flydsl", "tables of AITER or of ours have rows of 'flydsl'"),
-        ("rocblas", "tables of AITER or of ours have rows of 'rocblas'"),
+        ("torch", "backend 'torch': is installed already"),
+        ("flydsl", "libtype 'flydsl': rows of existing tables use it"),
+        ("rocblas", "libtype 'rocblas': rows of existing tables use it"),
         ("Fast", "lower-case letter"),
         ("8fast", "lower-case letter"),
         ("fast-8", "lower-case letter"),
@@ -156,7 +156,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "file").touch()
 
     assert main(["new-plugin", "fast8", "--folder", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert list((tmp_path / "tunedgemm-fast8").iterdir()) == []
     assert main(["new-plugin", "fast8", "--folder", str(tmp_path / "file")]) == 2
     assert "cannot be written: Not a directory" in capsys.readouterr().err

@@ -64,15 +64,15 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
         ),
         (["explain", "1,2,3,4,5", "--op", "batched_bf16"], "too many sizes for batched_bf16 (got 5); its key is B, M, N, K"),
         (["explain", "1,2,3", "--set", "expert=8"], "a16w16 has no column 'expert'; use M, N, K"),
-        (["explain", "1,2,3", "--set", "bias"], "--set takes COLUMN=TEXT"),
-        (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more as token,model_dim,inter_dim, or FILE:LINE"),
+        (["explain", "1,2,3", "--set", "bias"], "--set: expected COLUMN=TEXT"),
+        (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more, token,model_dim,inter_dim, or FILE:LINE"),
         (["explain", "1,2,3,8,2", "--op", "fmoe", "--set", "q_type=QuantType.per_1x31"], "QuantType.per_1x31"),
         (["explain", "{shapes}:9", "--op", "a8w8"], "no shape in line 9; use a line from 2 to 2"),
-        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "tells the whole shape; leave out --set"),
+        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "is a whole shape; leave out --set"),
         (["explain", "absent.csv:2"], "absent.csv"),
         (["tune", "-i", "{shapes}"], "the columns fit a8w8 and a8w8_bpreshuffle; name one with --op"),
         (["tune", "-i", "{shapes}", "--op", "batched_bf16"], "B"),
-        (["tune", "--op", "batched_bf16", "--preshuffle"], "batched_bf16 has no twin for shuffled weights"),
+        (["tune", "--op", "batched_bf16", "--preshuffle"], "batched_bf16 has no op for shuffled weights"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -140,6 +140,6 @@ def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.Ca
 
     (tmp_path / "bf16_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
     code, out, err = run(capsys, "tune", *QUICK)
-    assert (code, err) == (0, "") and "captured, too, and not tuned by this: shapes of a8w8_blockscale, fmoe; name one with --op" in out
+    assert (code, err) == (0, "") and "also captured, and not tuned: shapes of a8w8_blockscale, fmoe; name one with --op" in out
     code, out, err = run(capsys, "tune", "--op", "a8w8_blockscale", *QUICK)
-    assert (code, err) == (0, "") and "captured, too" not in out
+    assert (code, err) == (0, "") and "also captured" not in out

@@ -83,9 +83,9 @@ def test_a_flag_that_is_taken_is_left_out() -> None:
     found = parser.parse_args(["--batch-invariant", "--mine-space", "full"])
 
     assert (found.batch_invariant, found.variables) == (True, {"TUNEDGEMM_MINE_SPACE": "full"})
-    of = "of backend yours (fake-yours) is left out:"
-    assert space.startswith(f"the flag --mine-space {of} backend mine (fake-mine) has one of that name; TUNEDGEMM_MINE_SPACE in")
-    assert invariant.startswith(f"the flag --batch-invariant {of} tunedgemm itself has one of that name")
+    of = "of backend yours (fake-yours): left out:"
+    assert space.startswith(f"flag --mine-space {of} backend mine (fake-mine) has one of that name; set TUNEDGEMM_MINE_SPACE")
+    assert invariant.startswith(f"flag --batch-invariant {of} tunedgemm itself has one of that name")
 
 
 class TestThirdParty:
@@ -101,10 +101,10 @@ class TestThirdParty:
         self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On standard error, and the command works without it."""
-        monkeypatch.setattr("tunedgemm.cli.optionflags.add_options", lambda *_: ["the flag --x-y of backend x is left out"])
+        monkeypatch.setattr("tunedgemm.cli.optionflags.add_options", lambda *_: ["flag --x-y of backend x: left out"])
         with pytest.raises(SystemExit) as end:
             cli.main(["tune", "--help"])
-        assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: the flag --x-y of backend x is left out\n")
+        assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: flag --x-y of backend x: left out\n")
 
     def test_a_wrong_value_is_a_mistake(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """One line that says what would be right."""

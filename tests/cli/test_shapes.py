@@ -193,14 +193,14 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
 
     monkeypatch.setenv("GTUNE_TP", "two")
     code, _, err = run(capsys)
-    assert code == 2 and err == "tunedgemm: error: GTUNE_TP=two: expected whole numbers as 1,2,4, got 'two'\n"
+    assert code == 2 and err == "tunedgemm: error: GTUNE_TP=two: expected whole numbers such as 1,2,4 (got 'two')\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "name a model with --model_dir"),
-        ("--tp 2", "--tp says something of a model: name it with --model_dir"),
+        ("", "no model is named; pass --model_dir"),
+        ("--tp 2", "--tp: requires a model; name one with --model_dir"),
         ("--model_dir nobodys", "nobodys: no such model folder; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
         ("--model_dir {tmp}/absent", "absent: no such folder"),
         ("--model_dir {tmp}", "no config.json in it"),
@@ -208,13 +208,13 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {tmp}/missing", "lacks intermediate_size"),
         ("--model_dir {dense} --tp 3", "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 4"),
         ("--model_dir {dense} --tp 0", "tp must be in 1.."),
-        ("--model_dir {dense} --tp 1,x", "--tp: expected whole numbers as 1,2,4, got '1,x'"),
+        ("--model_dir {dense} --tp 1,x", "--tp: expected whole numbers such as 1,2,4 (got '1,x')"),
         ("--model_dir {dense} --nsets 1,", "--nsets: expected whole numbers"),
         ("--model_dir {dense} --nsets 0,1", "M (--nsets times --batch_size) must be in 1..2147483647 (got 0)"),
         ("--model_dir {dense} --nsets 1,9999999999999", "(got 9999999999999)"),
         ("--model_dir {dense} --nsets 1 --batch_size 0", "the batch size must be at least 1"),
-        ("--model_dir {dense} --batch_size -1", "--batch_size: expected a whole number, got '-1'"),
-        ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; those that it has are of a16w16"),
+        ("--model_dir {dense} --batch_size -1", "--batch_size: expected a whole number (got '-1')"),
+        ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; it has products of a16w16"),
         ("--model_dir {dense} --op a99", "unknown op 'a99'"),
         ("--model_dir {dense} --layers *.nothing", "no layer matches '*.nothing'; the layers are model.layers.*.self_attn.qkv_proj,"),
         ("--model_dir {dense} --indtype f8", "--indtype: invalid choice: 'f8'"),
@@ -256,4 +256,4 @@ def test_the_batch_sizes_of_an_engine(capsys, dense, tmp_path) -> None:
     assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} == {"1", "2", "4", "8", "16", "32", "64"}
 
     code, _, err = run(capsys, "--model_dir", dense, *limits)
-    assert code == 2 and "are limits of an engine; add --nsets vllm or --nsets sglang" in err
+    assert code == 2 and "require an engine; add --nsets vllm or --nsets sglang" in err

@@ -141,7 +141,7 @@ def test_verbose_before_and_after_the_action(tables, capsys: pytest.CaptureFixtu
     (path,) = tables([attrs.evolve(row(1), err_ratio=0.5)])
 
     assert main(["table", "-v", "check", path]) == main(["table", "check", "-v", path]) == 1
-    assert capsys.readouterr().out.count("err_ratio 0.5 is over 0.2") == 2
+    assert capsys.readouterr().out.count("err_ratio 0.5 exceeds 0.2") == 2
 
 
 BF16 = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
@@ -169,14 +169,14 @@ class TestCheck:
             (["<<<<<<< HEAD"], ["2: not a CSV line, for an unclosed quote or a merge marker (got '<<<<<<< HEAD'); fix or delete it"]),
             ([line(us=0)], ["2: 'us' must be a finite number above 0 (got 0.0); the row is never chosen"]),
             ([line(us="inf")], ["2: 'us' must be a finite number above 0 (got inf); the row is never chosen"]),
-            ([line(err=0.21)], ["2: err_ratio 0.21 is over 0.2"]),
-            ([line(err="30%")], ["2: err_ratio 0.3 is over 0.2"]),
+            ([line(err=0.21)], ["2: err_ratio 0.21 exceeds 0.2"]),
+            ([line(err="30%")], ["2: err_ratio 0.3 exceeds 0.2"]),
             ([line(err="nan")], []),
             ([line(libtype="tritn")], ["2: unknown libtype 'tritn', in 1 rows"]),
             ([line().replace("torch.bfloat16", "bf17")], ["2: unknown dtype 'bf17'"]),
-            ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: that say the same"]),
+            ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: all equal"]),
             ([line(), line(us=2, name="j")], [" 2 rows for", "in lines 2, 3: triton:k 3.00 us, triton:j 2.00 us"]),
-            ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up comes to this row: no weight of N=72 and K=128 has"]),
+            ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up reaches this row: no weight of N=72 and K=128 has"]),
             ([line(name="k+add")], ["2: triton:k+add: +add needs a bias"]),
             ([line(name="k+add").replace("False,", "True,", 1)], []),
             ([line(libtype="torch", name="mm+add").replace("False,", "True,", 1)], ["2: torch:mm+add: torch adds a bias in its routes"]),
@@ -283,13 +283,13 @@ class TestDiff:
         assert f"only in {second}: a16w16 M=5" in out
         assert "another winner: a16w16 M=2 N=64 K=128 bf16->bf16 on nvidia-h200/132: triton:k 5.00 us -> triton:j 4.00 us" in out
         assert "another time: a16w16 M=3" in out and "-> 4.00 us (-20.0 %)" in out
-        assert out.splitlines()[-1] == f"1 alike, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
+        assert out.splitlines()[-1] == f"1 equal, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
 
     def test_a_table_is_like_itself(self, tables, capsys):
         """Nothing differs, exit code 0."""
         [first] = tables([row(1), row(2)])
         assert main(["table", "diff", first, first]) == 0
-        assert capsys.readouterr().out.startswith("2 alike, 0 other")
+        assert capsys.readouterr().out.startswith("2 equal, 0 other")
 
 
 class TestExport:
@@ -318,7 +318,7 @@ class TestExport:
         said = capsys.readouterr().out
         for reason in (
             "M=0 pins every M", "the time never wins", "no device is named", "libtype cublaslt is not AITER's",
-            "AITER's key does not tell layout", "AITER adds no bias after a kernel (+add)", "a better row has AITER's key",
+            "AITER's key lacks layout", "AITER adds no bias after a kernel (+add)", "a better row has AITER's key",
         ):  # fmt: skip
             assert f"left out: 1 rows: {reason}" in said
 
@@ -349,7 +349,7 @@ class TestExport:
         """It is said in one line, and no file is written."""
         out = tmp_path / "for_aiter.csv"
         assert main(["table", "export", "--op", "a16w4_blockscale", "--aiter", str(out)]) == 2
-        assert "AITER has no table of a16w4_blockscale: there is nothing to export for it" in capsys.readouterr().err
+        assert "a16w4_blockscale: AITER has no table of this op" in capsys.readouterr().err
         assert not out.exists()
 
     def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
@@ -357,7 +357,7 @@ class TestExport:
         for name, solution, why in (
             ("a8w8", Solution("torch", "native"), "libtype torch is not AITER's for a8w8"),
             ("a8w8_blockscale", Solution("triton", "t"), "libtype triton is not AITER's for a8w8_blockscale"),
-            ("a4w4_blockscale", Solution("asm", "unlike_asm"), "no column of AITER's tells libtype asm"),
+            ("a4w4_blockscale", Solution("asm", "unlike_asm"), "AITER has no column for libtype asm"),
         ):
             op = ops()[name]
             path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{name}.csv"

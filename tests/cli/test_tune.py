@@ -116,8 +116,8 @@ def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: 
 
     err = capsys.readouterr().err
     assert f"tunedgemm: interrupted by {name}\n" in err and "Traceback" not in err
-    assert f"2 of 3 shapes are done, 1 with a winner: kept in {tmp_path / 'out.csv'}, and every trial beside it" in err
-    assert "the same command goes on from here\n" in err
+    assert f"2 of 3 shapes are done, 1 with a winner: kept in {tmp_path / 'out.csv'}, and every trial in its trial log" in err
+    assert "the same command resumes\n" in err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -200,9 +200,7 @@ def test_an_interrupted_look_at_production_keeps_nothing(
     monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
 
     assert cli.main(["tune", "--run_config"]) == 130
-    assert capsys.readouterr().err == (
-        "tunedgemm: interrupted by SIGINT; nothing is kept of --run_config, and the tables are as they were\n"
-    )
+    assert capsys.readouterr().err == ("tunedgemm: interrupted by SIGINT; --run_config keeps nothing, and the tables are unchanged\n")
 
 
 def test_an_interrupted_comparison_leaves_the_table(
@@ -219,5 +217,5 @@ def test_an_interrupted_comparison_leaves_the_table(
 
     assert cli.main(["tune", "--compare"]) == 130
     assert (
-        f"while tuning into {tmp_path / 'candidate.csv'}; the table is as it was, and the same command goes on" in capsys.readouterr().err
+        f"while tuning into {tmp_path / 'candidate.csv'}; the table is unchanged, and the same command resumes" in capsys.readouterr().err
     )

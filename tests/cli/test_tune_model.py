@@ -129,7 +129,7 @@ def test_an_op_that_cannot_be_tuned_costs_itself(
     monkeypatch.setattr(tunedgemm.tuner, "tune", tune)
     assert main(["tune", "--model_dir", experts, "--nsets", "1"]) == 1
     assert [run["op"] for run in asked] == ["fmoe"]
-    assert capsys.readouterr().err == "tunedgemm: a16w16 is left out: no backend covers a16w16\n"
+    assert capsys.readouterr().err == "tunedgemm: a16w16: left out: no backend covers a16w16\n"
 
     refusing.add("fmoe")
     assert main(["tune", "--model_dir", experts, "--nsets", "1"]) == 2
@@ -200,14 +200,14 @@ def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--model_dir {dense} -i {listed}", "-i and --model_dir are mutually exclusive"),
-        ("--tp 8 -i {listed}", "--tp says something of a model: name it with --model_dir"),
-        ("--no-fuse", "--no-fuse says something of a model"),
-        ("--nsets 1,2", "--nsets says something of a model"),
-        ("--model_dir {experts} -o {tmp}/t.csv", "is one file, and the shapes are of several ops (a16w16, fmoe): pick one with --op"),
-        ("--model_dir {experts} -o2 {tmp}/p.csv", "-o2 {tmp}/p.csv is one file"),
+        ("--model_dir {dense} -i {listed}", "-i and --model_dir: are mutually exclusive"),
+        ("--tp 8 -i {listed}", "--tp: requires a model; name one with --model_dir"),
+        ("--no-fuse", "--no-fuse: requires a model"),
+        ("--nsets 1,2", "--nsets: requires a model"),
+        ("--model_dir {experts} -o {tmp}/t.csv", "is one file, and the shapes are of several ops (a16w16, fmoe); pick one with --op"),
+        ("--model_dir {experts} -o2 {tmp}/p.csv", "-o2 {tmp}/p.csv: is one file"),
         ("--model_dir {dense} --run_config {listed}", "leave out --model_dir"),
-        ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; those that it has are of a16w16"),
+        ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; it has products of a16w16"),
         ("--model_dir {dense} --tp 64", "tp=64 does not divide"),
         ("--model_dir {tmp}", "no config.json in it"),
         ("-i {listed} --indtype f99", "--indtype: invalid choice"),

@@ -148,7 +148,7 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     engine_routes.compare(7.0, known)
     assert timed == [1, 1, 8]
     assert [[route.serves(m, current_device()) for m in (1, 8)] for route in routes] == [[True, True], [True, False]]
-    assert "the next start goes on with it" in routes[1].reasons[8]
+    assert "the next start times it" in routes[1].reasons[8]
 
     engine_routes.compare(7.0, known)
     assert timed == [1, 1, 8, 8] and routes[1].serves(8, current_device())

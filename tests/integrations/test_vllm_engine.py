@@ -142,7 +142,8 @@ def far(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
 
 def routing(home: Path) -> dict[str, str]:
     """The variables with which vLLM's layers are routed by the tables of a folder."""
-    # Threads are a CPU's compute units: tables of another number of them are another device's. vLLM keeps to this variable.
+    # Threads are a CPU's compute units: tables of another number of them are another device's. vLLM
+    # keeps to this variable.
     return {"OMP_NUM_THREADS": "1", "TUNEDGEMM_VLLM": "unpacked", "TUNEDGEMM_HOME": str(home), "VLLM_DISABLE_COMPILE_CACHE": "1"}
 
 
@@ -174,7 +175,8 @@ def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode:
     assert f"{op} M=" in said and "runs torch:" in said
 
     expected = run(folder, mode, VLLM_DISABLE_COMPILE_CACHE="1")[0] if own else captured
-    # Inductor rounds activations elsewhere, and another one of fp8 is the next: 0.03 were seen. Logits of another weight differ by 1.
+    # Inductor rounds activations elsewhere, and another one of fp8 is the next: 0.03 were seen.
+    # Logits of another weight differ by 1.
     assert max(far(served, expected), far(captured, expected)) < (0.1 if mode == "compiled" else 0.03)
 
 

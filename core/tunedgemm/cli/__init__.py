@@ -1,7 +1,7 @@
-"""``tunedgemm``: one file a subcommand in this folder, and those of the entry point group ``tunedgemm.commands``.
+"""``tunedgemm``: one file a subcommand, and the entry points of the group ``tunedgemm.commands``.
 
-A command prints its result to standard output. Users' mistakes print one line to standard error, exit code 2; so does output
-that cannot be written, exit code 1.
+A command prints its result to standard output. A usage error prints one line to standard error,
+exit code 2. So does output that cannot be written, exit code 1.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ GROUP = "tunedgemm.commands"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes as one line, like all others, in place of the whole usage; a command's late arguments once it is parsed."""
+    """A parser whose errors are one line, and which adds a command's late arguments when it parses it."""
 
     late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The arguments and what is not understood."""
+        """Return the arguments, and the words that no argument takes."""
         late, self.late = self.late, None
         if late is not None:
             late(self, args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; `{self.prog} --help` lists what there is")
+        raise UserError(f"{message}; `{self.prog} --help` lists the options")
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Logs to what `sys.stderr` is at the time: a live display puts itself there to keep its place at the bottom."""
+    """Logs to the current `sys.stderr`: a live display replaces it to stay at the bottom."""
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
@@ -57,7 +57,7 @@ class _OutputError(OSError):
 
 
 class _Output:
-    """Standard output; its errors are told from those of files and of whatever else a command uses."""
+    """Standard output, whose errors are of another type than those of a command's files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -68,12 +68,12 @@ class _Output:
 
     def write(self, text: str) -> int:
         """Write, or raise _OutputError."""
-        with self._told():
+        with self._recording():
             return self._stream.write(text)
 
     def flush(self) -> None:
         """Flush, or raise _OutputError."""
-        with self._told():
+        with self._recording():
             self._stream.flush()
 
     def settle(self) -> None:
@@ -83,7 +83,7 @@ class _Output:
             raise self._error
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _recording(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -92,10 +92,10 @@ class _Output:
 
 
 def give_up_output(error: OSError) -> None:
-    """Write to nobody from now on, and name the reason on standard error, unless the reader has gone, as ``head`` does."""
+    """Discard all further output; name the reason on standard error, except for a closed pipe."""
     if error.errno != errno.EPIPE:
-        print(f"tunedgemm: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
-    with contextlib.suppress(OSError, ValueError):  # what Python still holds back would fail again when it exits
+        print(f"tunedgemm: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # Python's buffer would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -107,23 +107,23 @@ def commands() -> list[Command]:
 
 
 def _of_plugin(entry: EntryPoint, wanted: str) -> Command:
-    """Load a plugin's command where it is the *wanted* one; any other imports nothing, and tells only whose it is.
+    """Load the *wanted* command of a plugin; for any other import nothing, and name its owner.
 
     Raises:
-        UserError: it cannot be imported.
+        UserError: the command cannot be imported.
     """
     if entry.name != wanted:
         owner = entry.dist.name if entry.dist else entry.value
         return Command(entry.name, f"commands of {owner}", lambda _: None, lambda _: 0)
     try:
-        found: Command = entry.load()
+        loaded: Command = entry.load()
     except Exception as error:  # a plugin's import may raise anything
-        raise UserError(f"command {entry.name!r} of {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
-    return found
+        raise UserError(f"command {entry.name!r} of {entry.value}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return loaded
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser of the whole command line, of which *words* tell the one command that plugins are imported for."""
+    """Build the parser of the whole command line; import a plugin only for the command in *words*."""
     top = _Parser(prog="tunedgemm", description="Tune GEMMs over every installed backend and dispatch to the winners.")
     top.add_argument("--version", action="version", version=f"tunedgemm {__version__}")
     choices = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -131,7 +131,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     of_plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
     for command in (*commands(), *(_of_plugin(of_plugins[name], wanted) for name in sorted(of_plugins))):
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
-        sub.add_argument("-v", "--verbose", action="store_true", help="say more: skipped shapes, every solution's status, full errors")
+        sub.add_argument("-v", "--verbose", action="store_true", help="also print skipped shapes, every solution's status, full errors")
         command.add_arguments(sub)
         sub.late = command.add_late
         sub.set_defaults(run=command.run)
@@ -139,23 +139,23 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; what is not understood names the help of the command, which has it, not that of the whole."""
+    """Parse the command line; an error for unknown words names the help of the command."""
     words = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser(words).parse_known_args(words)
     if unknown:
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)}; `tunedgemm {arguments.command} --help` lists what there is")
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)}; `tunedgemm {arguments.command} --help` lists the options")
     return arguments
 
 
 def _open_streams() -> None:
-    """Give output that the caller has closed (``>&-``) to nobody; Python leaves None in its place."""
+    """Replace output that the caller closed (``>&-``), which Python leaves as None, by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the process ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 where a part of the work failed, 2 for a user's mistake."""
+    """Run one command; return 0, 1 if a part of the work failed, or 2 for a usage error."""
     verbose = False
     try:
         _open_streams()

@@ -1,4 +1,4 @@
-"""``tunedgemm coverage``: how much of what a workload calls has rows of its own, and what to tune next."""
+"""``tunedgemm coverage``: the share of a workload's calls with exact rows, and what to tune next."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 #: Seconds of --measure without a number.
 _SECONDS = 60.0
-#: Per cent that a share may be off when it is computed: 29 of 100 calls are 28.999999999999996 %.
+#: Rounding error of a share, in per cent: 29 of 100 calls are 28.999999999999996 %.
 _ROUNDING = 1e-9
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    judged = parser.add_argument_group("what is judged")
-    add = judged.add_argument
-    add("files", nargs="*", metavar="FILE", help="captured or listed shapes, of any ops; default: every captured file of the user folder")
+    scope = parser.add_argument_group("calls, device and tables")
+    add = scope.add_argument
+    add("files", nargs="*", metavar="FILE", help="lists of shapes, of any ops; default: every captured file of the user folder")
     add("--op", default="", help="op of the files; default: that of each file's columns and name")
-    add("--device", default="", metavar="GFX:CU[:NAME]", help="another device, as gfx942:304; default: the present one")
-    add("--table", action="append", default=[], metavar="FILE", help="a table that ranks above all others; again for one of another op")
-    add("--replays", default="1", metavar="N|M:N,M:N", help="how often graphs ran: all of them, or by the M recorded in them (default: 1)")
-    times = parser.add_argument_group("how long calls take")
+    add("--device", default="", metavar="GFX:CU[:NAME]", help="another device, such as gfx942:304; default: the present one")
+    add("--table", action="append", default=[], metavar="FILE", help="a table that ranks above all others; repeat for other ops")
+    add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of all graphs, or by the M recorded in them (default: 1)")
+    times = parser.add_argument_group("times of calls")
     add = times.add_argument
-    add("--against", action="append", default=[], metavar="TABLE", help="a table whose rows, and trials beside it, tell what is possible")
+    add("--against", action="append", default=[], metavar="TABLE", help="a table whose rows and trials are known times of this device")
     add("--measure", nargs="?", const=_SECONDS, default=0.0, type=float, metavar="SECONDS",
-        help=f"time what runs now, heaviest first, for so long (default: {_SECONDS:g})")  # fmt: skip
-    shown = parser.add_argument_group("what is told")
+        help=f"time the solutions that run now, heaviest first, for this long (default: {_SECONDS:g})")  # fmt: skip
+    shown = parser.add_argument_group("output")
     add = shown.add_argument
     add("--by", default="", metavar="op|layer|shape", help="sum up by op, by layer (all of a shape but M) or by shape")
     add("--next", type=int, default=10, metavar="N", help="layers to tune next (default: %(default)s)")
-    add("-o", "--output", default="", metavar="FILE", help="write what to tune next as shapes for `tune -i`; of several ops into a FOLDER/")
-    add("--csv", type=Path, metavar="FILE", help="write every shape with its answer and time")
-    add("--min-exact", type=float, metavar="PCT", help="exit 1 where fewer calls, in per cent, are answered by rows of exactly their M")
+    add("-o", "--output", default="", metavar="FILE", help="write the shapes to tune next, for `tune -i`; for several ops to a FOLDER/")
+    add("--csv", type=Path, metavar="FILE", help="write every shape with its solution and time")
+    add("--min-exact", type=float, metavar="PCT", help="exit 1 if exact and pinned rows serve less than PCT per cent of the calls")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -50,16 +50,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     least = arguments.min_exact
     if least is not None and not 0.0 <= least <= 100.0:
-        raise UserError(f"--min-exact is a number of per cent, 0 to 100 (got {least:g})")
+        raise UserError(f"--min-exact: expected per cent in 0 to 100 (got {least:g})")
     if arguments.by and arguments.by not in BY:
-        raise UserError(f"--by takes {', '.join(BY)} (got {arguments.by!r})")
+        raise UserError(f"--by: expected one of {', '.join(BY)} (got {arguments.by!r})")
     if arguments.next < 0:
-        raise UserError(f"--next must be at least 0 (got {arguments.next})")
+        raise UserError(f"--next: must be at least 0 (got {arguments.next})")
     if arguments.output and not arguments.next:
-        raise UserError("-o writes what to tune next, of which --next 0 wants none: leave one of both out")
+        raise UserError("-o and --next 0: -o writes the shapes to tune next, and --next 0 selects none; leave out one of them")
     if arguments.measure < 0:
-        raise UserError(f"--measure takes seconds, more than 0 (got {arguments.measure:g})")
-    found = coverage(
+        raise UserError(f"--measure: expected a positive number of seconds (got {arguments.measure:g})")
+    result = coverage(
         arguments.files or None,
         op=arguments.op,
         device=device_of_text(arguments.device) if arguments.device else None,
@@ -68,29 +68,29 @@ def _run(arguments: argparse.Namespace) -> int:
         against=arguments.against,
         measure=arguments.measure,
     )
-    following = found.next(arguments.next)
+    following = result.next(arguments.next)
     if arguments.csv is not None:
-        write_entries(found, arguments.csv)
-    lines = _commands(arguments, found, following)
+        write_entries(result, arguments.csv)
+    lines = _commands(arguments, result, following)
     output = console()
-    print_coverage(found, output, by=arguments.by, verbose=arguments.verbose)
+    print_coverage(result, output, by=arguments.by, verbose=arguments.verbose)
     if arguments.next:
         print_next(following, output, verbose=arguments.verbose)
     for line in [*lines, *([f"every shape: {arguments.csv}"] if arguments.csv is not None else [])]:
         print(line)
-    return _verdict(found, least)
+    return _verdict(result, least)
 
 
-def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequence[Next]) -> list[str]:
-    """The commands that tune what is to be tuned next; with -o the lists of shapes are written."""
+def _commands(arguments: argparse.Namespace, result: Coverage, following: Sequence[Next]) -> list[str]:
+    """Return the commands that tune the proposals; with -o write the lists of shapes."""
     from tunedgemm.analysis.coverage import write_next
     from tunedgemm.ops import op_named
 
     if not following:
-        return [f"{arguments.output}: not written, there is nothing to tune"] if arguments.output else []
-    ops = list(dict.fromkeys(one.layer.op for one in following))
+        return [f"{arguments.output}: not written; there is nothing to tune"] if arguments.output else []
+    ops = list(dict.fromkeys(proposal.layer.op for proposal in following))
     if arguments.output:
-        paths = write_next(following, arguments.output, found.paths)
+        paths = write_next(following, arguments.output, result.paths)
         return [_tune(op, path, following) for op, path in paths.items()]
     several = len(ops) > 1
     target = "next/" if several else "next.csv"
@@ -107,24 +107,24 @@ def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequenc
 
 
 def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
-    """The command that tunes a list; rows that are there and cannot be used would keep it from doing so."""
+    """Return the command that tunes a list, with --all if unusable rows would hide its shapes."""
     from tunedgemm.ops import DEFAULT_OP
 
-    unused = any(entry.passed for one in following if one.layer.op == op for entry in one.entries)
+    unused = any(entry.passed for proposal in following if proposal.layer.op == op for entry in proposal.entries)
     words = ["tunedgemm", "tune", *(["--op", op] if op != DEFAULT_OP else []), "-i", str(path), *(["--all"] if unused else [])]
     return shlex.join(words)
 
 
-def _verdict(found: Coverage, least: float | None) -> int:
-    """The exit code, 1 below *least* per cent; pins count, for they are what is asked for where they are."""
+def _verdict(result: Coverage, least: float | None) -> int:
+    """Return the exit code, 1 below *least* per cent; pins count as exact, as their user asked for them."""
     from tunedgemm.analysis.coverage import TUNED
     from tunedgemm.analysis.coverage.show import percent
 
-    share = found.share(*TUNED, by="calls")
+    share = result.share(*TUNED, by="calls")
     if least is None or share * 100.0 >= least - _ROUNDING:
         return 0
-    print(f"below --min-exact {least:g}: {percent(share)} of calls are answered by rows of exactly their M, or by pins")
+    print(f"below --min-exact {least:g}: {percent(share)} of calls are served by rows of exactly their M, or by pins")
     return 1
 
 
-command = Command("coverage", "say how many of a workload's calls have rows of their own, and what to tune next", _add_arguments, _run)
+command = Command("coverage", "show the share of a workload's calls with exact rows, and what to tune next", _add_arguments, _run)

@@ -1,4 +1,4 @@
-"""``tunedgemm explain``: which solution serves a shape, and why not the others."""
+"""``tunedgemm explain``: the solution that serves a shape, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shape",
         metavar="M,N,K|FILE:LINE",
-        help="sizes in the order of the op's key, as 16,1280,8192, or 8,16,1280,8192 for B,M,N,K; or a line of a table of shapes or rows",
+        help="sizes in the order of the op's key, such as 16,1280,8192, or 8,16,1280,8192 for B,M,N,K; or a line of a list or a table",
     )
     parser.add_argument("--op", default="", help="op family; default: that of FILE, else a16w16")
     parser.add_argument(
@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN=TEXT",
-        help="a column of the op's table, as it is written there; again for more",
+        help="a column of the op's table, in the table's spelling; repeatable",
     )
     parser.add_argument(
         "--dtype", default="", help="short for --set dtype=…, and for the q_dtype_w of an op that has it (default: the op's)"
@@ -34,7 +34,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outdtype", default="", help="short for --set outdtype=…; default: the op's")
     parser.add_argument("--bias", action="store_true", help="short for --set bias=True")
     parser.add_argument("--layout", default="", help="short for --set layout=…, the layout of the weight; default: the op's")
-    parser.add_argument("--device", default="", metavar="GFX:CU[:NAME]", help="another device, as gfx942:304; default: the present one")
+    parser.add_argument(
+        "--device", default="", metavar="GFX:CU[:NAME]", help="another device, such as gfx942:304; default: the present one"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -47,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
-    """The op and the shape that are meant."""
+    """Return the op and the shape of the command line."""
     from tunedgemm.ops import DEFAULT_OP, op_named
     from tunedgemm.table.folders import named_file
     from tunedgemm.workload.lists import op_of_file, shape_of_line, shape_of_texts
@@ -57,19 +59,19 @@ def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
         path: Path = named_file(name)
         op = op_named(arguments.op) if arguments.op else op_of_file(path)
         if _said(arguments, op):
-            raise UserError(f"{arguments.shape} tells the whole shape; leave out --set and what is short for it, or give sizes")
+            raise UserError(f"{arguments.shape}: is a whole shape; leave out --set and its short forms, or give sizes")
         return op, shape_of_line(op, path, int(line))
     op = op_named(arguments.op or DEFAULT_OP)
     sizes = [text.strip() for text in arguments.shape.split(",")]
     said = _said(arguments, op)
     wanted = [column for column in op.columns.key if column not in said][:3]
     if len(sizes) < 3 or not all(text.isdecimal() for text in sizes):
-        raise UserError(f"expected three sizes or more as {','.join(wanted)}, or FILE:LINE, got {arguments.shape!r}")
+        raise UserError(f"expected three sizes or more, {','.join(wanted)}, or FILE:LINE (got {arguments.shape!r})")
     return op, shape_of_texts(op, sizes, said)
 
 
 def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
-    """Columns by what was said of them."""
+    """Return the columns that flags set, with their texts."""
     from tunedgemm.workload.lists import dtype_column
 
     said = {}
@@ -82,9 +84,9 @@ def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     for text in arguments.set:
         column, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--set takes COLUMN=TEXT, as --set {op.columns.key[-1]}=…; got {text!r}")
+            raise UserError(f"--set: expected COLUMN=TEXT, such as --set {op.columns.key[-1]}=… (got {text!r})")
         said[column.strip()] = value.strip()
     return said
 
 
-command = Command("explain", "say which solution serves a shape, and why not the others", _add_arguments, _run)
+command = Command("explain", "show which solution serves a shape, and why not the others", _add_arguments, _run)

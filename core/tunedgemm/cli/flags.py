@@ -1,4 +1,4 @@
-"""Flags that name a model and change shapes, the same for every command that takes them; and the shapes that they mean."""
+"""Flags that name a model and change shapes, shared by commands, and the shapes that they mean."""
 
 from __future__ import annotations
 
@@ -18,64 +18,71 @@ if TYPE_CHECKING:
 
 #: AITER's words for dtypes in flags.
 DTYPES = ("f32", "f16", "bf16", "fp8")
-#: Flags that say something of a model alone.
+#: Flags that need a model.
 _OF_A_MODEL = ("tp", "nsets", "max_num_seqs", "max_num_batched_tokens", "batch_size", "no_fuse", "fuse_shared_experts", "layers")
-#: How the op for shuffled weights is named after the one for plain ones.
+#: Ending of the name of an op for shuffled weights.
 SHUFFLED = "_bpreshuffle"
 
 _Value = TypeVar("_Value")
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """A comma list of whole numbers."""
+    """Parse a comma list of whole numbers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers as 1,2,4, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected whole numbers such as 1,2,4 (got {text!r})") from None
 
 
 def _whole_number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number (got {text!r})")
     return int(text)
 
 
 def add_model(group: argparse._ArgumentGroup) -> None:
-    """Define the flags that name a model, and what of it is meant; their defaults are the environment's, read when they are used."""
+    """Define the flags that name a model and select its shapes; the environment's defaults are read late."""
     add = group.add_argument
     folder = "a folder with config.json, or the bare name of a shipped one; default: GTUNE_MODEL"
     add("--model_dir", default="", metavar="DIR", help=folder)
-    add("--tp", type=whole_numbers, metavar="N,N", help="ranks of tensor parallelism, several for all of them; default: GTUNE_TP, else 1")
-    sets = "values of M, or an engine, for the batch sizes that it runs; default: 1,512,1024,2048,3072,4096,8192,16384"
+    add(
+        "--tp",
+        type=whole_numbers,
+        metavar="N,N",
+        help="ranks of tensor parallelism; a list gives the shapes of each; default: GTUNE_TP, else 1",
+    )
+    sets = "values of M, or an engine for the batch sizes that it runs; default: 1,512,1024,2048,3072,4096,8192,16384"
     add("--nsets", type=_nsets, metavar="M,M|vllm|sglang", help=sets)
     add("--max-num-seqs", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: sequences decoded at once (default: 256)")
     add("--max-num-batched-tokens", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: tokens of a step (default: 8192)")
-    add("--batch_size", type=_whole_number, metavar="N", help="what each M is multiplied by; default: GTUNE_BATCH_SIZE, else 1")
-    add("--layers", default="", metavar="GLOB,GLOB", help="only layers whose name fits, as '*.mlp.*,lm_head'")
-    add("--no-fuse", action="store_true", help="product for product, as transformers runs the model, not fused as serving engines do")
+    add("--batch_size", type=_whole_number, metavar="N", help="factor of each M; default: GTUNE_BATCH_SIZE, else 1")
+    add("--layers", default="", metavar="GLOB,GLOB", help="only layers whose names match, such as '*.mlp.*,lm_head'")
+    add(
+        "--no-fuse", action="store_true", help="list each product separately, as transformers runs it; default: fused as in serving engines"
+    )
     add("--fuse-shared-experts", action="store_true", help="count shared experts among the routed ones")
 
 
 def _nsets(text: str) -> tuple[int, ...] | str:
-    """``--nsets``: whole numbers, or the name of an engine."""
+    """Parse ``--nsets``: whole numbers, or the name of an engine."""
     return text if text.strip().isalpha() else whole_numbers(text)
 
 
 def add_changes(group: argparse._ArgumentGroup) -> None:
-    """Define the flags that change every shape, wherever it is from."""
+    """Define the flags that change every shape, of a file or a model."""
     add = group.add_argument
-    add("--indtype", choices=DTYPES, default="", help="this dtype of the activations for all shapes")
-    out = "this dtype of the output for all shapes; default with --indtype: the same, bf16 for fp8"
+    add("--indtype", choices=DTYPES, default="", help="dtype of the activations of all shapes")
+    out = "dtype of the output of all shapes; default with --indtype: the same, bf16 for fp8"
     add("--outdtype", choices=DTYPES, default="", help=out)
-    add("--all_bias", action="store_true", help="each shape with a bias and without")
-    add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="what fp8 is: e4m3fnuz on MI300 (default: %(default)s)")
+    add("--all_bias", action="store_true", help="tune each shape with a bias and without")
+    add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="format of fp8: e4m3fnuz on MI300 (default: %(default)s)")
 
 
 def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
-    """What a flag says, else what the environment does, else *otherwise*.
+    """Return a flag's value, else the environment variable's, else *otherwise*.
 
     Raises:
-        UserError: the variable holds no such value.
+        UserError: the variable's value is invalid.
     """
     if said is not None:
         return said
@@ -87,30 +94,30 @@ def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], o
 
 
 def model_said(arguments: argparse.Namespace, other: str | None = None) -> str:
-    """The model that is meant, "" for none: that of the flag, else, where *other* names no shapes, that of the environment.
+    """Return the model of the flag, else of the environment unless *other* is given; "" for none.
 
     Args:
-        other: the file of shapes that the command was given.
+        other: the file of shapes on the command line.
 
     Raises:
-        UserError: both are given, or flags of a model without one.
+        UserError: both are given, or flags of a model without a model.
     """
     if arguments.model_dir and other:
-        raise UserError("-i and --model_dir are mutually exclusive: shapes are those of a file or those of a model")
+        raise UserError("-i and --model_dir: are mutually exclusive; leave out one of them")
     model: str = arguments.model_dir or ("" if other else os.environ.get("GTUNE_MODEL", "").strip())
     if said := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
         flag = said[0] if said[0] in ("batch_size", "nsets") else said[0].replace("_", "-")
-        raise UserError(f"--{flag} says something of a model: name it with --model_dir")
+        raise UserError(f"--{flag}: requires a model; name one with --model_dir")
     return model
 
 
 @attrs.frozen
 class Listed:
-    """The shapes of a model that are asked for.
+    """The selected shapes of a model.
 
     Attributes:
         models: the model at each degree of tensor parallelism.
-        by_op: the shapes of all of them, by the name of the op, those of the flags.
+        by_op: the selected shapes of all of them, by the name of the op.
         rows: the values of M.
         commands: the command line of the engine that runs these M, one for each model.
     """
@@ -122,7 +129,7 @@ class Listed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not in there, or rests on a default, a sentence each."""
+        """Return a sentence for each omission, and for each default that a shape rests on."""
         return tuple(dict.fromkeys(note for model in self.models for note in model.notes))
 
     def __str__(self) -> str:
@@ -137,10 +144,10 @@ def _of_rows(rows: tuple[int, ...]) -> str:
 
 
 def listed(model: str, arguments: argparse.Namespace) -> Listed:
-    """The shapes that the flags of `add_model`, `add_changes`, ``--op`` and ``--preshuffle`` mean.
+    """Return the shapes selected by the flags of `add_model`, `add_changes`, ``--op``, ``--preshuffle``.
 
     Raises:
-        UserError: the model or a flag cannot be used, or nothing is left.
+        UserError: the model or a flag cannot be used, or no shape is left.
     """
     from tunedgemm.workload.models import NSETS, Formats, layers_of_model, only, rows_of, together, with_shapes
     from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
@@ -149,41 +156,41 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
     engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
     limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
     if not engine and (arguments.max_num_seqs or arguments.max_num_batched_tokens):
-        raise UserError("--max-num-seqs and --max-num-batched-tokens: are limits of an engine; add --nsets vllm or --nsets sglang")
+        raise UserError("--max-num-seqs and --max-num-batched-tokens: require an engine; add --nsets vllm or --nsets sglang")
     sets = rows_of_engine(engine, *limits) if engine else arguments.nsets or NSETS
     rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
     formats = Formats(fp8=f"fp8_{arguments.fp8}", preshuffle=arguments.preshuffle)
     patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
     models = []
     for tp in ranks:
-        found = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
-        found = with_shapes(only(found, patterns) if patterns else found, rows, formats)
-        models.append(attrs.evolve(found, by_op=_wanted(found, arguments)))
-    by_op = together(one.by_op for one in models)
+        layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
+        shaped = with_shapes(only(layers, patterns) if patterns else layers, rows, formats)
+        models.append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments)))
+    by_op = together(rank.by_op for rank in models)
     commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
     return Listed(tuple(models), by_op, rows, commands)
 
 
 def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:
-    """The shapes of a model of the op that is asked for, changed as asked."""
+    """Return a model's shapes of the requested op, with the requested changes."""
     from tunedgemm.ops import op_named, ops
     from tunedgemm.workload.lists import changed
 
     by_op, name = dict(model.by_op), arguments.op
     if not by_op:
-        raise UserError(f"{model.folder}: no op has any product of this model: {'; '.join(model.notes) or 'it has none'}")
+        raise UserError(f"{model.folder}: no op covers a product of this model: {'; '.join(model.notes) or 'it has none'}")
     if name:
         op_named(name)
         name = name + SHUFFLED if arguments.preshuffle and name + SHUFFLED in ops() else name
         if name not in by_op:
-            raise UserError(f"{model.folder}: has no products of the op {name}; those that it has are of {', '.join(by_op)}")
+            raise UserError(f"{model.folder}: has no products of the op {name}; it has products of {', '.join(by_op)}")
         by_op = {name: by_op[name]}
     changes = changes_said(arguments)
     return {name: changed(op_named(name), rows, changes) for name, rows in by_op.items()} if changes else by_op
 
 
 def changes_said(arguments: argparse.Namespace) -> Changes | None:
-    """What the flags of `add_changes` make of every shape, None for nothing."""
+    """Return the changes of the flags of `add_changes`, None without any."""
     from tunedgemm.workload.lists import Changes
 
     indtype, outdtype = (f"fp8_{arguments.fp8}" if text == "fp8" else text for text in (arguments.indtype, arguments.outdtype))

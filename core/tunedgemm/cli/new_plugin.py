@@ -1,4 +1,4 @@
-"""``tunedgemm new-plugin``: write the package of a backend that works, to put one's own kernel into."""
+"""``tunedgemm new-plugin``: write the package of a working backend, ready for a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunedgemm.ops import DEFAULT_OP
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
-#: Characters of a line of Python and arguments of a function, at most, as our own sources have them.
+#: Most characters of a line of Python, and most arguments of a function, by our own style.
 _LINE, _ARGUMENTS = 140, 7
 #: Name of a template -> the file that it becomes, in the folder of the package.
 FILES = {
@@ -27,8 +27,10 @@ FILES = {
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the backend's libtype: lower-case letters, digits and underscores")
-    parser.add_argument("--op", default=DEFAULT_OP, help="the op that it has kernels for; default: %(default)s")
-    parser.add_argument("--folder", type=Path, default=Path(), metavar="DIR", help="where to put the package's folder; default: here")
+    parser.add_argument("--op", default=DEFAULT_OP, help="the op of its kernels; default: %(default)s")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), metavar="DIR", help="parent of the package's folder; default: the working folder"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -39,16 +41,16 @@ def _run(arguments: argparse.Namespace) -> int:
     written = write(name, op_named(arguments.op), target)
     for path in written:
         print(path)
-    shown = target if target.is_absolute() else f"./{target}"  # without the dot pip would take it for a name of its index
+    shown = target if target.is_absolute() else f"./{target}"  # without the dot pip would look it up in its index
     print(f"next: pip install {shown}; tunedgemm plugins; python -m pytest {shown}/tests")
     return 0
 
 
 def write(name: str, op: Op, target: Path) -> list[Path]:
-    """Fill the templates for a libtype with kernels for an op into a new folder; returns the files.
+    """Fill the templates for a libtype and an op into a new folder; return the files.
 
     Raises:
-        UserError: the folder is there already, or cannot be written.
+        UserError: the folder exists, or cannot be written.
     """
     from importlib.resources import files
 
@@ -60,21 +62,21 @@ def write(name: str, op: Op, target: Path) -> list[Path]:
     written = []
     try:
         target.mkdir(parents=True)
-        for template, place in FILES.items():
-            path = target / string.Template(place).substitute(words)
+        for template, name_template in FILES.items():
+            path = target / string.Template(name_template).substitute(words)
             path.parent.mkdir(exist_ok=True)
             text = (templates / template).read_text(encoding="utf-8")
             path.write_text(string.Template(text).substitute(words), encoding="utf-8")
             written.append(path)
     except FileExistsError:
-        raise UserError(f"{target} is there already; name another backend, or another --folder") from None
+        raise UserError(f"{target}: exists already; name another backend, or another --folder") from None
     except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
     return written
 
 
 def _product(op: Op) -> dict[str, str]:
-    """How the function of a product begins, as a formatter would write it, and what it hands on: the op's operands."""
+    """Return a product function's header, formatted, and the arguments that it passes on."""
     names = [operand.rstrip("?") for operand in op.operands]
     optional = {name: " | None = None" for name, operand in zip(names, op.operands, strict=True) if operand.endswith("?")}
     parameters = [f"{name}: torch.Tensor{optional.get(name, '')}" for name in names]
@@ -86,16 +88,18 @@ def _product(op: Op) -> dict[str, str]:
 
 
 def _free(name: str) -> str:
-    """The name, which nobody has; raises UserError for one that is no name, or is taken."""
+    """Return the name; raise UserError if it is invalid or taken."""
     from tunedgemm.backends.registry import Registry
     from tunedgemm.libtypes import ALIASES, STAND_INS, known
 
     if not (name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")):
-        raise UserError(f"NAME is the libtype and part of a module's name: a lower-case letter, then letters, digits, _ (got {name!r})")
+        raise UserError(
+            f"NAME: expected a lower-case letter, then lower-case letters, digits, _ (got {name!r}); it is part of a module's name"
+        )
     if name in Registry():
-        raise UserError(f"a backend {name!r} is installed already; `tunedgemm plugins` lists them all")
+        raise UserError(f"backend {name!r}: is installed already; `tunedgemm plugins` lists all")
     if known(name) or name in ALIASES or name in STAND_INS:
-        raise UserError(f"tables of AITER or of ours have rows of {name!r}, which another backend would answer for; choose another name")
+        raise UserError(f"libtype {name!r}: rows of existing tables use it for another backend; choose another name")
     return name
 
 

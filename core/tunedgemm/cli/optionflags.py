@@ -1,4 +1,4 @@
-"""Flags of backends' options: in the help of a command a group for each plugin, and the variables that they say."""
+"""Flags of backends' options, in a group of a command's help for each plugin, and their variables."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry
 
-#: Where the parsed arguments have what flags say: variable -> value.
+#: Attribute of the parsed arguments with the values of the flags: variable -> value.
 _SAID = "variables"
 
 
 class _Say(argparse.Action):
-    """Notes a value under a variable's name."""
+    """Stores a value under a variable's name."""
 
     def __init__(self, *words: Any, variable: str, **more: Any) -> None:
         super().__init__(*words, **more)
         self.variable = variable
 
-    def __call__(self, _: argparse.ArgumentParser, found: argparse.Namespace, value: Any, __: str | None = None) -> None:
-        setattr(found, _SAID, {**getattr(found, _SAID), self.variable: value})
+    def __call__(self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, __: str | None = None) -> None:
+        setattr(namespace, _SAID, {**getattr(namespace, _SAID), self.variable: value})
 
 
 def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry: Registry | None = None) -> list[str]:
-    """Define the flags of the backends of a ``--libtype`` text, which loads those; an option that several state alike is one flag.
+    """Load the backends of a ``--libtype`` text and define their flags; equal options share one flag.
 
-    A flag that the parser has, or that a backend of an earlier rank states otherwise, is left out: nothing that a user typed before a
-    plugin was installed changes its meaning, and the plugin's variable holds all the same.
+    A flag that the parser has, or that a backend of an earlier rank defines differently, is left
+    out. So installing a plugin never changes the meaning of a command; its variable still works.
 
     Returns:
-        What is left out and why, a line each.
+        A line for each flag that is left out, with the reason.
     """
     registry = registry or Registry()
     named = {text.strip() for text in libtype.split(",")}
     answers = [registry.get(known) for known in registry.libtypes if "all" in named or known in named]
     stated: dict[Option, list[Backend]] = {}
-    for backend in (answer for answer in answers if isinstance(answer, Backend)):  # the run says what is wrong with the others
+    for backend in (answer for answer in answers if isinstance(answer, Backend)):  # the run reports the faults of the others
         for option in backend.options:
             stated.setdefault(option, []).append(backend)
     parser.set_defaults(**{_SAID: {}})
@@ -53,33 +53,35 @@ def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry:
         try:
             _add(groups[libtypes], option)
         except argparse.ArgumentError:
-            theirs = owners.get(option.flag, "tunedgemm itself")
-            told = f"the flag {option.flag} of {_named(backends)} is left out: {theirs} has one of that name"
-            left_out.append(f"{told}; {option.variable} in the environment says the same")
+            owner = owners.get(option.flag, "tunedgemm itself")
+            fault = f"flag {option.flag} of {_named(backends)}: left out: {owner} has one of that name"
+            left_out.append(f"{fault}; set {option.variable} instead")
         else:
             owners[option.flag] = _named(backends)
     return left_out
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
-    """Raises argparse.ArgumentError where the parser has the flag already."""
+    """Add an option's flag; raises argparse.ArgumentError if the parser has it already."""
     otherwise = f", else {option.default}" if option.default else ""
-    said = f"{option.help}; default: {option.variable}{otherwise}".replace("%", "%%")
+    text = f"{option.help}; default: {option.variable}{otherwise}".replace("%", "%%")
     metavar = None if option.choices else option.flag.rpartition("-")[2].upper()
     group.add_argument(
         option.flag, action=_Say, variable=option.variable, dest=_SAID, type=option.kind, choices=option.choices or None,
-        metavar=metavar, help=said,
+        metavar=metavar, help=text,
     )  # fmt: skip
 
 
 def _named(backends: Sequence[Backend]) -> str:
     libtypes = ", ".join(backend.libtype for backend in backends)
-    return f"backend{'s' if len(backends) > 1 else ''} {libtypes} ({', '.join(dict.fromkeys(each.distribution for each in backends))})"
+    return (
+        f"backend{'s' if len(backends) > 1 else ''} {libtypes} ({', '.join(dict.fromkeys(backend.distribution for backend in backends))})"
+    )
 
 
 @contextlib.contextmanager
 def said(arguments: argparse.Namespace) -> Iterator[None]:
-    """A block in which this process, and those that it starts, have the variables that the flags of `add_options` say."""
+    """Set the variables of the flags of `add_options` for this process and its children, inside the block."""
     variables: dict[str, str] = getattr(arguments, _SAID)
     before = {variable: os.environ.get(variable) for variable in variables}
     os.environ.update(variables)

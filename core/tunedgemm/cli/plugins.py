@@ -1,4 +1,4 @@
-"""``tunedgemm plugins``: every installed backend, and whether it is usable here or why not."""
+"""``tunedgemm plugins``: every installed backend, and whether it is usable here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from tunedgemm.backends.registry import Backend
     from tunedgemm.device import Device
 
-#: Rows of the products that a backend is asked about, where its op has no examples: some serve few rows alone, some many.
+#: M of the sample products for an op without examples: some backends serve only few rows, some
+#: only many.
 _ROWS = (64, 1, 16, 1024)
 
 
@@ -53,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _usable(backend: Backend, device: Device) -> str:
-    """Say "yes" where a backend serves any of a few shapes on a device, else why it does not serve the first of each op."""
+    """Return "yes" if a backend serves any sample shape on a device, else its reasons for each op's first."""
     from tunedgemm.ops import ops
     from tunedgemm.shape import Shape
 

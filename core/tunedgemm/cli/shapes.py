@@ -1,4 +1,4 @@
-"""``tunedgemm shapes``: what a model multiplies, as lists of shapes to tune."""
+"""``tunedgemm shapes``: the products of a model, as lists of shapes to tune."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("which model, and which of its products")
+    model = parser.add_argument_group("model and products")
     add_model(model)
-    model.add_argument("--op", default="", help="only the shapes of this op; default: of every op that the model has products of")
-    shapes = parser.add_argument_group("what its shapes are")
+    model.add_argument("--op", default="", help="only the shapes of this op; default: of all ops of the model")
+    shapes = parser.add_argument_group("changes of all shapes")
     add_changes(shapes)
-    shapes.add_argument("--preshuffle", action="store_true", help="shuffled weights: the twin of an op that has one, else their layout")
-    written = "file to write, or a folder, there already or ending in /, with a file for each op; default: a table on the screen"
+    shapes.add_argument("--preshuffle", action="store_true", help="shuffled weights: the op for them if it exists, else their layout")
+    written = "file to write, or a folder (existing, or ending in /) for a file of each op; default: print a table"
     parser.add_argument("-o", "--output", default="", metavar="FILE|FOLDER/", help=written)
 
 
@@ -41,31 +41,31 @@ def _run(arguments: argparse.Namespace) -> int:
 
     model = model_said(arguments)
     if not model:
-        raise UserError("whose shapes? name a model with --model_dir: a folder with config.json, or a shipped one")
-    found = listed(model, arguments)
-    for note in found.notes:
+        raise UserError("no model is named; pass --model_dir: a folder with config.json, or a shipped model")
+    selected = listed(model, arguments)
+    for note in selected.notes:
         print(f"tunedgemm: note: {note}", file=sys.stderr)
-    for line in found.commands:
+    for line in selected.commands:
         print(f"serve with: {line}", file=sys.stderr)
     if not arguments.output:
-        _show(found, console(), verbose=arguments.verbose)
+        _show(selected, console(), verbose=arguments.verbose)
         return 0
-    paths = list_paths(found.by_op, arguments.output)
+    paths = list_paths(selected.by_op, arguments.output)
     for name, path in paths.items():
-        write_untuned(path, op_named(name), found.by_op[name])
-        print(f"{path}: {number_of(len(found.by_op[name]), 'shape')} of {name}")
+        write_untuned(path, op_named(name), selected.by_op[name])
+        print(f"{path}: {number_of(len(selected.by_op[name]), 'shape')} of {name}")
     return 0
 
 
 @attrs.frozen
 class _Form:
-    """The table as it is laid out.
+    """One layout of the printed table.
 
     Attributes:
         headings: of the columns.
         cells: of each line, by heading.
-        breaks: the columns whose cells may be broken at spaces.
-        framed: with lines around cells.
+        breaks: the columns whose cells may wrap at spaces.
+        framed: whether lines surround the cells.
     """
 
     headings: tuple[str, ...]
@@ -74,47 +74,50 @@ class _Form:
     framed: bool = True
 
     def widths(self, room: int) -> list[int]:
-        """The columns of text that each column of the table gets of *room*; none where a word would be broken."""
+        """Distribute *room* text columns over the table's columns; return [] if a word would not fit."""
         texts = [[heading, *(line[heading] for line in self.cells)] for heading in self.headings]
         whole = [max(map(len, column)) for column in texts]
         words = [max(len(word) for text in column for word in text.split()) for column in texts]
         widths = [least if heading in self.breaks else most for heading, least, most in zip(self.headings, words, whole, strict=True)]
         spare = room - sum(widths) - (3 * len(widths) + 1 if self.framed else 2 * len(widths) - 1)
-        for place in reversed(range(len(widths))) if spare >= 0 else ():
-            more = min(spare, whole[place] - widths[place])
-            widths[place] += more
+        for index in reversed(range(len(widths))) if spare >= 0 else ():
+            more = min(spare, whole[index] - widths[index])
+            widths[index] += more
             spare -= more
         return widths if spare >= 0 else []
 
     def grid(self, widths: list[int]) -> Grid:
-        """The table with columns so wide; without *widths*, as it comes."""
+        """Return the table with these column widths; without *widths*, with rich's."""
         from rich import box
         from rich.table import Table as Grid
         from rich.text import Text
 
         grid = Grid() if self.framed else Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        for place, heading in enumerate(self.headings):
+        for index, heading in enumerate(self.headings):
             left = heading in ("layer", "op", "dtype", "TP")
-            grid.add_column(heading, justify="left" if left else "right", overflow="fold", width=widths[place] if widths else None)
+            grid.add_column(heading, justify="left" if left else "right", overflow="fold", width=widths[index] if widths else None)
         for line in self.cells:
             grid.add_row(*(Text(line[heading]) for heading in self.headings))
         return grid
 
 
-def _show(found: Listed, output: Console, *, verbose: bool) -> None:
-    """Print the products, one line for all their M, or with *verbose* every shape, in the fullest form that breaks no word."""
+def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
+    """Print a line a product, or with *verbose* a line a shape, in the fullest form that breaks no word."""
     from rich.text import Text
 
-    output.print(Text(str(found)), soft_wrap=True)
-    forms = _forms(found, verbose=verbose)
+    output.print(Text(str(selected)), soft_wrap=True)
+    forms = _forms(selected, verbose=verbose)
     form = next((form for form in forms if form.widths(output.width)), forms[-1])
     output.print(form.grid(form.widths(output.width)))
 
 
-def _forms(found: Listed, *, verbose: bool) -> list[_Form]:
-    """The fullest first; then layers by the last two parts of their names, no dtypes, no lines around cells, and broken cells."""
-    cells = tuple(_lines(found, every=verbose))
-    headings = ("layer", "op", *(("M",) if verbose else ()), "N", "K", "dtype", *(("TP",) if len(found.models) > 1 else ()), "a pass")
+def _forms(selected: Listed, *, verbose: bool) -> list[_Form]:
+    """List the layouts, the fullest first.
+
+    The others shorten layers' names to two parts, leave out dtypes and lines, then wrap cells.
+    """
+    cells = tuple(_lines(selected, every=verbose))
+    headings = ("layer", "op", *(("M",) if verbose else ()), "N", "K", "dtype", *(("TP",) if len(selected.models) > 1 else ()), "a pass")
     short = tuple({**line, "layer": " ".join(".".join(name.split(".")[-2:]) for name in line["layer"].split())} for line in cells)
     broken = tuple({**line, "layer": line["layer"].replace(".", ".\n"), "TP": line["TP"].replace(",", ", ")} for line in short)
     fewer = tuple(heading for heading in headings if heading != "dtype")
@@ -128,15 +131,15 @@ def _forms(found: Listed, *, verbose: bool) -> list[_Form]:
     ]
 
 
-def _lines(found: Listed, *, every: bool) -> list[dict[str, str]]:
-    """The cells of the table by heading: of each shape, or of those with the least M alone, of which layers and at which TP."""
-    places: dict[Untuned, list[int]] = {}
-    for model in found.models:
+def _lines(selected: Listed, *, every: bool) -> list[dict[str, str]]:
+    """Return the table's cells by heading: of every shape, or only of those with the least M."""
+    ranks_of: dict[Untuned, list[int]] = {}
+    for model in selected.models:
         for rows in model.by_op.values():
             for row in rows:
-                if every or row.shape.m == found.rows[0]:
-                    places.setdefault(row, []).append(model.tp)
-    return [_cells(row, ranks) for row, ranks in places.items()]
+                if every or row.shape.m == selected.rows[0]:
+                    ranks_of.setdefault(row, []).append(model.tp)
+    return [_cells(row, ranks) for row, ranks in ranks_of.items()]
 
 
 def _cells(row: Untuned, ranks: list[int]) -> dict[str, str]:
@@ -159,4 +162,4 @@ def _cells(row: Untuned, ranks: list[int]) -> dict[str, str]:
     }
 
 
-command = Command("shapes", "list what a model multiplies, as shapes to tune, from its config.json", _add_arguments, _run)
+command = Command("shapes", "list a model's products, as shapes to tune, from its config.json", _add_arguments, _run)

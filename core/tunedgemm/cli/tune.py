@@ -1,4 +1,4 @@
-"""``tunedgemm tune``: AITER's flags, names and defaults, and what they lack."""
+"""``tunedgemm tune``: AITER's flags, names and defaults, and further ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ _SAME = (
 
 @attrs.frozen
 class _Request:
-    """One run: an op, its shapes, and whether nobody named either, so that captured shapes of other ops are worth a word."""
+    """One run of the tuner.
+
+    Attributes:
+        op: the op's name.
+        source: its shapes.
+        captured: neither was named, so the summary also lists captured shapes of other ops.
+    """
 
     op: str
     source: Source
@@ -46,53 +52,53 @@ def _boolean(text: str) -> bool:
         return True
     if text.lower() in ("false", "0", "no"):
         return False
-    raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected True or False (got {text!r})")
 
 
 def _part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
-        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8 (got {text!r})")
     return int(part), int(parts)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_files(parser.add_argument_group("what to tune, and where it is kept"))
-    add_model(parser.add_argument_group("shapes of a model, in place of -i; every op of it is tuned, one after the other"))
-    add_changes(parser.add_argument_group("what to make of the shapes"))
-    _add_choices(parser.add_argument_group("what may win"))
-    _add_measure(parser.add_argument_group("how to measure"))
-    _add_machines(parser.add_argument_group("where to run"))
-    _add_production(parser.add_argument_group("timing what runs in production"))
+    _add_files(parser.add_argument_group("shapes and tables"))
+    add_model(parser.add_argument_group("shapes of a model, instead of -i; its ops are tuned one after the other"))
+    add_changes(parser.add_argument_group("changes of all shapes"))
+    _add_choices(parser.add_argument_group("which solutions may win"))
+    _add_measure(parser.add_argument_group("measurement"))
+    _add_machines(parser.add_argument_group("devices"))
+    _add_production(parser.add_argument_group("timing the op as it runs in production"))
 
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     captured = "those captured with AITER_TUNE_GEMM=1"
-    add("--op", default="", help="op family to tune; default: the one that the columns of -i fit, a16w16 for M,N,K alone and without -i")
+    add("--op", default="", help="op to tune; default: the op that the columns of -i fit, a16w16 for M,N,K alone and without -i")
     shapes = f"shapes: a file, or the bare name of a shipped one; default: GTUNE_INPUT, else {captured}"
     add("-i", "--untune_file", "--input_file", dest="input", help=shapes)
     table = "table to write; default: GTUNE_TUNED, else the op's in the user folder"
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help=table)
-    add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result, added to those in it")
-    add("--all", action="store_true", help="tune shapes that the table already has, too")
-    add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
+    add("-o2", "--profile_file", dest="profile", default="", help="CSV to which every candidate's result is appended")
+    add("--all", action="store_true", help="also tune shapes that the table already has")
+    add("--stale", action="store_true", help="tune only rows of the table whose library has changed its version")
     add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
     add("--shard", type=_part, default=(1, 1), metavar="I/N", help="tune the I-th of N parts of the shapes; `table merge` joins the tables")
-    add("--batch", type=int, default=100, help="shapes whose kernels are compiled ahead together (default: %(default)s)")
-    add("--sort", nargs="?", const=True, default=True, type=_boolean, help="sort the table by its key, N before M: flag or True/False")
+    add("--batch", type=int, default=100, help="shapes whose kernels are compiled ahead (default: %(default)s)")
+    add("--sort", nargs="?", const=True, default=True, type=_boolean, help="sort the table by its key, N before M; a flag, or True/False")
 
 
 def _add_choices(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--libtype", default="all", help="comma list of libtypes, also the order that decides ties (default: %(default)s)")
+    add("--libtype", default="all", help="comma list of libtypes; its order decides ties (default: %(default)s)")
     add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
     add("--atol", type=float, help="absolute tolerance of an element; default: the op's")
     add("--rtol", type=float, help="relative tolerance of an element; default: the op's")
-    add("--deterministic", action="store_true", help="only solutions that gave the same bits in repeated runs")
-    add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits whatever M; one for each N, K")
+    add("--deterministic", action="store_true", help="only solutions with the same bits in repeated runs")
+    add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits for every M; one for each N, K")
     add("-k", "--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
-    add("--preshuffle", action="store_true", help="the op's twin for shuffled weights: --op OP_bpreshuffle in place of --op OP")
+    add("--preshuffle", action="store_true", help="tune the op for shuffled weights: --op OP_bpreshuffle instead of --op OP")
     add("--with-hipblaslt", action="store_true", help="accepted for AITER's scripts: every installed backend is in --libtype all")
 
 
@@ -100,14 +106,14 @@ def _add_measure(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--cache", default="cold", metavar="cold|hot", help="cold: weights from memory, as in a model; hot: from the cache (default: cold)")
     add("--timing", default="graph", metavar="graph|eager", help="replay captured calls, or launch them one by one (default: graph)")
-    add("--warmup", type=int, default=5, help="rounds that are not counted (default: %(default)s)")
-    add("--iters", type=int, default=101, help="most rounds that a solution is timed in (default: %(default)s)")
+    add("--warmup", type=int, default=5, help="uncounted rounds before timing (default: %(default)s)")
+    add("--iters", type=int, default=101, help="most rounds for a solution (default: %(default)s)")
     add("--candidates", type=int, default=0, help="solutions of each libtype to try, best guesses first; 0 is all (default: %(default)s)")
     add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
-    add("--seconds", type=float, default=4.0, help="device seconds that the accurate phase may spend on a shape (default: %(default)g)")
+    add("--seconds", type=float, default=4.0, help="device seconds of the accurate phase for a shape (default: %(default)g)")
     add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")
     add("--whole", action="store_true", help="with --budget, all M of one (N, K) before the next")
-    add("--timeout", type=float, default=1800.0, help="seconds that one compilation may take, 0 for no limit (default: %(default)g)")
+    add("--timeout", type=float, default=1800.0, help="seconds for one compilation, 0 for no limit (default: %(default)g)")
     add(
         "--kernel_timeout", type=float, default=30.0, help="seconds after which a kernel counts as hung, 0 for never (default: %(default)g)"
     )
@@ -117,7 +123,7 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--mp", type=int, default=0, help="GPUs of this machine to tune on at once; 0 is all of them (default: %(default)s)")
     add("--device", default="", metavar="I,J|cpu", help="these GPUs of this machine, or its CPU; default: all GPUs, else the CPU")
-    add("--blockPerCu", nargs="+", type=int, metavar="N", help="accepted for AITER's scripts: a backend lists what it has")
+    add("--blockPerCu", nargs="+", type=int, metavar="N", help="accepted for AITER's scripts: a backend lists its own solutions")
     add("--shape_grouped", action="store_true", help="accepted for AITER's scripts: a shape is always tuned on one GPU")
     add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
     add("--executor", default="local", metavar="local|ray", help="this machine, or every GPU of a Ray cluster (default: local)")
@@ -126,10 +132,16 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
 
 def _add_production(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--run_config", nargs="?", const="", metavar="CSV", help="tune nothing: time and check the op with this table, or as it runs now")
-    add("--compare", action="store_true", help="time the op before and after; without --update_improved the table stays as it is")
-    add("--update_improved", action="store_true", help="with --compare: put the rows that improved into the table")
-    add("--min_improvement_pct", type=float, default=3.0, help="per cent that a row must gain for that (default: %(default)g)")
+    add(
+        "--run_config",
+        nargs="?",
+        const="",
+        metavar="CSV",
+        help="tune nothing: time and check the op with this table, or with the configured tables",
+    )
+    add("--compare", action="store_true", help="time the op before and after tuning; only --update_improved changes the table")
+    add("--update_improved", action="store_true", help="with --compare: write the improved rows to the table")
+    add("--min_improvement_pct", type=float, default=3.0, help="smallest improvement, in per cent, for that (default: %(default)g)")
 
 
 def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -140,7 +152,7 @@ def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _libtypes_in(words: Sequence[str]) -> str:
-    """Read the value of ``--libtype`` before the options of its backends are known; all for a help, and where the value is missing."""
+    """Read ``--libtype`` before its backends' options are known; "all" for a help or without a value."""
     if any(word.startswith(("-h", "--h")) for word in words):
         return "all"
     alone = argparse.ArgumentParser(add_help=False)
@@ -170,12 +182,12 @@ def _run_all(arguments: argparse.Namespace) -> int:
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
     progress = Progress()
     end = time.monotonic() + options.budget
-    code, refused, place = 0, 0, 0
+    code, refused, index = 0, 0, 0
     try:
         with stopped_by_sigterm():
-            for place, request in enumerate(requests):
+            for index, request in enumerate(requests):
                 if options.budget and len(requests) > 1:
-                    options = attrs.evolve(options, budget=_part_of_budget(end - time.monotonic(), requests[place:]))
+                    options = attrs.evolve(options, budget=_part_of_budget(end - time.monotonic(), requests[index:]))
                 progress = Progress(verbose=arguments.verbose, budget=options.budget)
                 try:
                     code = max(code, work(arguments, request, options, progress))
@@ -183,41 +195,41 @@ def _run_all(arguments: argparse.Namespace) -> int:
                     refused += 1
                     if refused == len(requests):
                         raise
-                    print(f"tunedgemm: {request.op} is left out: {error}", file=sys.stderr)
+                    print(f"tunedgemm: {request.op}: left out: {error}", file=sys.stderr)
     except KeyboardInterrupt as stop:
-        return _interrupted(stop, arguments, progress, [request.op for request in requests[:place]])
+        return _interrupted(stop, arguments, progress, [request.op for request in requests[:index]])
     return max(code, int(refused > 0))
 
 
 def _part_of_budget(left: float, requests: list[_Request]) -> float:
-    """The seconds of the first of some runs: its share of what is left, by the number of its shapes, and never none."""
+    """Return the first run's positive share of the seconds that are left, by its number of shapes."""
     counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
     return max(left * counts[0] / sum(counts), 0.001)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Flags that contradict each other are mistakes."""
+    """Raise UserError for flags that contradict each other."""
     if arguments.update_improved and not arguments.compare:
-        raise UserError("--update_improved needs --compare: the comparison is what tells which rows improved")
+        raise UserError("--update_improved: requires --compare, which finds the improved rows")
     if arguments.compare and arguments.run_config is not None:
-        raise UserError("--run_config tunes nothing and --compare tunes: choose one of them")
+        raise UserError("--run_config and --compare: are mutually exclusive; --run_config tunes nothing; choose one of them")
     if arguments.run_config and arguments.model_dir:
-        raise UserError("--run_config with a table looks at the table's shapes: leave out --model_dir, or the table for its shapes")
+        raise UserError("--run_config with a table: takes the table's shapes; leave out --model_dir or the table")
     if not arguments.min_improvement_pct >= 0:
-        raise UserError(f"--min_improvement_pct must be at least 0 (got {arguments.min_improvement_pct:g})")
+        raise UserError(f"--min_improvement_pct: must be at least 0 (got {arguments.min_improvement_pct:g})")
 
 
 def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> None:
-    """Raise UserError for what only one op can have."""
-    told = ", ".join(request.op for request in requests)
+    """Raise UserError for flags that name one file for several ops."""
+    names = ", ".join(request.op for request in requests)
     files = {"-o (or GTUNE_TUNED)": arguments.output, "-o2": arguments.profile}
     for flag, file in files.items():
         if file and arguments.run_config is None:
-            raise UserError(f"{flag} {file} is one file, and the shapes are of several ops ({told}): pick one with --op, or leave it out")
+            raise UserError(f"{flag} {file}: is one file, and the shapes are of several ops ({names}); pick one with --op, or leave it out")
 
 
 def _requests(arguments: argparse.Namespace) -> list[_Request]:
-    """What is to be done, op by op: for the shapes of a file, of a model, or those captured."""
+    """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
     from tunedgemm.cli.flags import changes_said, default, listed, model_said
     from tunedgemm.ops import op_named
     from tunedgemm.table.csvfile import Untuned
@@ -226,15 +238,15 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
 
     given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
     if model := "" if arguments.run_config else model_said(arguments, given):
-        found = listed(model, arguments)
+        selected = listed(model, arguments)
         with _giving_up():
-            print(found, flush=True)
-        for note in found.notes:
+            print(selected, flush=True)
+        for note in selected.notes:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
-        for line in found.commands:
+        for line in selected.commands:
             print(f"serve with: {line}", file=sys.stderr)
-        return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in found.by_op.items()]
-    source = _existing(given, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
+        return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
+    source = _existing(given, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
     name = _op(arguments, source)
     changes = changes_said(arguments)
     if changes is None:
@@ -245,7 +257,7 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
-    """The op that is meant: said, else told by the columns of what is read."""
+    """Return the op of the command line, else the one that the columns of the file fit."""
     from tunedgemm.ops import DEFAULT_OP, ops
     from tunedgemm.table.folders import named_file
     from tunedgemm.workload.lists import op_of_file
@@ -254,18 +266,18 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)
     if arguments.preshuffle and not name.endswith(SHUFFLED):
         if name + SHUFFLED not in ops():
-            raise UserError(f"--preshuffle: the op {name} has no twin for shuffled weights; the column layout tells them apart, or --op")
+            raise UserError(f"--preshuffle: the op {name} has no op for shuffled weights; set the column layout, or name another --op")
         name += SHUFFLED
     return name
 
 
 def _existing(text: str | None, hint: str) -> Path | None:
-    """The file that a user means; None where none was named."""
+    """Return the file that a text names, None without a text; raise UserError if it is missing."""
     from tunedgemm.table.folders import named_file
 
     path = named_file(text) if text else None
     if path is not None and not path.exists():
-        raise UserError(f"no such file: {path}; {hint}")
+        raise UserError(f"{path}: no such file; {hint}")
     return path
 
 
@@ -280,12 +292,12 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
     with _giving_up():
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
-            print(f"captured, too, and not tuned by this: shapes of {', '.join(others)}; name one with --op")
+            print(f"also captured, and not tuned: shapes of {', '.join(others)}; name one with --op")
     return 1 if report.failed or report.lost else 0
 
 
 def _compare(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
-    """Tune into a table beside the present one, and time the op with both."""
+    """Tune into a candidate table, and time the op with the present table and with the candidate."""
     from tunedgemm.analysis.compare import compare, print_compared
     from tunedgemm.tuner.report import console
 
@@ -300,17 +312,17 @@ def _compare(arguments: argparse.Namespace, request: _Request, options: Options,
 
 
 def _run_config(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
-    """Time and check the op as it runs in production; no tuning, and so a line a shape is all its progress."""
+    """Time and check the op as it runs in production; print a line a shape as progress."""
     from tunedgemm.analysis.compare import print_checked, run_config
     from tunedgemm.tuner.report import console
 
-    def told(one: Served) -> None:
+    def print_served(served: Served) -> None:
         with _giving_up():
-            print(f"{one.shape}: {one.us:.2f} us, {one.status}", flush=True)
+            print(f"{served.shape}: {served.us:.2f} us, {served.status}", flush=True)
 
     del progress
-    table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the tables as they are")
-    checked = run_config(request.op, request.source, table, options, progress=told)
+    table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
+    checked = run_config(request.op, request.source, table, options, progress=print_served)
     with _giving_up():
         print_checked(checked, console())
     return 1 if checked.failed else 0
@@ -318,7 +330,7 @@ def _run_config(arguments: argparse.Namespace, request: _Request, options: Optio
 
 @contextlib.contextmanager
 def _giving_up() -> Iterator[None]:
-    """Print inside; output that cannot be written any more is given up: the work is done, and its exit code holds."""
+    """Print inside; drop output that cannot be written, because the work is done and its exit code holds."""
     try:
         yield
         sys.stdout.flush()
@@ -327,30 +339,30 @@ def _giving_up() -> Iterator[None]:
 
 
 def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
-    """Say what is kept and how to go on; the exit code is 128 and the signal, as in a shell.
+    """Print what is kept and how to resume; return 128 plus the signal, as a shell does.
 
     Args:
-        before: the ops whose runs had come to their end.
+        before: the ops whose runs had finished.
     """
     from tunedgemm.tuner import Terminated
 
     number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
     lines = [f"interrupted by {number.name}" + (f" after the runs of {', '.join(before)}" if before else "")]
     if arguments.run_config is not None:
-        lines = [f"{lines[0]}; nothing is kept of --run_config, and the tables are as they were"]
+        lines = [f"{lines[0]}; --run_config keeps nothing, and the tables are unchanged"]
     elif progress.planned is None:
         lines = [
             f"{lines[0]} before anything {'more ' if before else ''}was measured"
             if not arguments.compare
-            else f"{lines[0]}; the table is as it was"
+            else f"{lines[0]}; the table is unchanged"
         ]
     elif arguments.compare:
-        lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is as it was, and the same command goes on from here"]
+        lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is unchanged, and the same command resumes"]
     else:
         done, total, output = len(progress.outcomes), len(progress.planned.tasks), progress.planned.output
         kept = sum(1 for outcome in progress.outcomes if outcome.winner is not None)
-        lines += [f"{done} of {total} shapes are done, {kept} with a winner: kept in {output}, and every trial beside it"]
-        lines += ["the same command goes on from here" + ("" if arguments.resume else "; without --no-resume it reuses the trials")]
+        lines += [f"{done} of {total} shapes are done, {kept} with a winner: kept in {output}, and every trial in its trial log"]
+        lines += ["the same command resumes" + ("" if arguments.resume else "; without --no-resume it reuses the trials")]
     for line in lines:
         print(f"tunedgemm: {line}", file=sys.stderr)
     return 128 + number

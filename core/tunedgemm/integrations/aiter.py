@@ -1,7 +1,8 @@
-"""AITER's modules by AITER's names, where AITER is not installed: call sites that import from ``aiter`` run unchanged.
+"""Modules with AITER's names, for code that imports from ``aiter`` where AITER is not installed.
 
-`install` puts modules into `sys.modules`; what their names stand for is looked up in the menu of `tunedgemm` at the first use. What
-AITER has and this project has not is an AttributeError, or an ImportError of the import statement, that names what is missing.
+`install` puts modules into `sys.modules`; their names are looked up in `tunedgemm` at the first
+use. A name of AITER's that this project lacks raises AttributeError, or ImportError in an import
+statement, with the missing name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HERE = "tunedgemm.integrations.aiter"
 
 
 def _of(home: str, *names: str, **others: str) -> Mapping[str, tuple[str, str]]:
-    """Name here -> (module, name there); *others* are names of another spelling there."""
+    """Map a name here to (module, name there); *others* have another spelling there."""
     return {**{name: (home, name) for name in names}, **{name: (home, there) for name, there in others.items()}}
 
 
@@ -48,7 +49,7 @@ _DTYPES = {
     **_of("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
     **_of("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
 }
-#: What is served: module -> name -> (module, name there).
+#: Served names: module -> name -> (module, name there).
 SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter": {**_TUNED, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_ENUMS, **_SHUFFLE, **_QUANT},
     "aiter.tuned_gemm": _TUNED,
@@ -67,24 +68,24 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.utility.dtypes": {**_DTYPES, **_of(_HERE, "fp8")},
     "aiter.utility.fp4_utils": _of("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),
 }
-#: Modules that AITER's own namespace has under a name that is not theirs.
+#: Modules with another name in AITER's top-level namespace.
 _ALIASES = {"dtypes": "aiter.utility.dtypes"}
 
 
 class _Served(types.ModuleType):
-    """A module whose names are those of `SERVED`."""
+    """A module with the names of `SERVED`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"AITER's names that tunedgemm serves: {', '.join(sorted(SERVED[name])) or 'those of its modules'}.")
         self.__spec__ = ModuleSpec(name, None, origin=__file__, is_package=True)
-        self.__file__ = __file__  # an import statement that fails shows it
+        self.__file__ = __file__  # the error of a failed import shows it
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        where = SERVED[self.__name__].get(name)
-        if where is None:
-            raise AttributeError(f"tunedgemm serves {self.__name__!r} here, and has nothing for AITER's {name!r}")
-        value = getattr(importlib.import_module(where[0]), where[1])
+        target = SERVED[self.__name__].get(name)
+        if target is None:
+            raise AttributeError(f"{self.__name__}.{name}: tunedgemm, which serves {self.__name__!r} here, has no counterpart")
+        value = getattr(importlib.import_module(target[0]), target[1])
         setattr(self, name, value)
         return value
 
@@ -92,15 +93,16 @@ class _Served(types.ModuleType):
         return sorted({*super().__dir__(), *SERVED[self.__name__]})
 
 
-#: What `install` put aside, by module; None while nothing is installed.
+#: Modules that `install` replaced; None before `install`.
 _before: dict[str, types.ModuleType] | None = None
 
 
 def install(*, force: bool = False) -> None:
-    """Serve ``import aiter`` and its GEMM modules from here on, in this process; a second call changes nothing.
+    """Serve ``import aiter`` and its GEMM modules in this process; a second call changes nothing.
 
     Args:
-        force: also where AITER itself is installed, which other code of the process may need. `uninstall` gives it back.
+        force: hide an installed AITER, which other code of the process may need; `uninstall`
+            restores it.
 
     Raises:
         UserError: AITER is installed, and *force* is not given.
@@ -109,9 +111,7 @@ def install(*, force: bool = False) -> None:
     if _before is not None:
         return
     if not force and (NAME in sys.modules or importlib.util.find_spec(NAME) is not None):
-        raise UserError(
-            "AITER is installed here, and its own functions would be hidden; import from tunedgemm instead, or install(force=True)"
-        )
+        raise UserError("AITER is installed, and would be hidden; import from tunedgemm instead, or call install(force=True)")
     _before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == NAME}
     modules = {name: _Served(name) for name in SERVED}
     for name, module in modules.items():
@@ -124,7 +124,7 @@ def install(*, force: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`; names that were imported meanwhile go on working."""
+    """Undo `install`; names that were imported in between keep working."""
     global _before
     if _before is None:
         return
@@ -136,7 +136,7 @@ def uninstall() -> None:
 
 
 def _declared(weight: torch.Tensor) -> torch.Tensor:
-    """A weight that AITER's functions for shuffled weights were given: they take plain tensors, whose bytes are of (16, 16)."""
+    """Declare a plain weight as shuffled by (16, 16), as AITER's functions for shuffled weights read it."""
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
     return weight if isinstance(weight, ShuffledWeight) else as_shuffled(weight, (16, 16))
@@ -150,7 +150,7 @@ def gemm_a8w8_bpreshuffle(
     *rest: Any,
     **named: Any,
 ) -> torch.Tensor:
-    """`tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes already, which is all that AITER's function can mean."""
+    """Call `tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
     return tunedgemm.gemm_a8w8_bpreshuffle(XQ, _declared(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
@@ -164,7 +164,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     *rest: Any,
     **named: Any,
 ) -> torch.Tensor:
-    """`tunedgemm.gemm_a8w8_blockscale_bpreshuffle`; a plain WQ holds shuffled bytes already, as above."""
+    """Call `tunedgemm.gemm_a8w8_blockscale_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
     return tunedgemm.gemm_a8w8_blockscale_bpreshuffle(XQ, _declared(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
@@ -179,12 +179,12 @@ def triton_gemm_a16w16(
     config: Mapping[str, Any] | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """``gemm_a16w16`` of ``aiter.ops.triton``: ``x[..., K] @ w[N, K].T (+ bias)``.
+    """Compute ``gemm_a16w16`` of ``aiter.ops.triton``: ``x[..., K] @ w[N, K].T (+ bias)``.
 
     Args:
-        dtype: of the output; None for bf16, AITER's default.
-        config: accepted, the table decides.
-        y, activation: only None.
+        dtype: dtype of the output; None for bf16, AITER's default.
+        config: accepted and ignored, because the table decides.
+        y, activation: must be None.
 
     Raises:
         OperandError: the operands do not fit each other, or y or an activation is given.
@@ -197,39 +197,39 @@ def triton_gemm_a16w16(
     del config
     for argument, value in (("y", y), ("activation", activation)):
         if value is not None:
-            raise OperandError(f"gemm_a16w16: {argument} is not taken; the output is a new tensor, without an activation")
+            raise OperandError(f"gemm_a16w16: {argument} is not supported; the output is a new tensor, without an activation")
     return tunedgemm.gemm_a16w16(x, w, bias, dtype or torch.bfloat16)  # type: ignore[no-any-return]
 
 
 def get_torch_quant(qType: Any) -> Callable[..., Quantised]:
-    """AITER's function of torch for a kind, with the arguments of that function; the answer is `get_quant`'s for the others."""
+    """Return the torch function of a kind, with AITER's arguments; otherwise `get_quant`'s."""
     import tunedgemm
 
     functions: dict[str, Callable[..., Quantised]] = {"per_Tensor": tunedgemm.per_tensor_quant, "per_Token": tunedgemm.pertoken_quant}
-    found: Callable[..., Quantised] = functions.get(_kind(qType)) or get_quant(qType)
-    return found
+    function: Callable[..., Quantised] = functions.get(_kind(qType)) or get_quant(qType)
+    return function
 
 
 def get_quant(qType: Any) -> Callable[..., Quantised]:
-    """The quantising function of a kind, with the arguments of AITER's ``get_hip_quant`` and ``get_triton_quant``.
+    """Return a kind's quantising function, with the arguments of AITER's ``get_hip_quant``.
 
     Args:
         qType: a member of `tunedgemm.QuantType`, or of an enum with the same names.
 
     Returns:
-        ``f(x, scale=None, quant_dtype=int8, ...) -> (q, scale)``; for ``No`` x as it is and None.
+        ``f(x, scale=None, quant_dtype=int8, ...) -> (q, scale)``; for ``No`` x itself and None.
 
     Raises:
-        UserError: no such kind here.
+        UserError: the kind is unknown.
     """
     try:
         return _FUNCTIONS[_kind(qType)]
     except KeyError:
-        raise UserError(f"nothing quantises {qType!r} here; known: {', '.join(_FUNCTIONS)}") from None
+        raise UserError(f"QuantType: unknown kind (got {qType!r}); known: {', '.join(_FUNCTIONS)}") from None
 
 
 def _kind(kind: Any) -> str:
-    """The name of a member of QuantType or of another library's enum of the same names."""
+    """Return the name of a member of QuantType, or of another library's enum of the same names."""
     return str(getattr(kind, "name", kind))
 
 
@@ -245,13 +245,13 @@ def _per_row(
     function: str,
     **_rows: Any,
 ) -> Quantised:
-    """One scale a row or one in all; AITER's numbers of valid rows are not needed, all rows are quantised."""
+    """Quantise all rows, with one scale a row or one in all; AITER's numbers of valid rows are ignored."""
     import torch
 
     import tunedgemm
 
-    found: Quantised = getattr(tunedgemm, function)(x, scale, quant_dtype=quant_dtype or torch.int8)
-    return found
+    quantised: Quantised = getattr(tunedgemm, function)(x, scale, quant_dtype=quant_dtype or torch.int8)
+    return quantised
 
 
 def _per_1x128(
@@ -262,14 +262,14 @@ def _per_1x128(
     transpose_scale: bool = False,
     **_rows: Any,
 ) -> Quantised:
-    """One scale for 128 elements of a row; *transpose_scale* as `tunedgemm.transposed_scale` gives it."""
+    """Quantise with one scale for 128 elements of a row, which *transpose_scale* transposes."""
     import torch
 
     import tunedgemm
     from tunedgemm.errors import OperandError
 
     if scale is not None or group_size != 128:
-        raise OperandError(f"per_1x128 takes its scales from the values, one for 128 of them (got group_size {group_size})")
+        raise OperandError(f"per_1x128: computes one scale for 128 values (got group_size {group_size} and scale {scale}); omit both")
     q, scales = tunedgemm.per_1x128_quant(x, quant_dtype or torch.int8)
     return q, tunedgemm.transposed_scale(scales) if transpose_scale else scales
 
@@ -281,12 +281,12 @@ def _per_1x32(
     shuffle: bool = False,
     **_rows: Any,
 ) -> Quantised:
-    """mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
+    """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
     import tunedgemm
     from tunedgemm.ops.formats.quant import FP4
 
-    found: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
-    return found
+    quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
+    return quantised
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Quantised]] = {
@@ -299,7 +299,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Quantised]] = {
 
 
 def __getattr__(name: str) -> Any:
-    """``fp8``: that of this device's matrix cores, e4m3fnuz on MI300 (gfx940 to gfx942), e4m3fn elsewhere."""
+    """Return ``fp8`` of this device's matrix cores: e4m3fnuz on MI300 (gfx940 to gfx942), else e4m3fn."""
     if name != "fp8":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch

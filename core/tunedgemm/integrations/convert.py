@@ -1,4 +1,4 @@
-"""A model's linear layers through the tables, module by module: for models that are not to be patched, and for shuffled weights."""
+"""Convert a model's linear layers, module by module, instead of patching; also for shuffled weights."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from tunedgemm.shape import Shape
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-#: Where layers of fp8 keep the scales of their weight: transformers' and DeepSeek's name, and compressed-tensors'.
+#: Attributes with the scales of an fp8 weight: transformers' and DeepSeek's, and
+#: compressed-tensors'.
 _SCALES = ("weight_scale_inv", "weight_scale")
 _BLOCK = 128
 
 
 @attrs.frozen(eq=False)
 class Converted:
-    """What `convert` did to a model; as a context manager it is undone at the end of the block.
+    """The result of `convert`; as a context manager it undoes the conversion at the end of the block.
 
     Attributes:
-        modules: names of the layers that go through the tables.
-        shuffled: names of those among them whose weights are shuffled.
-        skipped: names of linear layers that were left, wholly or with their weights in order, and why.
+        modules: names of the converted layers.
+        shuffled: names of the converted layers with shuffled weights.
+        skipped: names of linear layers that were not converted, or whose weights were not shuffled,
+            with the reasons.
         bytes_added: memory of the weights that are kept twice.
     """
 
@@ -45,7 +47,7 @@ class Converted:
     _undo: list[Callable[[], None]] = attrs.field(repr=False)
 
     def undo(self) -> None:
-        """Give every layer its class and its weight back, in the order that the weight had; a second time does nothing."""
+        """Restore every layer's class and its weight's order; further calls do nothing."""
         while self._undo:
             self._undo.pop()()
 
@@ -64,31 +66,34 @@ def convert(
     skip: Iterable[str] = (),
     fp8: bool = True,
 ) -> Converted:
-    """Have a model's linear layers go through the tuned tables, in place; convert where the model will run, and before torch.compile.
+    """Route a model's linear layers through the tables, in place.
 
-    ``nn.Linear`` layers keep all they have and get another class. Layers of fp8 are taken where their scales can be told: of
-    blocks of 128 x 128, of rows, or of the tensor. Whatever has a forward of its own besides, or a weight of another type, is left
-    and named in the result.
+    Convert on the device where the model will run, and before torch.compile. ``nn.Linear`` layers
+    keep their state and get another class. fp8 layers are converted if their scales are known: of
+    blocks of 128 x 128, of rows, or of the tensor. Layers with another forward, or with a weight of
+    another type, are skipped and named in the result.
 
-    A weight is shuffled only where a backend has kernels for its layout, for torch would put it in order at each call; where no other
-    module holds it; and where it is no parameter that is trained. Load weights before: a state_dict of a converted model has shuffled ones.
+    A weight is shuffled only if a backend has kernels for its layout, because torch would unshuffle
+    it at each call. It must belong to one module, and not be trained. Load weights first, because a
+    converted model's state_dict has shuffled ones.
 
     Args:
-        model: on the device where it will run.
-        shuffle: the layout of `shuffle_weight`, True for (16, 16); False leaves weights as they are.
-        keep_plain: keep the plain weight, too, for the calls that it serves better: those of few rows as a rule (see
-            `tunedgemm.dispatch.preshuffle`). It doubles the memory of such weights: 15 GB more for 8 billion parameters in bf16.
-            Without it shuffled weights serve every call, which slows down decoding at batch 1.
-        skip: names of modules to leave, with * and ? as in file names.
-        fp8: whether layers of fp8 are taken. Their activations are quantised by several of torch's operations, which fused kernels
-            that a model brings along may do faster.
+        model: a model on the device where it will run.
+        shuffle: the layout of `shuffle_weight`, True for (16, 16); False shuffles no weight.
+        keep_plain: keep the plain weight, too, for the calls that it serves better, mostly those of
+            few rows (see `tunedgemm.dispatch.preshuffle`). It doubles the memory of such weights:
+            15 GB more for 8 billion parameters in bf16. Without it shuffled weights serve every
+            call, which slows down decoding at batch 1.
+        skip: names of modules to skip, with * and ? as in file names.
+        fp8: whether to convert fp8 layers. Several of torch's operations quantise their
+            activations; a model's fused kernels may be faster.
 
     Returns:
-        What was done, and its undo.
+        The converted layers, and their undo.
 
     Raises:
-        UserError: a weight that is to be shuffled requires a gradient, or is on the meta device.
-        OperandError: no such layout.
+        UserError: a weight to be shuffled requires a gradient, or is on the meta device.
+        OperandError: the layout is unknown.
     """
     layout = "row" if shuffle is False else layout_name((16, 16) if shuffle is True else shuffle)
     patterns, holders = tuple(skip), _holders(model)
@@ -105,8 +110,8 @@ def convert(
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
         reason = _unfit(module)
-        if fp8 and reason and (told := _fp8_scales(module)) is not None:
-            _to_fp8(module, *told, undo)
+        if fp8 and reason and (scales := _fp8_scales(module)) is not None:
+            _to_fp8(module, *scales, undo)
             done.append(name)
             continue
         if reason:
@@ -125,26 +130,26 @@ def convert(
 
 
 def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
-    """Of each memory that parameters and buffers lie in, the modules that hold some of it."""
-    found: dict[int, set[int]] = {}
+    """Map the memory of parameters and buffers to the modules that hold some of it."""
+    holders: dict[int, set[int]] = {}
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.numel() and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta:
-                found.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(module))
-    return found
+                holders.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(module))
+    return holders
 
 
 def _unfit(module: torch.nn.Linear) -> str:
-    """Why a layer cannot have our forward in place of its own; "" where it can."""
+    """Return why a layer cannot take our forward, or ""."""
     if isinstance(module, (TunedLinear, TunedFp8Linear)):
         return "converted already"
     if "forward" in module.__dict__:
         return "its forward was replaced on the module itself"
     if type(module) is not torch.nn.Linear:
-        return f"its class {type(module).__name__} may have a forward of its own"
+        return f"its class {type(module).__name__} may have another forward"
     weight = module._parameters.get("weight")
     if weight is None:
-        return "its weight is no parameter, but computed"
+        return "its weight is computed, not a parameter"
     if type(weight) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(weight, ShuffledWeight):
         return f"its weight is of the type {type(weight).__name__}"
     if weight.dtype not in _FLOATS:
@@ -153,29 +158,29 @@ def _unfit(module: torch.nn.Linear) -> str:
 
 
 def _check_shuffled(name: str, module: torch.nn.Linear) -> None:
-    """Raises UserError for a weight that would be shuffled, and cannot be."""
+    """Raise UserError for a weight that should be shuffled and cannot be."""
     weight = module.weight
     if _unfit(module) or isinstance(weight, ShuffledWeight):
         return
     if weight.is_meta:
-        raise UserError(f"convert: the weight of {name!r} is on the meta device; load the model, then shuffle its weights")
+        raise UserError(f"convert: the weight of {name!r} is on the meta device; load the model first")
     if weight.requires_grad:
         raise UserError(
-            f"convert: the weight of {name!r} requires a gradient, which no shuffled weight has; model.requires_grad_(False) first"
+            f"convert: the weight of {name!r} requires a gradient, unlike a shuffled weight; call model.requires_grad_(False) first"
         )
 
 
 def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders: dict[int, set[int]]) -> str:
-    """Why a weight stays in order; "" where it can be shuffled."""
+    """Return why a weight cannot be shuffled, or ""."""
     weight = module.weight
     if isinstance(weight, ShuffledWeight):
-        return f"its weight is shuffled already, to {weight.layout_name}"
+        return f"its weight has the layout {weight.layout_name} already"
     if not keep_plain and len(holders[weight.untyped_storage().data_ptr()]) > 1:
-        return "its weight stays in order, for another module holds it, too"
+        return "its weight stays plain: another module holds it, too"
     try:
         shuffle_weight(torch.empty_like(weight, device="meta", memory_format=torch.contiguous_format), layout)
     except OperandError as error:
-        return f"its weight stays in order: {error}"
+        return f"its weight stays plain: {error}"
     (n, k), short = weight.shape, short_dtype(weight.dtype)
     bias = "" if module.bias is None else short_dtype(module.bias.dtype)
     m = PRESHUFFLE_M_THRESHOLD if keep_plain else 1
@@ -183,24 +188,24 @@ def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders:
     device = device_of(weight.get_device())
     explanation = tgemm.dispatcher.explain(shape, device)
     if explanation.libtype == BUILTIN:
-        return f"its weight stays in order, for no backend on {device} has kernels for the layout {layout} (asked for {shape})"
+        return f"its weight stays plain: no backend on {device} has kernels for the layout {layout} (shape {shape})"
     return ""
 
 
 def _to_shuffled(module: torch.nn.Linear, layout: str, keep_plain: bool, undo: list[Callable[[], None]]) -> int:
-    """Shuffle a layer's weight, or a copy of it; how many bytes that adds."""
-    made = shuffle_weight(module.weight.detach().contiguous(), layout)
+    """Shuffle a layer's weight, or with *keep_plain* a copy of it; return the bytes that it adds."""
+    shuffled = shuffle_weight(module.weight.detach().contiguous(), layout)
     if keep_plain:
-        module.register_buffer("shuffled_weight", made, persistent=False)
+        module.register_buffer("shuffled_weight", shuffled, persistent=False)
         undo.append(lambda: delattr(module, "shuffled_weight"))
-        return made.numel() * made.element_size()
+        return shuffled.numel() * shuffled.element_size()
 
     def back() -> None:
         weight: Any = module.weight
         if isinstance(weight, ShuffledWeight):
             module.weight = torch.nn.Parameter(unshuffle_weight(weight), requires_grad=False)
 
-    module.weight = torch.nn.Parameter(made, requires_grad=False)
+    module.weight = torch.nn.Parameter(shuffled, requires_grad=False)
     undo.append(back)
     return 0
 
@@ -213,7 +218,7 @@ def _class_back(module: torch.nn.Linear, before: type[torch.nn.Linear]) -> Calla
 
 
 def _fp8_scales(module: torch.nn.Linear) -> tuple[str, bool] | None:
-    """The attribute with the scales of a layer of fp8, and whether they are of blocks; None where they cannot be told."""
+    """Return the attribute with an fp8 layer's scales, and whether they are of blocks; None if unknown."""
     weight = module._parameters.get("weight")
     plain = weight is not None and type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.dtype in _FP8 and weight.dim() == 2
     if not plain or "forward" in module.__dict__ or isinstance(module, TunedFp8Linear) or weight is None or not weight.is_contiguous():
@@ -233,15 +238,15 @@ def _fp8_scales(module: torch.nn.Linear) -> tuple[str, bool] | None:
 
 
 def _to_fp8(module: torch.nn.Linear, scale_name: str, blocks: bool, undo: list[Callable[[], None]]) -> None:
-    """Give a layer of fp8 our class, and what that has to know."""
+    """Give an fp8 layer our class and that class's attributes."""
     before = type(module)
-    told = {"scale_name": scale_name, "blocks": blocks, "untuned": before}
-    module.__dict__.update(told)
+    attributes = {"scale_name": scale_name, "blocks": blocks, "untuned": before}
+    module.__dict__.update(attributes)
     module.__class__ = TunedFp8Linear
 
     def back() -> None:
         module.__class__ = before
-        for name in told:
+        for name in attributes:
             module.__dict__.pop(name, None)
 
     undo.append(back)

@@ -1,8 +1,9 @@
-"""Routes of an engine's layers: each call runs a table's kernel or the engine's own, whichever is faster at this M.
+"""Routes of an engine's layers: each call runs the faster of a table's and the engine's kernel.
 
-A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same operands in the engine's own order, so a
-layer keeps the weights and the quantised activations that the engine made. `compare` times both sides on the layers of the loaded model.
-Linear layers are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
+A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
+operands in the engine's own order, so a layer keeps the weights and the quantised activations that
+the engine made. `compare` times both sides on the layers of the loaded model. Linear layers are one
+op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
 from __future__ import annotations
@@ -21,31 +22,37 @@ from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import opaque, plain
 from tunedgemm.shape import Shape
 
-#: A function of a layer's operands: of a linear one x, weight [N, K], scales of x, scales of the weight, bias, of which three may be None.
+#: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
+#: the weight, bias; the last three may be None.
 Product = Callable[..., torch.Tensor]
-#: Steps with a new M that are the engine's after its warm-up.
+#: Steps with a new M that run the engine's kernel after its warm-up.
 _STEPS = 3
 
 
 @attrs.define(eq=False)
 class Route:
-    """Holds the layers of one shape.
+    """The layers of one shape, and the choice of kernel at each M.
 
     Attributes:
-        name: what tells the route from others, the same in each process: compiled graphs hold it.
-        shape: of one row of x.
-        device: where the weights are.
-        ours, theirs: functions of the operands; *theirs* is None where the engine has no kernel for such layers.
+        name: the unique name, the same in each process, because compiled graphs hold it.
+        shape: the shape at one row of x.
+        device: the device of the weights.
+        ours, theirs: functions of the operands; *theirs* is None if the engine has no kernel for
+            such layers.
         inputs: makes the activations of M rows.
-        operands: joins those with a layer's weights to the operands of a call; the weight comes second.
-        engine: its name, for messages.
-        tolerance: largest relative difference of the two's outputs (Frobenius). Kernels of one product differ by roundings, 0.4 % in bf16.
+        operands: joins those with a layer's weights to the operands of a call; the weight comes
+            second.
+        engine: the engine's name, for messages.
+        tolerance: largest relative difference of both outputs (Frobenius). Kernels of one product
+            differ by roundings, 0.4 % in bf16.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
-        verdicts: M of a row to how many times faster than the engine's kernel it was here; see `faster` for 0 and less.
-        reasons: M to why a call of it is the engine's.
+        verdicts: M of a row to its speed relative to the engine's kernel; see `faster` for 0 and
+            less.
+        reasons: M to the reason why the engine's kernel serves it.
         calls: M to the function that runs.
-        waiting: M to the calls that are the engine's before a row may serve it; None until the warm-up is over.
+        waiting: M to the calls left for the engine's kernel before a row may serve it; None until
+            the warm-up is over.
     """
 
     name: str
@@ -65,7 +72,7 @@ class Route:
     waiting: dict[int, int] | None = None
 
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
-        """Choose the function for calls of M rows, and keep it: where shapes are captured the engine's kernel runs, and is counted."""
+        """Choose and keep the function for calls of M rows; during capture count the engine's kernel."""
         call = self.calls.get(m)
         if call is None:
             known = dispatcher(self.shape.op)
@@ -79,9 +86,10 @@ class Route:
         return call
 
     def _waits(self, m: int) -> bool:
-        """Count a call of M rows; tell whether it came in too few steps to be worth a row.
+        """Count a call of M rows; return whether M is still too rare for a row.
 
-        Most M of prefill come once, and to bind a kernel to an M takes the host longer than the step that it speeds up.
+        Most M of prefill come once, and binding a kernel to an M takes the host longer than the
+        step that it speeds up.
         """
         if self.waiting is None:
             return False
@@ -90,7 +98,7 @@ class Route:
         return left > 0
 
     def serves(self, m: int, device: Device) -> bool:
-        """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than the engine's kernel."""
+        """Return whether a row serves calls of M rows and was not slower here than the engine's kernel."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         row, reason = self.row_of(m, device)
@@ -100,24 +108,26 @@ class Route:
         elif gain is not None and gain <= 1:
             reason = f"the row of M={row} was not faster here ({gain:.2f} times {self.engine}'s speed)"
         elif row is not None and gain is None and self.compared:
-            reason = f"the row of M={row} was not timed against {self.engine}'s kernel yet; the next start goes on with it"
+            reason = f"the row of M={row} was not timed against {self.engine}'s kernel yet; the next start times it"
         if reason:
             self.reasons[m] = reason
         return not reason
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
-        """Return M of the row that answers for M rows of x, or None and the reason why none does."""
+        """Return M of the row that serves M rows of x, or None and the reason."""
         known, shape = dispatcher(self.shape.op), self.shape.with_m(m)
         try:
-            # Prefill meets ever new M: they must not wait for a backend's heuristic, which `explain` would bind.
-            if not any(True for one in {shape, _unbiased(shape)} for _ in known.table.candidates(one, device)):
+            # Prefill keeps meeting new M. They must not wait for a backend's heuristic, which
+            # `explain` would bind.
+            if not any(True for variant in {shape, _unbiased(shape)} for _ in known.table.candidates(variant, device)):
                 return None, "no row"
-            found = known.explain(shape, device)
+            explanation = known.explain(shape, device)
         except UserError as error:
             return None, str(error)
-        if found.offer.origin in ("table", "unbiased") and not found.refused:
-            return (found.offer.match.row.shape.m if found.offer.match is not None else m), ""
-        unusable = next((f"{offer.solution}: {why}" for offer, why in found.passed_over if offer.match is not None), "")
+        offer = explanation.offer
+        if offer.origin in ("table", "unbiased") and not explanation.refused:
+            return (offer.match.row.shape.m if offer.match is not None else m), ""
+        unusable = next((f"{skipped.solution}: {why}" for skipped, why in explanation.passed_over if skipped.match is not None), "")
         return None, f"a row cannot be used: {unusable}" if unusable else "no row"
 
 
@@ -130,11 +140,12 @@ def _run(
     dtype: torch.dtype, route: str,
 ) -> torch.Tensor:  # fmt: skip
     del dtype  # the route's own
-    # Steps that no graph holds make hundreds of these calls. An engine's class of parameters would pass each product through Python.
-    one = routes[route]
+    # Steps outside graphs make hundreds of these calls. An engine's class of parameters would pass
+    # each product through Python.
+    chosen = routes[route]
     weight, w_scale, bias = plain(weight), plain(w_scale), plain(bias)
     m = x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
-    call = one.calls.get(m) or one.call_of((x, weight, x_scale, w_scale, bias), m)
+    call = chosen.calls.get(m) or chosen.call_of((x, weight, x_scale, w_scale, bias), m)
     return call(x, weight, x_scale, w_scale, bias).contiguous()
 
 
@@ -151,31 +162,34 @@ _op = opaque(_SCHEMA, run=_run, fake=_fake)
 
 
 def product(*operands: Any) -> torch.Tensor:
-    """Multiply for a routed layer: one op in graphs; in eager mode the function itself, which takes less of the host."""
+    """Multiply for a routed layer: one op in graphs; in eager mode the function, for less host time."""
     out: torch.Tensor = _op(*operands) if torch.compiler.is_compiling() else _run(*operands)
     return out
 
 
 def kept(route: Route, module: Any, name: str = "") -> Route:
-    """Add a layer to the route of this name, which is this one if there is none; returns that route."""
+    """Add a layer to the route of this name, or to this one as its first; return that route."""
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
 
 
 def adds_bias(layer: Any) -> bool:
-    """Tell whether a layer adds its bias itself."""
+    """Return whether a layer adds its bias itself."""
     return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
 
 
 def compare(seconds: float, known: dict[str, float]) -> None:
-    """Time every row of every route against the engine's kernel, on the weights of the model's layers; the smallest M first.
+    """Time every row of every route against the engine's kernel on the model's weights.
+
+    The smallest M comes first.
 
     A row that is not reached waits for the next start, and the engine's kernel serves its M.
 
     Args:
-        seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the table's word.
-        known: gains of earlier starts, by route and M; those of this one are added, failures are not.
+        seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
+        known: gains of earlier starts, by route and M; those of this start are added, without
+            failures.
     """
     rows: list[tuple[int, Route]] = []
     for route in routes.values():
@@ -185,7 +199,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
         if route.compared:
             rows += [(m, route) for m in rows_of(route.shape, device_of(route.device.index or 0))]
     arms: Arms | None = None
-    for m, route in sorted(rows, key=lambda one: one[0]):
+    for m, route in sorted(rows, key=lambda row: row[0]):
         name = f"{route.name} M={m}"
         gain = known.get(name)
         if gain is None:
@@ -195,19 +209,19 @@ def compare(seconds: float, known: dict[str, float]) -> None:
                 continue
             inputs = route.inputs(m)
             gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
-            if gain > 0:  # a failure, as for want of memory, may pass
+            if gain > 0:  # a failure, such as out of memory, may be temporary
                 known[name] = gain
         route.verdicts[m] = gain
 
 
 def settle(device: Device) -> None:
-    """Let new M that no row is of wait from now on: the warm-up is over, and the engine called its own sizes."""
+    """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
     for route in routes.values():
         route.waiting = dict.fromkeys(rows_of(route.shape, device), 0)
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:
-    """List the M of the rows that answer for a shape at whatever M, ascending."""
+    """List the M of the rows that serve a shape at any M, ascending."""
     table = dispatcher(shape.op).table
     wanted = _unbiased(shape.with_m(1))
     return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) == wanted})
@@ -217,18 +231,18 @@ def _unbiased(shape: Shape) -> Shape:
     return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
-#: What a route means that vLLM's graphs never call.
+#: Reason why vLLM's graphs never call a route.
 _STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
 
 
 def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: str = _STALE) -> list[str]:
-    """Sum up for the engine's log how many layers go through tables, with which backends, and why others do not.
+    """Sum up the routed layers, their backends, and the reasons of the others, for the engine's log.
 
     Args:
         sizes: the numbers of tokens that the engine captures graphs for.
-        device: where the model is.
-        engine: its name.
-        stale: what a route means that was never called; "" where that is normal.
+        device: the model's device.
+        engine: the engine's name.
+        stale: the reason why a route was never called; "" if that is normal.
     """
     lines, used, missing, layers, captured = [], set(), set(), 0, 0
     for route in routes.values():

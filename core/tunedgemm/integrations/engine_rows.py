@@ -1,4 +1,4 @@
-"""Which of an engine's linear layers have rows: the others are left to the engine."""
+"""Find the linear layers of an engine that have rows; the others stay the engine's."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tunedgemm.errors import UserError
 if TYPE_CHECKING:
     from tunedgemm.table.lookup import Table
 
-#: Why layers are left to the engine, with the names of those layers.
+#: Reasons why layers stay the engine's, with the names of those layers.
 _left: dict[str, list[str]] = {}
 
 
 def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
-    """Return why the calls of a layer are left to the engine, "" where they go through the tables.
+    """Return why a layer's calls stay the engine's, "" if they go through the tables.
 
     Args:
         op: the op of its products.
         n, k: sizes of its weight on this rank.
         scale: kind of its scales.
-        dtype: what the name of its operands' dtype begins with.
+        dtype: prefix of its operands' dtype.
         layer: name of the layer, for `unrouted`.
     """
     from tunedgemm.device import current_device
@@ -45,13 +45,13 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
 
 
 def keep(reason: str, layer: str) -> bool:
-    """Note for `unrouted` why a layer keeps the engine's kernels; returns True."""
+    """Record for `unrouted` why a layer keeps the engine's kernels; return True."""
     _left.setdefault(reason, []).append(layer)
     return True
 
 
 def drop(reason: str) -> bool:
-    """Take one note of `keep` back; returns False."""
+    """Undo one record of `keep`; return False."""
     _left[reason].pop()
     return False
 
@@ -64,10 +64,10 @@ def unrouted(engine: str = "vLLM") -> list[str]:
 
 @functools.lru_cache(maxsize=16)
 def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows to their (dtype, kind of scales): a model asks for hundreds of layers."""
+    """Map (N, K) of a table's rows to their (dtype, kind of scales); a model asks for hundreds of layers."""
     from tunedgemm.device import device_of
 
-    found: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
-        found.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
-    return found
+        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
+    return weights

@@ -1,4 +1,4 @@
-"""Start-up of an engine's plugin: its switch, the engine's version, and gains that earlier starts measured."""
+"""Start-up of an engine's plugin: its switch, the engine's version, and gains of earlier starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import os
 
 from tunedgemm.errors import UserError
 
-# What routes is imported where it is needed: an engine loads its plugin in all its processes, whether it is on or not.
+# Routing modules are imported late: an engine loads its plugin in all its processes, on or off.
 
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-#: Seconds that timing the rows against the engine's kernels may take at start-up.
+#: Longest time, in seconds, of timing the rows against the engine's kernels at start-up.
 _SECONDS = 8.0
 
 
@@ -21,7 +21,7 @@ def read_switch(variable: str, *others: str) -> str:
 
     Args:
         variable: its name.
-        others: values that it may have besides on and off.
+        others: its values other than on and off.
 
     Returns:
         "" for off, "1" for on, or one of *others*.
@@ -37,17 +37,17 @@ def read_switch(variable: str, *others: str) -> str:
 
 
 def is_known(log: logging.Logger, engine: str, version: str, known: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Tell whether a version is between the first and the last known one; warn that the plugin is off where it is not."""
+    """Return whether a version is in the known range; if not, warn that the plugin is off."""
     parts = tuple(int(part) for part in version.split(".")[: len(known[0])] if part.isdecimal())
     if known[0] <= parts <= known[1]:
         return True
-    first, last = (".".join(map(str, one)) for one in known)
-    log.warning("tunedgemm is off: %s %s is not one of the versions known here, %s to %s", engine, version, first, last)
+    first, last = (".".join(map(str, bound)) for bound in known)
+    log.warning("tunedgemm is off: unknown version of %s (got %s); known are %s to %s", engine, version, first, last)
     return False
 
 
 def fingerprint(switch: str) -> str:
-    """Digest what decides which kernels run: version, switch, plugins, tables, and whether shapes are captured."""
+    """Digest the choice of kernels: version, switch, plugins, tables, and whether shapes are captured."""
     from importlib.metadata import entry_points
 
     from tunedgemm import __version__
@@ -66,10 +66,10 @@ def fingerprint(switch: str) -> str:
 
 
 def compare_remembered(engine: str, variable: str, digest: str) -> None:
-    """Time the rows of all routes against the engine's kernels, save those that an earlier start timed.
+    """Time the rows of all routes against the engine's kernels, except those timed by an earlier start.
 
     Args:
-        engine: its name and version.
+        engine: the engine's name and version.
         variable: the environment variable with the longest time in seconds.
         digest: `fingerprint` of the tables.
 

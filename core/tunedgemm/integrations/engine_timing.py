@@ -1,6 +1,7 @@
 """Comparison of two kernels on a loaded model's weights: outputs, then times of captured graphs.
 
-Graphs take the weights of all layers in turn, so that caches are cold, and write the activations before each call, as a model does.
+Graphs take the weights of all layers in turn, so that caches are cold, and write the activations
+before each call, as a model does.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ import torch
 
 from tunedgemm.tuner.workload import touch
 
-#: Rounds of one comparison, and the least number of bytes of weights that one graph reads: three times the largest L2 (60 MB).
+#: Rounds of one comparison, and the fewest bytes of weights in one graph: three times the largest
+#: L2 (60 MB).
 _ROUNDS, _BYTES = 9, 180 << 20
-#: Milliseconds that one sample takes at least: events resolve half a microsecond.
+#: Shortest sample in milliseconds: events resolve half a microsecond.
 _SAMPLE = 0.5
-#: Least gain that counts as faster: start-up is a noisy time to measure, and a wrong row would run in every layer.
+#: Least gain that counts as faster: start-up is noisy, and a wrong row would run in every layer.
 _NOISE = 1.02
 #: Rows of two outputs that are compared.
 _ROWS = 64
 
 
 class Arms:
-    """Holds the stream that graphs are captured on, and a budget.
+    """The stream that captures graphs, and a time budget.
 
     Args:
-        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: the engine's warm-up would compile them, too.
+        seconds: time for measuring, after which `spent` is true. Compiling kernels does not count,
+            because the engine's warm-up would compile them, too.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -37,21 +40,22 @@ class Arms:
 
     @property
     def spent(self) -> bool:
-        """Tell whether the budget is spent."""
+        """Return whether the budget is spent."""
         return self.seconds <= 0
 
 
 def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], calls: Sequence[tuple[Any, ...]], tolerance: float) -> float:
-    """Measure how many times faster *ours* is than *theirs*.
+    """Measure the speed of *ours* relative to *theirs*.
 
     Args:
-        arms: where to capture, and for how long.
+        arms: the stream and the budget.
         ours, theirs: functions of the operands of each call.
         calls: operands, one call for each layer.
         tolerance: largest relative difference of the outputs (Frobenius).
 
     Returns:
-        At most 1 where the difference may be noise, 0 where ours fails; minus the outputs' relative difference where it is too large.
+        The ratio of the times, at most 1 if the difference may be noise. 0 if ours fails. Minus the
+        outputs' relative difference if that is too large.
     """
     size = max(1, calls[0][1].nbytes)
     few = calls[: max(2, -(-_BYTES // size))]
@@ -65,10 +69,10 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
             repeats = [max(1, round(_SAMPLE / max(_milliseconds(graph, 1), 1e-3))) for graph in graphs]
             ratios = []
             for turn in range(_ROUNDS):
-                times = {place: _milliseconds(graphs[place], repeats[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
+                times = {side: _milliseconds(graphs[side], repeats[side]) for side in ((0, 1) if turn % 2 else (1, 0))}
                 ratios.append(times[0] / times[1])
             arms.seconds -= time.monotonic() - start
-    except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: the engine's stays
+    except (RuntimeError, MemoryError):  # out of memory, or a kernel that cannot be captured
         torch.cuda.synchronize()
         return 0.0
     gain = sorted(ratios)[_ROUNDS // 2]
@@ -76,11 +80,11 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
 
 
 def _difference(ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...]) -> float:
-    """Compute the relative difference of two outputs, infinite where one is not finite."""
+    """Compute the relative difference of two outputs, infinite if one is not finite."""
     # Copies: an engine's kernel may return a workspace that the next call writes to.
     out, known = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
-    found = float((out - known).norm() / known.norm().clamp(min=1e-30))
-    return found if math.isfinite(found) else math.inf
+    difference = float((out - known).norm() / known.norm().clamp(min=1e-30))
+    return difference if math.isfinite(difference) else math.inf
 
 
 def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> torch.cuda.CUDAGraph:

@@ -1,9 +1,11 @@
-"""Our product among the choices of torch.compile's max-autotune, beside ATen's and Triton's; nothing happens before `offer`.
+"""Offer our product to torch.compile's max-autotune, with ATen's and Triton's, after `offer`.
 
-Without it a routed product is one op of the graph that looks at the tables at every call, for every M, and that is the better
-rule where M varies: a choice of max-autotune is made once, for the M that the graph is compiled with, and kept for all that it serves.
+Without `offer` a routed product is one op of the graph that looks at the tables at every call. That
+is better where M varies. Max-autotune chooses once, for the M that the graph is compiled with, and
+keeps the choice for every M.
 
-Inductor keeps choices in its caches. After tuning anew let it choose anew: ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
+Inductor keeps choices in its caches. After tuning again, make it choose again:
+``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
 """
 
 from __future__ import annotations
@@ -24,27 +26,28 @@ from tunedgemm.integrations.graph_ops import graph_op, torch_fallback
 from tunedgemm.integrations.lowering import straight
 from tunedgemm.ops import DEFAULT_OP
 
-#: What torch multiplies without scales.
+#: Dtypes that torch multiplies without scales.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-#: In the key of what torch.compile caches: graphs that were compiled with the choice and without it are not exchanged.
+#: Part of torch.compile's cache key, so that graphs with and without the choice are separate.
 _TAG = "+tunedgemm.inductor"
 
-#: Of the choices of torch 2.11.
+#: Numbers for the names of choices in torch 2.11.
 _numbers = itertools.count()
 
-#: What takes back an offer.
+#: Callbacks that withdraw an offer.
 _offered = contextlib.ExitStack()
 
 
 def offer(*, external: bool = False) -> None:
-    """Let max-autotune choose between our op, ATen and Triton, by time; for graphs that are compiled from here on.
+    """Let max-autotune choose between our op, ATen and Triton by time, in graphs compiled from now on.
 
-    That is for routed products and calls of `gemm_a16w16`, without scales and with plain weights.
+    It covers routed products and calls of `gemm_a16w16`, without scales and with plain weights.
 
     Args:
-        external: whether products that are not routed get our product as a choice, too (Inductor's ``external_matmul``). Inductor
-            gives the output, so what is ours is copied into it: one more pass over it than a routed product takes.
+        external: whether products that are not routed get our product as a choice, too (Inductor's
+            ``external_matmul``). Inductor allocates the output, so ours is copied into it: one more
+            pass over it than in a routed product.
 
     Raises:
         UserError: this torch has no such choices.
@@ -61,13 +64,13 @@ def offer(*, external: bool = False) -> None:
 
 
 def withdraw() -> None:
-    """Take back what `offer` did, if anything; graphs that are compiled stay as they are."""
+    """Undo `offer`, if it was called; compiled graphs do not change."""
     _offered.close()
 
 
 def _without_external() -> None:
-    left = [function for function in torch._inductor.config.external_matmul if function is not tunedgemm_mm]
-    torch._inductor.config.external_matmul = left
+    others = [function for function in torch._inductor.config.external_matmul if function is not tunedgemm_mm]
+    torch._inductor.config.external_matmul = others
 
 
 def _without_tag() -> None:
@@ -75,27 +78,27 @@ def _without_tag() -> None:
 
 
 def tunedgemm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``a[M, K] @ b[K, N]`` into *out*, as Inductor calls an external product."""
+    """Compute ``a[M, K] @ b[K, N]`` into *out*, as Inductor calls an external product."""
     out.copy_(tgemm.mm(a, b.t(), None, out.dtype))
 
 
 def _inductor() -> Callable[[Any, Callable[..., Any], str], None]:
-    """What has an op chosen or not, given its decomposition and a name, until `withdraw`."""
+    """Return this torch's function that makes an op a choice, given its decomposition and a name."""
     try:
         custom_op = importlib.import_module("torch._inductor.kernel.custom_op")
     except ImportError as error:
         raise _too_old() from error
     register = getattr(custom_op, "register_custom_op_autotuning", None)
-    taken = set(inspect.signature(register).parameters if register is not None else ())
-    if {"configs", "name", "min_speedup_threshold"} <= taken:
+    parameters = set(inspect.signature(register).parameters if register is not None else ())
+    if {"configs", "name", "min_speedup_threshold"} <= parameters:
         return _choose
-    if {"configs", "name", "dispatch_on"} <= taken:
+    if {"configs", "name", "dispatch_on"} <= parameters:
         return _choose_anew
     raise _too_old()
 
 
 def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
-    """By Inductor's own registration, which takes an op and leaves what it has no choices for to the op: torch 2.13."""
+    """Register an op with Inductor, which runs the op where it has no choices: torch 2.13."""
     from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
     from torch._inductor.lowering import user_lowerings
 
@@ -105,10 +108,10 @@ def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 
 
 def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
-    """By what torch 2.11's registration does, which takes no op that is there already.
+    """Replace an op's lowering as torch 2.11's registration would, which refuses existing ops.
 
-    It leaves the op out of the choices of a name that it has met, so that each choice has a name of its own. An op that is chosen is
-    called with its tensors alone, so that a call which tells it more has no choice.
+    Each choice has a new name, because a known name leaves the op out of the choices. A chosen op
+    is called with its tensors alone, so a call with other arguments has no choice.
     """
     from torch._inductor.kernel.custom_op import _extract_tensor_inputs, autotune_custom_op
     from torch._inductor.lowering import lowerings
@@ -117,8 +120,8 @@ def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 
     def choosing(*arguments: Any, **named: Any) -> Any:
         tensors, rest = _extract_tensor_inputs(arguments, named, op)
-        places = {argument.name: argument for argument in op._schema.arguments}
-        if any(value != places[key].default_value for key, value in rest.items()):
+        schema = {argument.name: argument for argument in op._schema.arguments}
+        if any(value != schema[key].default_value for key, value in rest.items()):
             return itself(*arguments, **named)
         return autotune_custom_op(f"{name}_{next(_numbers)}", [decomposition], tensors, [rest], op)
 
@@ -128,13 +131,13 @@ def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 
 def _too_old() -> UserError:
     return UserError(
-        f"torch {torch.__version__} cannot choose between an op and others: offer() is verified with torch 2.13 and 2.11; "
-        "routed products run in compiled graphs without it"
+        f"offer: torch {torch.__version__} cannot choose between an op and others; use torch 2.13 or 2.11, "
+        "or leave it out, because routed products run in compiled graphs without it"
     )
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
-    """The routed op as Inductor knows it: choices of ATen and of Triton."""
+    """Decompose the routed op for Inductor, which has choices of ATen and of Triton for it."""
     del weight_layout
     return torch._C._nn.linear(x, weight, bias)
 
@@ -150,20 +153,20 @@ def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
     weight_layout: str = "row",
     fields: str = "",
 ) -> torch.Tensor:
-    """`gemm_a16w16` without scales in a graph, as Inductor knows it."""
+    """Decompose `gemm_a16w16` without scales for Inductor."""
     del scale_a, scale_b, scale_c, weight_layout, fields
     return torch_fallback(x, weight, bias, otype)
 
 
 def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
-    """A lowering that chooses under max-autotune; the op *itself* else and for what is more than a product."""
+    """Make a lowering that chooses products under max-autotune, and runs the op *itself* otherwise."""
     signature = inspect.signature(decomposition)
 
     def lowered(*arguments: Any, **named: Any) -> Any:
         settings = torch._inductor.config
-        asked, told = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
-        scaled = any(told.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
-        product = told.get("weight_layout", "row") == "row" and not scaled and told["x"].get_dtype() in _FLOATS
-        return straight(choosing(*arguments, **named)) if asked and product else itself(*arguments, **named)
+        tunes, bound = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
+        scaled = any(bound.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
+        product = bound.get("weight_layout", "row") == "row" and not scaled and bound["x"].get_dtype() in _FLOATS
+        return straight(choosing(*arguments, **named)) if tunes and product else itself(*arguments, **named)
 
     return lowered

@@ -1,6 +1,7 @@
-"""The classes that `convert` gives to linear layers: the same attributes and state, and a forward through the tables.
+"""Classes that `convert` gives to linear layers: their forward goes through the tables.
 
-A layer's class is set, no new module is made: parameters, hooks, names and ``isinstance(layer, torch.nn.Linear)`` stay.
+Only a layer's class changes. Parameters, hooks, names and ``isinstance(layer, torch.nn.Linear)``
+stay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _autocast = torch._C._is_any_autocast_enabled
 
 
 class TunedLinear(torch.nn.Linear):
-    """``nn.Linear`` by `tunedgemm.linear`, with its weight in whatever layout it has."""
+    """``nn.Linear`` by `tunedgemm.linear`, with a weight in any layout."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input[..., K] @ weight[N, K].T (+ bias)``."""
@@ -31,17 +32,17 @@ class TunedLinear(torch.nn.Linear):
         return out
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
-        """What `tunedgemm.prewarm` binds."""
+        """Yield the calls that `tunedgemm.prewarm` binds."""
         x = torch.zeros(m, self.in_features, dtype=self.weight.dtype, device=self.weight.device)
         yield DEFAULT_OP, (x, self.weight) if self.bias is None else (x, self.weight, self.bias), None
 
 
 class TwofoldLinear(TunedLinear):
-    """A `TunedLinear` that keeps its weight twice, plain and shuffled; each call gets the one that serves it better.
+    """A `TunedLinear` with a plain and a shuffled weight; each call takes the better one.
 
     Attributes:
-        shuffled_weight: a buffer that no state_dict has. Graphs of torch.compile, gradients, autocast and functional transforms
-            take the plain weight.
+        shuffled_weight: a buffer outside the state_dict. Graphs of torch.compile, gradients,
+            autocast and functional transforms take the plain weight.
     """
 
     shuffled_weight: torch.Tensor
@@ -55,7 +56,7 @@ class TwofoldLinear(TunedLinear):
         chosen: torch.Tensor
         try:
             chosen = tgemm.dispatcher.preferred(input, weight, self._buffers["shuffled_weight"], bias)
-        except (UserError, RuntimeError, TypeError):  # no call for the tables: torch answers, or says what is wrong
+        except (UserError, RuntimeError, TypeError):  # the tables cannot serve it: torch does, or raises
             chosen = weight
         if chosen is not weight and (_autocast() or unseen()):
             chosen = weight
@@ -63,19 +64,21 @@ class TwofoldLinear(TunedLinear):
         return out
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
-        """What `tunedgemm.prewarm` binds: the call with either weight."""
+        """Yield the calls that `tunedgemm.prewarm` binds, with either weight."""
         for op, (x, _, *bias), otype in super().tuned_calls(m):
             for weight in (self.weight, self.shuffled_weight):
                 yield op, (x, weight, *bias), otype
 
 
 class TunedFp8Linear(torch.nn.Linear):
-    """A linear layer of fp8 weight by `gemm_a8w8` or `gemm_a8w8_blockscale`; activations are quantised at each call, by torch's operations.
+    """An fp8 linear layer by `gemm_a8w8` or `gemm_a8w8_blockscale`.
+
+    torch's operations quantise the activations at each call.
 
     Attributes:
         scale_name: the attribute with the weight's scales.
-        blocks: whether they are of blocks of 128 x 128; else one for the tensor, or one a row.
-        untuned: the class before, whose forward serves calls that need a gradient.
+        blocks: whether they are scales of 128 x 128 blocks; else one for the tensor, or one a row.
+        untuned: the previous class, whose forward serves calls that need a gradient.
     """
 
     scale_name: str
@@ -86,17 +89,17 @@ class TunedFp8Linear(torch.nn.Linear):
         """``input[..., K] @ (weight[N, K] * scales).T (+ bias)``, in the dtype of *input*."""
         if torch.is_grad_enabled() and input.requires_grad:
             return self.untuned.forward(self, input)
-        with torch.no_grad():  # scales are parameters with gradients as some libraries make them
+        with torch.no_grad():  # some libraries make scales parameters with gradients
             _, operands, otype = self._call(input)
             out: torch.Tensor = tgemm.gemm_a8w8_blockscale(*operands, otype) if self.blocks else tgemm.gemm_a8w8(*operands, dtype=otype)
             return out.add_(self.bias) if self.blocks and self.bias is not None else out
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
-        """What `tunedgemm.prewarm` binds, for activations in bf16."""
+        """Yield the call that `tunedgemm.prewarm` binds, for activations in bf16."""
         yield self._call(torch.zeros(m, self.in_features, dtype=torch.bfloat16, device=self.weight.device))
 
     def _call(self, x: torch.Tensor) -> OpCall:
-        """The op, its operands, and the output's dtype."""
+        """Return the op, its operands, and the output's dtype."""
         weight, scale = self.weight, getattr(self, self.scale_name)
         if self.blocks:
             return "a8w8_blockscale", (*_crossed(per_1x128_quant(x, weight.dtype), weight), scale), x.dtype
@@ -107,12 +110,12 @@ class TunedFp8Linear(torch.nn.Linear):
             quantised = pertoken_quant(x, quant_dtype=weight.dtype)
             scale = scale.expand(self.out_features).contiguous()
         else:
-            q, one = per_tensor_quant(x, fixed.detach().float().reshape(1), quant_dtype=weight.dtype)
-            quantised = q, one if scale.numel() == 1 else one.expand(x.shape[:-1].numel()).contiguous()
+            q, x_scale = per_tensor_quant(x, fixed.detach().float().reshape(1), quant_dtype=weight.dtype)
+            quantised = q, x_scale if scale.numel() == 1 else x_scale.expand(x.shape[:-1].numel()).contiguous()
         operands = (*_crossed(quantised, weight), scale)
         return "a8w8", operands if self.bias is None else (*operands, self.bias), x.dtype
 
 
 def _crossed(quantised: tuple[torch.Tensor, torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Activations and their scales around the weight, as the ops take them."""
+    """Return activations, weight and the activations' scales, in the order of the ops."""
     return quantised[0], weight, quantised[1]

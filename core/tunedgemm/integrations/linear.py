@@ -1,4 +1,7 @@
-"""F.linear through the tables: `linear` is a drop-in for ``torch.nn.functional.linear``, and `Route` what its kin are made of."""
+"""Route F.linear through the tables: `linear` is a drop-in for ``torch.nn.functional.linear``.
+
+`Route` also makes the drop-ins of `products`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import attrs
 import torch
 from torch.autograd import forward_ad
 
-import tunedgemm.integrations.graph_ops  # noqa: F401 - layers call the functions that it teaches the compiler
+import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler functions that layers call
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
@@ -21,14 +24,14 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 Function = Callable[..., Any]
 
 _original = torch.nn.functional.linear
-#: F.linear by its inner name, which is what torch's own launcher is.
+#: F.linear by its inner name, which torch's own launcher is.
 _native = torch._C._nn.linear
-#: Of any device; what a call asks first is of GPUs alone, which takes half the time.
+#: Autocast of any device. A call first checks that of GPUs alone, which takes half the time.
 _autocast = torch._C._is_any_autocast_enabled
 
 
 class _Serving(threading.local):
-    """Of this thread: whether it is inside a launcher, and whether a routed function was called from there."""
+    """Flags of a thread: inside a launcher, and a routed function was called from there."""
 
     inside = False
     reentered = False
@@ -43,13 +46,13 @@ def _itself(launcher: Function) -> Function:
 
 @attrs.frozen
 class Route:
-    """How calls of one function of torch become calls of a16w16.
+    """The mapping of calls of one function of torch to calls of a16w16.
 
     Attributes:
         dispatcher: of a16w16.
         original: torch's function.
-        operands: its arguments to x, weight and, where there is one, bias; None for a product that is no such call.
-        adapted: a launcher to a function of its arguments.
+        operands: maps its arguments to x, weight and, if present, bias; None for another product.
+        adapted: maps a launcher to a function of its arguments.
     """
 
     dispatcher: Dispatcher
@@ -58,12 +61,13 @@ class Route:
     adapted: Callable[[Function], Function] = _itself
 
     def first(self, key: tuple[Any, ...], *arguments: Any, failed: Exception | None = None) -> Any:
-        """Serve a call whose key is new, or whose launcher has just *failed*, and keep what will serve the next one.
+        """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
 
         Args:
-            key: what tells the call from others; the last but one of it is whether the operands are dense and have memory.
+            key: the cache key of the call; its last but one field is whether the operands are dense
+                and have memory.
             arguments: of torch's function.
-            failed: what the launcher of the key has raised.
+            failed: the exception of the key's launcher.
         """
         if _serving.inside:
             _serving.reentered = True
@@ -71,24 +75,25 @@ class Route:
         if arguments[0].is_meta or _autocast():
             return self.original(*arguments)
         operands = self.operands(*arguments)
-        # A launcher that calls torch's function, and did not do so at its first call, is at the end of the stack: no room to demote it.
+        # A launcher that calls torch's function, but not at its first call, is at the end of the
+        # stack, without room to demote it.
         if operands is None or isinstance(failed, RecursionError):
             return self._torchs(key, *arguments)
         launchers = self.dispatcher.launchers
         launchers.pop(key, None)
-        trial = (key,)  # a launcher that calls torch's function comes here again, and must not find itself
+        trial = (key,)  # a launcher that calls torch's function returns here, and must not find itself
         _serving.inside, _serving.reentered = True, False
         try:
             serve = self.dispatcher.resolve
             out = serve(trial, operands) if failed is None else self.dispatcher.demote(failed, trial, operands)
-        except OperandError:  # not this op: torch answers, or says what is wrong
+        except OperandError:  # not this op: torch serves it, or raises
             return self._torchs(key, *arguments)
         except (UserError, RuntimeError):
             return self.original(*arguments)
         finally:
             _serving.inside = False
             launcher = launchers.pop(trial, None)
-        if launcher is not None:  # of a call that is captured there may be none to keep
+        if launcher is not None:  # a captured call may have none to keep
             call, given = self._lasting(launcher), [argument for argument in arguments if argument is not None]
             on_cpu = arguments[0].get_device() < 0 and call is not self.original
             launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(given)) if on_cpu else call
@@ -100,7 +105,7 @@ class Route:
         return self.original(*arguments)
 
     def _lasting(self, launcher: Function) -> Function:
-        """What serves the calls of a key after its first."""
+        """Return the function for the calls of a key after its first."""
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)
@@ -108,7 +113,7 @@ class Route:
 
 
 def _guarded(call: Function, original: Function) -> Function:
-    """A launcher that calls F.linear or torch.mm itself means torch's own, not the function that is there in its place."""
+    """Wrap a launcher that calls F.linear or torch.mm, so that it gets torch's own function."""
 
     def guarded(*arguments: Any) -> Any:
         if _serving.inside:
@@ -124,7 +129,11 @@ def _guarded(call: Function, original: Function) -> Function:
 
 
 def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> Function:
-    """What calls ask for is autocast of GPUs; and meta tensors have the key of CPU tensors that are not *dense*."""
+    """Wrap a call on the CPU, which must check the CPU's autocast, and meta tensors unless *dense*.
+
+    The caller checks the autocast of GPUs alone. Meta tensors share the key of CPU tensors that are
+    not dense.
+    """
     autocast = _autocast
 
     def of_any(*operands: Any) -> Any:
@@ -149,18 +158,19 @@ def _operands(
 
 
 def routed_linear(dispatcher: Dispatcher) -> Function:
-    """`linear` over the launchers of a dispatcher of a16w16, as a closure: no attribute look-ups, no locks."""
+    """Make `linear` over the launchers of a dispatcher of a16w16; a closure needs no attribute look-ups."""
     original, get = _original, dispatcher.launchers.get
     first = Route(dispatcher, original, _operands).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
+        """Compute ``F.linear`` through the tables; other calls run torch's own, with torch's errors.
 
-        A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
-        tensors, float64 and integer dtypes, 1-D weights, inputs that need a gradient or carry a tangent, calls under autocast and inside
-        functional transforms. In a graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each call;
-        torch's own is what an exported graph has.
+        A shuffled weight runs the solutions for its layout. Torch's own serves other tensor
+        subclasses, meta and fake tensors, float64 and integer dtypes, and 1-D weights. It also
+        serves inputs that need a gradient or carry a tangent, calls under autocast and inside
+        functional transforms. In a graph of torch.compile it is one op, ``tunedgemm::linear``,
+        which does the same at each call. An exported graph has torch's own.
         """
         if autocast() or forward_ad._current_level >= 0:  # a tensor with a tangent looks like any other
             return original(input, weight, bias)
@@ -217,13 +227,13 @@ op = opaque(
 
 
 def torchs_in_graph(*operands: torch.Tensor | None) -> bool:
-    """Whether a product in a graph that is being traced stays torch's: it needs a gradient, is cast, or is looked into."""
+    """Return whether a traced product stays torch's, for a gradient, autocast or a functional transform."""
     needed = any(operand is not None and operand.requires_grad for operand in operands)
     return (needed and torch.is_grad_enabled()) or _autocast() or unseen()
 
 
 def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """What stands for a call in a graph that is being traced."""
+    """Trace a call into a graph."""
     if isinstance(weight, ShuffledWeight):
         return op(input, weight._plain, bias, weight.layout_name)
     if torchs_in_graph(input, weight, bias):

@@ -1,4 +1,4 @@
-"""Routing: functions of torch are replaced by ours for a whole process, or inside a block, and put back."""
+"""Routing: replace functions of torch by ours, for a whole process or inside a block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("tunedgemm")
 
 @attrs.frozen(eq=False)
 class Place:
-    """An attribute of a module of torch, the function that it has there, and ours."""
+    """An attribute of a module of torch, with torch's function and ours."""
 
     module: ModuleType
     name: str
@@ -29,8 +29,8 @@ class Place:
 
     @torchs.default
     def _there(self) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(self.module, self.name)
-        return found
+        function: Callable[..., Any] = getattr(self.module, self.name)
+        return function
 
     def __str__(self) -> str:
         return f"{self.module.__name__}.{self.name}"
@@ -40,24 +40,24 @@ _LINEAR = (Place(torch.nn.functional, "linear", linear.linear),)
 _PRODUCTS = tuple(Place(torch, name, getattr(products, name)) for name in ("mm", "addmm", "matmul"))
 
 _lock = threading.Lock()
-#: What each `patch` and each `patched` block under way has asked for.
+#: Requests of each `patch` and of each active `patched` block.
 _asked: list[tuple[Place, ...]] = []
-#: Those of `patch`, in order.
+#: Requests of `patch`, in order.
 _by_patch: list[tuple[Place, ...]] = []
-#: How many modules of torch are being loaded.
+#: Number of modules of torch that are being loaded.
 _loading = [0]
 _strange: set[Place] = set()
 
 
 def _settle() -> None:
-    """Have in each place what is asked for; what somebody else has put there stays. Called with the lock held."""
+    """Set each place to the requested function, except one that other code has replaced; needs the lock."""
     wanted = {place for places in _asked for place in places} if not _loading[0] else set()
     for place in (*_LINEAR, *_PRODUCTS):
-        there = getattr(place.module, place.name)
-        if there is not place.torchs and there is not place.ours:
+        present = getattr(place.module, place.name)
+        if present is not place.torchs and present is not place.ours:
             if place not in _strange:
                 _strange.add(place)
-                _log.warning("%s is %r, neither torch's nor tunedgemm's: it is left as it is, and not routed here", place, there)
+                _log.warning("%s is %r, neither torch's nor tunedgemm's; it stays, and is not routed", place, present)
             continue
         setattr(place.module, place.name, place.ours if place in wanted else place.torchs)
 
@@ -67,12 +67,12 @@ def _places(linear: bool, products: bool) -> tuple[Place, ...]:
 
 
 def patch(*, linear: bool = True, products: bool = True) -> None:
-    """Route torch's functions through the tables until `unpatch`, in all threads; as often as it is called, `unpatch` is to be.
+    """Route torch's functions through the tables in all threads, until a matching `unpatch`.
 
     Args:
         linear: ``torch.nn.functional.linear``, so every ``nn.Linear``.
-        products: ``torch.mm``, ``torch.addmm`` and ``torch.matmul`` of a weight's transpose. Methods and operators (``x @ w``), and
-            names that were imported before, stay torch's.
+        products: ``torch.mm``, ``torch.addmm`` and ``torch.matmul`` of a weight's transpose.
+            Methods and operators (``x @ w``), and names that were imported before, stay torch's.
     """
     load_unrouted(_unrouted)
     with _lock:
@@ -83,7 +83,7 @@ def patch(*, linear: bool = True, products: bool = True) -> None:
 
 
 def unpatch() -> None:
-    """Take the last `patch` back; nothing where there is none. A function that somebody else has replaced meanwhile stays theirs."""
+    """Undo the last `patch`, if there is one; a function that other code has replaced stays theirs."""
     with _lock:
         if _by_patch:
             _asked.remove(_by_patch.pop())
@@ -94,7 +94,8 @@ def unpatch() -> None:
 def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
     """Route torch's functions through the tables inside the block; the arguments are those of `patch`.
 
-    Blocks may be nested, and be under way in several threads: a function is torch's again when the last has ended.
+    Blocks may be nested, and run in several threads: a function is torch's again when the last
+    block ends.
     """
     load_unrouted(_unrouted)
     with _lock:
@@ -111,7 +112,7 @@ def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unrouted() -> Iterator[None]:
-    """Torch's own functions everywhere, while a module is loaded that may keep what it finds."""
+    """Restore torch's own functions while loading a module that may keep them."""
     with _lock:
         _loading[0] += 1
         _settle()

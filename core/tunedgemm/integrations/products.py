@@ -1,8 +1,8 @@
-"""torch.mm, torch.addmm and torch.matmul through the tables, where they are products with a weight [N, K].
+"""Route torch.mm, torch.addmm and torch.matmul by a weight [N, K] through the tables.
 
-They are where the second matrix is the transpose of a contiguous [N, K] one, of a dtype of 16 or 32 bits, and nothing is scaled or
-written in place: what ``torch.mm(x, weight.t())`` says. All else is torch's own. Methods and operators of tensors (``x @ w``) are not
-these functions and stay torch's.
+A product such as ``torch.mm(x, weight.t())`` is routed. Its second matrix is the transpose of a
+contiguous [N, K] one, its dtype has 16 or 32 bits, and nothing is scaled or written in place. All
+else stays torch's, and so do methods and operators of tensors (``x @ w``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_MM, _OF_MATMUL = (2,), (2, 3, 4)
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) -> bool:
-    """Whether x[..., K], of so many dimensions, meets the transpose of a contiguous [N, K] weight."""
+    """Return whether x[..., K] has so many dimensions, and *weight* is a transposed [N, K]."""
     return weight.dim() == 2 and x.dim() in dimensions and x.dtype in _DTYPES and weight.t().is_contiguous()
 
 
@@ -57,13 +57,13 @@ def _with_bias(call: Function) -> Function:
 
 
 def routed_product(dispatcher: Dispatcher, original: Function, operands: Callable[..., Any]) -> Function:
-    """A drop-in for torch.mm or torch.matmul over the launchers of a dispatcher of a16w16."""
+    """Make a drop-in for torch.mm or torch.matmul over the launchers of a dispatcher of a16w16."""
     get, name = dispatcher.launchers.get, original.__name__
     first = Route(dispatcher, original, operands, _with_weight).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def product(input: torch.Tensor, mat2: Any = None, *rest: Any, **named: Any) -> Any:
-        """Torch's function of this name; through the tuned tables where the second operand is a weight's transpose."""
+        """Multiply as torch's function of this name; go through the tables for a weight's transpose."""
         if rest or named or autocast() or forward_ad._current_level >= 0:
             return original(input, *(() if mat2 is None else (mat2,)), *rest, **named)  # matmul's second operand is also named `other`
         try:
@@ -93,13 +93,13 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
 
 
 def routed_addmm(dispatcher: Dispatcher) -> Function:
-    """A drop-in for torch.addmm over the launchers of a dispatcher of a16w16."""
+    """Make a drop-in for torch.addmm over the launchers of a dispatcher of a16w16."""
     original, get = _addmm, dispatcher.launchers.get
     first = Route(dispatcher, original, _of_addmm, _with_bias).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        """``torch.addmm``; through the tuned tables where *mat2* is a weight's transpose and *input* its bias."""
+        """Compute ``torch.addmm``; go through the tables for a weight's transpose *mat2* and bias *input*."""
         if rest or named or autocast() or forward_ad._current_level >= 0:
             return original(input, mat1, mat2, *rest, **named)
         try:

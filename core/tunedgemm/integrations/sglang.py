@@ -1,8 +1,9 @@
-"""A plugin of SGLang: linear layers of 16 bits and fp8 run through the tables where that is faster.
+"""Plugin of SGLang: route linear layers of 16 bits and fp8 through the tables where faster.
 
-SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``sglang.srt.plugins``. It does nothing
-unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
-SGLang's kernel on the model's own weights; SGLang's kernel serves every M at which the row is not faster.
+SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
+``sglang.srt.plugins``. It does nothing unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed if the
+tables have a row for its weight. After loading, each row is timed against SGLang's kernel on the
+model's own weights; SGLang's kernel serves every M at which the row is not faster.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ import torch
 
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
-# What routes is imported where it is needed: SGLang loads this module in all its processes, whether the plugin is on or not.
+# Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
-#: SGLang prints what its own loggers and those below them say.
+#: SGLang prints the messages of loggers below its root logger.
 _log = logging.getLogger("sglang.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_SGLANG"
 #: Versions whose functions are known, the first and the last.
 KNOWN = ((0, 5, 14), (0, 5, 23))
-#: Seconds that timing the rows against SGLang's kernels may take at start-up.
+#: Variable with the longest time, in seconds, of timing the rows at start-up.
 SECONDS = "TUNEDGEMM_SGLANG_SECONDS"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _registered = False
 
 
 def register() -> None:
-    """Route SGLang's layers, once a process, where ``TUNEDGEMM_SGLANG`` is set; SGLang calls it.
+    """Route SGLang's layers, once a process, if ``TUNEDGEMM_SGLANG`` is set; SGLang calls it.
 
     Raises:
         UserError: the variable has an unknown value.
@@ -76,7 +77,7 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
 
 
 def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    """Capture the graphs, then log what goes through tables, and what does not."""
+    """Capture the graphs, then log which layers go through tables."""
     result = theirs(runner, *arguments, **named)
     from tunedgemm.device import current_device
     from tunedgemm.integrations.engine_routes import settle, summary

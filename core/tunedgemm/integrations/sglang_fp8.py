@@ -1,7 +1,8 @@
 """Routes of SGLang's fp8 layers: their products, after SGLang's own quantisation of the activations.
 
-SGLang's products do not know their layer, so a route is found by the sizes of the weight. Which product a layer runs, and with which
-scales, is read off one call of the layer: it depends on the quantisation method, on the GPU and on SGLang's options.
+SGLang's products do not know their layer, so the sizes of the weight identify a route. One call of
+the layer shows its product and scales, which depend on the quantisation method, on the GPU and on
+SGLang's options.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
 _UTILS = "sglang.srt.layers.quantization.fp8_utils"
-#: Products with scales of tokens and channels, which SGLang has on CUDA alone; with scales of blocks, by SGLang's two kernels.
+#: Products with scales of tokens and channels, which SGLang has on CUDA alone; with scales of
+#: blocks, by SGLang's two kernels.
 CHANNEL = f"{_UTILS}.fp8_scaled_mm"
 BLOCKS = (f"{_UTILS}.w8a8_block_fp8_matmul_deepgemm", f"{_UTILS}.w8a8_block_fp8_matmul_triton")
 _BLOCK = 128
 
 #: Target, N, K and output dtype of a routed product to the name of its route.
 _routes: dict[tuple[str, int, int, torch.dtype], str] = {}
-#: Where `_probe` collects the products of a layer: the target and the operands in the order of a route.
+#: Where `_probe` collects the products of a layer: the target and the operands in the order of a
+#: route.
 _probed: list[tuple[str, tuple[Any, ...]]] | None = None
 
 
 def own(target: str) -> Callable[..., Any]:
-    """Return SGLang's own function where ours is around it."""
+    """Return SGLang's own function inside our wrapper."""
     function: Any = pkgutil.resolve_name(target)
     return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]
 
 
 def _probe(module: Any, x: torch.Tensor) -> list[tuple[str, tuple[Any, ...]]]:
-    """Run a layer once, and return the products that it is made of."""
+    """Run a layer once, and return its products."""
     global _probed
     _probed = []
     try:
@@ -51,12 +54,12 @@ def _probe(module: Any, x: torch.Tensor) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
-    """Route the product of an fp8 layer, whatever its quantisation method.
+    """Route the product of an fp8 layer of any quantisation method.
 
     Args:
-        name: of the layer.
-        module: the layer, loaded.
-        dtype: of the activations.
+        name: name of the layer.
+        module: the loaded layer.
+        dtype: dtype of the activations.
     """
     sizes = module.weight.shape
     k = sizes[1] if module.weight.is_contiguous() else sizes[0]  # a weight with scales of channels is a view [K, N]
@@ -73,7 +76,7 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
     scales = (x_scale.dtype, w_scale.dtype) == (torch.float32, torch.float32)
     if not scales or not (tuple(w_scale.shape) == blocks and w_scale.is_contiguous() if block else w_scale.numel() == n):
-        keep("its scales are of a kind that no table has", name)
+        keep("tables have no such kind of scales", name)
         return
     op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
     if left(op, n, k, scale=scale, dtype="fp8", layer=name):
@@ -91,7 +94,7 @@ def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
 
     def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if block:
-            # SGLang's scales of one column are side by side, those of the op of one row.
+            # SGLang's scales are column-major, the op's row-major.
             return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, dtype)
         return gemm_a8w8(x, weight, xs.reshape(-1, 1), ws.reshape(-1), bias, dtype)
 
@@ -104,17 +107,17 @@ def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
         [(_, (x, _, x_scale, _, _))] = _probe(first(), torch.randn(m, shape.k, dtype=dtype, device=device))
         return x, x_scale
 
-    def operands(made: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-        scales = one.weight_scale if getattr(one, "weight_scale_inv", None) is None else one.weight_scale_inv
-        weight = plain(one.weight)
-        return made[0], weight if block else weight.t(), made[1], plain(scales), plain(one.bias) if biased else None
+    def operands(quantised: tuple[Any, ...], layer: Any) -> tuple[Any, ...]:
+        scales = layer.weight_scale if getattr(layer, "weight_scale_inv", None) is None else layer.weight_scale_inv
+        weight = plain(layer.weight)
+        return quantised[0], weight if block else weight.t(), quantised[1], plain(scales), plain(layer.bias) if biased else None
 
     name = f"{shape} {target.rpartition('.')[2]}"
     return Route(name=name, shape=shape, device=device, ours=ours, theirs=theirs, inputs=inputs, operands=operands, engine="SGLang")
 
 
 def _routed(target: str, x: torch.Tensor, weight: torch.Tensor, xs: Any, ws: Any, bias: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """Multiply by a routed weight [N, K]; return None where SGLang does it."""
+    """Multiply by a routed weight [N, K]; return None if SGLang must do it."""
     if _probed is not None:
         _probed.append((target, (x, weight, xs, ws, bias)))
         return None
@@ -144,5 +147,5 @@ def _block_product(target: str) -> Callable[..., Any]:
     return multiply
 
 
-#: SGLang's functions to what runs around them.
+#: SGLang's functions to their wrappers.
 HOOKS: dict[str, Callable[..., Any]] = {CHANNEL: _channel_product, **{target: _block_product(target) for target in BLOCKS}}

@@ -1,4 +1,4 @@
-"""Routes of SGLang's linear layers: those of 16 bits and the LM head; `sglang_fp8` has the fp8 ones."""
+"""Routes of SGLang's 16-bit linear layers and LM head; `sglang_fp8` has the fp8 layers."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def route_layers(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Route the linear layers of a loaded model that have rows.
 
     Args:
-        model: SGLang's.
-        dtype: of its activations.
+        model: SGLang's model.
+        dtype: dtype of its activations.
     """
     methods: Any = pkgutil.resolve_name(_METHODS)
-    heads = {id(one) for module in model.modules() if (one := getattr(module, "lm_head", None)) is not None}
+    heads = {id(head) for module in model.modules() if (head := getattr(module, "lm_head", None)) is not None}
     for name, module in model.named_modules():
         method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
         if method is None or not isinstance(weight, torch.Tensor) or weight.dim() != 2 or weight.is_meta:
             continue
         module.tunedgemm_route = ""
-        head = isinstance(method, methods.UnquantizedEmbeddingMethod)
+        embedding = isinstance(method, methods.UnquantizedEmbeddingMethod)
         if weight.dtype.itemsize == 1 and weight.is_floating_point():
             route_fp8(name, module, dtype)
-        elif (head and id(module) in heads) or isinstance(method, methods.UnquantizedLinearMethod):
-            module.tunedgemm_route = _route(name, module, head)
+        elif (embedding and id(module) in heads) or isinstance(method, methods.UnquantizedLinearMethod):
+            module.tunedgemm_route = _route(name, module, embedding)
 
 
 def _route(name: str, module: Any, head: bool) -> str:
-    """Route a layer of 16 bits; return the name of its route, "" where SGLang keeps it."""
+    """Route a layer of 16 bits; return the name of its route, "" if SGLang keeps it."""
     (n, k), dtype, device = module.weight.shape, module.weight.dtype, module.weight.device
     if getattr(module, "use_intel_amx_backend", False):
         keep("SGLang packs the weights for this CPU", name)
@@ -64,7 +64,7 @@ def _route(name: str, module: Any, head: bool) -> str:
     route = Route(
         name=f"{shape} head" if head else f"{shape}", shape=shape, device=device, ours=ours, theirs=theirs, engine="SGLang",
         inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),
-        operands=lambda inputs, one: (*inputs, plain(one.weight), None, None, plain(one.bias) if biased else None),
+        operands=lambda inputs, layer: (*inputs, plain(layer.weight), None, None, plain(layer.bias) if biased else None),
     )  # fmt: skip
     return kept(route, module, name).name
 
@@ -86,5 +86,5 @@ def _compute_lm_head(
     return product(hidden_states.to(weight.dtype), weight, None, None, None, weight.dtype, route)
 
 
-#: SGLang's functions to what runs around them.
+#: SGLang's functions to their wrappers.
 HOOKS: dict[str, Callable[..., Any]] = {_APPLY: _apply, _LM_HEAD: _compute_lm_head}

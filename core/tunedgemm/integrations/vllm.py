@@ -1,8 +1,9 @@
-"""A plugin of vLLM: linear layers and experts of 16 and 8 bits run through the tables where that is faster.
+"""Plugin of vLLM: route linear layers and experts of 16 and 8 bits through the tables where faster.
 
-vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``vllm.general_plugins``. It does nothing
-unless ``TUNEDGEMM_VLLM`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
-vLLM's kernel on the model's own weights; vLLM's kernel serves every M at which the row is not faster.
+vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
+``vllm.general_plugins``. It does nothing unless ``TUNEDGEMM_VLLM`` is set. A layer is routed if the
+tables have a row for its weight. After loading, each row is timed against vLLM's kernel on the
+model's own weights; vLLM's kernel serves every M at which the row is not faster.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ import torch
 from tunedgemm.integrations.engine_rows import left
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
-# What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
+# Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 
-#: vLLM prints what its own loggers and those below them say.
+#: vLLM prints the messages of loggers below its root logger.
 _log = logging.getLogger("vllm.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_VLLM"
-#: Value of the variable: on also where vLLM would pack its weights for a CPU, which then stay unpacked.
+#: Value of the variable that also routes on a CPU, where vLLM would pack the weights.
 UNPACKED = "unpacked"
 #: Versions whose classes are known, the first and the last.
 KNOWN = ((0, 20), (0, 33))
-#: Seconds that timing the rows against vLLM's kernels may take at start-up.
+#: Variable with the longest time, in seconds, of timing the rows at start-up.
 SECONDS = "TUNEDGEMM_VLLM_SECONDS"
 _LAYERS = "vllm.model_executor.layers"
 #: Module and class of the methods for weights of 16 bits.
 PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"))
-#: Where the start-up is followed: module, class or "", function.
+#: Wrapped functions of vLLM's start-up: module, class or "", function.
 LOADED = ("vllm.model_executor.model_loader.utils", "", "process_weights_after_loading")
 WARM = ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model")
 CPU_WARM = ("vllm.v1.worker.cpu_worker", "CPUWorker", "compile_or_warm_up_model")
@@ -45,10 +46,10 @@ _registered = False
 
 
 def register() -> None:
-    """Route vLLM's layers, once a process, where ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times.
+    """Route vLLM's layers, once a process, if ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times.
 
     Raises:
-        UserError: the variable has a value that means nothing.
+        UserError: the variable has an unknown value.
     """
     global _registered
     asked = read_switch(VARIABLE, UNPACKED)
@@ -83,7 +84,7 @@ def register() -> None:
 
 
 def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
-    """Wrap a function of vLLM, or a method; one that this vLLM does not have is named in a warning."""
+    """Wrap a function or method of vLLM; warn if this vLLM lacks it."""
     module, owner, name = place
     try:
         holder: Any = importlib.import_module(module)
@@ -94,23 +95,23 @@ def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None
         return
     ours = functools.wraps(theirs)(wrapper(theirs))
     setattr(holder, name, ours)
-    if not owner:  # modules that were loaded before have the function by its name
-        for other in [one for key, one in sys.modules.items() if key.partition(".")[0] == "vllm"]:
+    if not owner:  # modules that were loaded earlier hold the function by its name
+        for other in [loaded for key, loaded in sys.modules.items() if key.partition(".")[0] == "vllm"]:
             if getattr(other, "__dict__", {}).get(name) is theirs:
                 setattr(other, name, ours)
 
 
 def cache_factor() -> str:
-    """Digest what decides the graphs that vLLM compiles."""
+    """Digest the settings that change the graphs that vLLM compiles."""
     return fingerprint(os.environ.get(VARIABLE, ""))
 
 
 def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
-    """Wrap ``VllmConfig.compute_hash``, the key of vLLM's compile cache: graphs with our ops are other graphs."""
+    """Wrap ``VllmConfig.compute_hash``, the key of vLLM's compile cache, because our ops change graphs."""
 
     def compute_hash(self: Any, *arguments: Any, **named: Any) -> str:
-        found = theirs(self, *arguments, **named)
-        return hashlib.sha256(f"{found} {cache_factor()}".encode()).hexdigest()[: len(found)]
+        digest = theirs(self, *arguments, **named)
+        return hashlib.sha256(f"{digest} {cache_factor()}".encode()).hexdigest()[: len(digest)]
 
     return compute_hash
 
@@ -132,10 +133,10 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``compile_or_warm_up_model`` to log afterwards what goes through tables, and what does not."""
+    """Wrap ``compile_or_warm_up_model`` to log afterwards which layers go through tables."""
 
     def compile_or_warm_up_model(self: Any) -> Any:
-        found = theirs(self)
+        result = theirs(self)
         from tunedgemm.device import current_device
         from tunedgemm.integrations.engine_routes import settle, summary
         from tunedgemm.integrations.engine_rows import unrouted
@@ -146,13 +147,13 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         for line in _differing():
             _log.warning("%s", line)
         settle(current_device())
-        return found
+        return result
 
     return compile_or_warm_up_model
 
 
 def _backends(vllm_config: Any) -> list[str]:
-    """Say which kernels vLLM was asked to use, where it filters ours out (0.25 and newer)."""
+    """Report the requested kernels of vLLM (0.25 and newer) that exclude ours."""
     kernels = getattr(vllm_config, "kernel_config", None)
     of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
     asked = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
@@ -171,27 +172,27 @@ def _ranks() -> tuple[Any, int, int]:
 
 
 def _publish() -> None:
-    """Let the other ranks know of this one's tables; nothing waits, for the plugin may be off on another rank."""
+    """Publish this rank's tables to the other ranks without waiting, as the plugin may be off there."""
     store, rank, _ = _ranks()
     if store is not None:
         store.set(f"tunedgemm/{rank}", cache_factor())
 
 
 def _differing() -> list[str]:
-    """Name each rank's fingerprint where ranks have different tables or backends, or the plugin is off on some."""
+    """Return each rank's fingerprint if ranks differ in tables or backends, or the plugin is off on some."""
     store, _, count = _ranks()
     if store is None:
         return []
     keys = [f"tunedgemm/{rank}" for rank in range(count)]
-    found = [store.get(key).decode() if store.check([key]) else "off" for key in keys]
-    if len(set(found)) < 2:
+    digests = [store.get(key).decode() if store.check([key]) else "off" for key in keys]
+    if len(set(digests)) < 2:
         return []
-    ranks = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
+    ranks = ", ".join(f"rank {rank}: {digest}" for rank, digest in enumerate(digests))
     return [f"tunedgemm: ranks have different tables or backends ({ranks}); give all ranks the same"]
 
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``process_weights_after_loading`` of 16 bits to route the layers that have rows, which are not packed."""
+    """Wrap ``process_weights_after_loading`` of 16 bits to route layers with rows, without packing."""
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         weight = getattr(layer, "weight", None)
@@ -232,7 +233,7 @@ def _plain_route(method: Any, layer: Any) -> str:
         Route(
             name=f"{shape}", shape=shape, device=device, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
             inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),
-            operands=lambda inputs, one: (*inputs, plain(one.weight), None, None, plain(one.bias) if bias else None),
+            operands=lambda inputs, module: (*inputs, plain(module.weight), None, None, plain(module.bias) if bias else None),
         ),
         layer,
     ).name  # fmt: skip

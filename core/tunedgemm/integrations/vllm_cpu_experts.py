@@ -1,8 +1,11 @@
-"""Experts for vLLM where it has no kernel for plain weights, as on CPUs: layers that rows serve at every number of tokens.
+"""Experts for vLLM without a kernel for plain weights, as on CPUs.
 
-The methods of vLLM's layers of experts ask a function for the class that computes them, ``select_…_moe_backend`` of the modules of
-``vllm.model_executor.layers.fused_moe.oracle``. `install` puts one around it that answers `TunedGemmExperts` for such layers.
-Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+They take layers whose rows serve every number of tokens.
+
+The methods of vLLM's layers of experts call a function for the class that computes them:
+``select_…_moe_backend`` of the modules of ``vllm.model_executor.layers.fused_moe.oracle``.
+`install` wraps it to return `TunedGemmExperts` for such layers. `tunedgemm.integrations.vllm` loads
+this module where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -32,19 +35,20 @@ from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, ref
 from tunedgemm.shape import Shape
 
 _log = logging.getLogger("tunedgemm")
-#: vLLM prints what its own loggers and those below them say.
+#: vLLM prints the messages of loggers below its root logger.
 _told = logging.getLogger("vllm.tunedgemm")
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
-#: Module, the functions that choose and that make what was chosen, and the enumeration whose member TRITON leaves weights as they were
-#: loaded. The oracle of int8 is left alone: vLLM's method that quantises to int8 at loading asks it for int8 activations, and then
-#: describes 16-bit ones (0.32).
+#: Module, the functions that choose and make a kernel, and the enumeration whose member TRITON
+#: keeps weights as loaded. The oracle of int8 is excluded: vLLM's method that quantises to int8 at
+#: loading asks it for int8 activations, and then describes 16-bit ones (0.32).
 ORACLES = (
     ("unquantized", "select_unquantized_moe_backend", "make_unquantized_moe_kernel", "UnquantizedMoeBackend"),
     ("fp8", "select_fp8_moe_backend", "make_fp8_moe_kernel", "Fp8MoeBackend"),
 )
 
-#: Rows and columns that share a scale, of the activations and of the transposed weights; -1 is all of them.
+#: Rows and columns that share a scale, of the activations and of the transposed weights; -1 is all
+#: of them.
 _SCALES = {
     ((-1, -1), (-1, -1)): QuantType.per_Tensor,
     ((1, -1), (-1, 1)): QuantType.per_Token,
@@ -53,26 +57,26 @@ _SCALES = {
 
 
 def install() -> None:
-    """Have vLLM ask for our experts first; an oracle of another form is named in a warning and left alone."""
+    """Make vLLM ask for our experts first; warn about an oracle of another form and leave it."""
     if inspect.isabstract(TunedGemmExperts):
         missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
-        _log.warning("vLLM's experts are not as they are known here, and stay as they are: they need %s", missing)
+        _log.warning("vLLM's experts: stay vLLM's, because this vLLM has another interface: they need %s", missing)
         return
     for module, select, make, backends in ORACLES:
         try:
             theirs, as_loaded = _known(module, select, make, backends)
         except (ImportError, AttributeError) as error:
-            _log.warning("vLLM's choice of %s experts is not as it is known here, and stays as it is: %s", module, error)
+            _log.warning("vLLM's %s experts: stay vLLM's, because this vLLM has another interface: %s", module, error)
             continue
         ours = _choosing(theirs, as_loaded)
-        # Methods that were loaded before have the function by its name.
-        for holder in [one for name, one in sys.modules.items() if name.partition(".")[0] == "vllm"]:
+        # Modules that were loaded earlier hold the function by its name.
+        for holder in [loaded for name, loaded in sys.modules.items() if name.partition(".")[0] == "vllm"]:
             if getattr(holder, "__dict__", {}).get(select) is theirs:
                 setattr(holder, select, ours)
 
 
 def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
-    """Return an oracle's function that chooses, and its backend whose weights are as they were loaded.
+    """Return an oracle's choosing function, and its backend that keeps weights as loaded.
 
     Raises:
         ImportError, AttributeError: the oracle has another form.
@@ -84,7 +88,7 @@ def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable
 
 
 def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
-    """Wrap vLLM's function that chooses the class of experts; *as_loaded* is the backend that leaves weights as they were loaded."""
+    """Wrap vLLM's function that chooses experts; *as_loaded* is the backend that keeps loaded weights."""
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
@@ -98,7 +102,7 @@ def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
         try:
             reason = left(config, asked.arguments.get("weight_key"), asked.arguments.get("activation_key"))
         except AttributeError as error:
-            reason = f"vLLM describes them in a form that is not known here: {error}"
+            reason = f"vLLM describes them in an unknown form: {error}"
         _tell(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
         return theirs(*given, **named) if reason else (as_loaded, TunedGemmExperts)
 
@@ -107,12 +111,12 @@ def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _tell(text: str) -> None:
-    """Log once a process: a model has dozens of layers that are alike."""
+    """Log once a process, because a model has dozens of equal layers."""
     _told.info(text)
 
 
 def left(config: Any, weight_key: Any, activation_key: Any) -> str:
-    """Tell why vLLM computes a layer of experts, "" where it goes through the tables.
+    """Return why vLLM computes a layer of experts, "" if it goes through the tables.
 
     Args:
         config: vLLM's FusedMoEConfig.
@@ -135,10 +139,11 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
-    """Tell why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
+    """Return why rows do not serve a layer at every number of tokens up to *most*, "" if they do.
 
-    All or none go through the tables: torch's products, which serve calls without a row, were not measured against vLLM's experts. The
-    row of the next power of two serves the numbers of tokens between two rows.
+    All or none go through the tables, because torch's products, which serve calls without a row,
+    were not measured against vLLM's experts. The row of the next power of two serves the numbers of
+    tokens between two rows.
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
@@ -150,20 +155,20 @@ def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
 
 
 def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
-    """Find the kind of scales, None for those that the op has no kind for."""
+    """Return the kind of scales, None for kinds that the op lacks."""
     if weight_key is None or activation_key is None:
         return QuantType.No if weight_key is activation_key else None
     keys = (activation_key, weight_key)
     kind = _SCALES.get(tuple(tuple(key.scale.group_shape) for key in keys))  # type: ignore[arg-type]
     plain = all(key.symmetric and key.scale.dtype is torch.float32 and key.scale2 is None for key in keys)
     known = weight_key.dtype in FP8 and activation_key.dtype == weight_key.dtype
-    # Only the scale of a whole tensor is known before its values are.
+    # Only the scale of a whole tensor can be known before its values.
     ahead = kind is QuantType.per_Tensor or not activation_key.scale.static
     return kind if plain and known and ahead else None
 
 
 class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc,unused-ignore]
-    """Computes experts between routing and the reduction among ranks: `tunedgemm.fused_moe`, which quantises what it multiplies."""
+    """Experts by `tunedgemm.fused_moe`, between routing and the reduction among ranks."""
 
     def __init__(self, moe_config: Any, quant_config: Any, max_num_tokens: int | None = None, num_dispatchers: int | None = None) -> None:
         super().__init__(moe_config, quant_config, max_num_tokens, num_dispatchers)
@@ -176,7 +181,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
 
     @staticmethod
     def activation_format() -> Any:
-        """Rows are tokens."""
+        """Return the format in which rows are tokens."""
         return modular_kernel.FusedMoEActivationFormat.Standard
 
     @staticmethod
@@ -204,11 +209,11 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         return False
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Leave the sum to the op, which has weighted it."""
+        """Leave the weighted sum to the op."""
         return TopKWeightAndReduceNoOP()
 
     def workspace_shapes(self, M: int, N: int, K: int, *others: Any, **named: Any) -> tuple[tuple[int, ...], ...]:
-        """None but the output [M, K], in the names of vLLM's signature."""
+        """Return no workspace and the output [M, K], in the names of vLLM's signature."""
         del N, others, named
         return (0,), (0,), (M, K)
 
@@ -223,28 +228,30 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         activation: Any,
         **others: Any,
     ) -> None:
-        """Compute the sum over each token's experts of hidden_states [M, K] into *output* [M, K], in the names of vLLM's signature.
+        """Sum over each token's experts of hidden_states [M, K] into *output* [M, K].
+
+        The names are those of vLLM's signature.
 
         Raises:
             OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
         """
         if others.get("expert_map") is not None:
-            raise OperandError("fmoe: TunedGemmExperts has every expert on its rank, and was given a map of experts by vLLM")
-        if others.get("apply_router_weight_on_input"):  # vLLM has multiplied hidden_states by them
+            raise OperandError("fmoe: TunedGemmExperts needs every expert on its rank (got a map of experts from vLLM)")
+        if others.get("apply_router_weight_on_input"):  # vLLM multiplied hidden_states by them
             topk_weights = torch.ones_like(topk_weights)
-        found = fused_moe(
+        result = fused_moe(
             hidden_states, plain(w1), plain(w2), topk_weights.float(), known_ids(topk_ids), activation=ACTIVATIONS[activation.value],
             quant_type=self._quant_type, w1_scale=plain(self.w1_scale), w2_scale=plain(self.w2_scale), a1_scale=plain(self.a1_scale),
             a2_scale=plain(self.a2_scale), dtype=output.dtype,
         )  # fmt: skip
-        if torch.compiler.is_compiling() or not found.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
-            output.copy_(found)
-        else:  # memory of the output's own: the new one takes its place, where copying would cost a kernel
-            output.set_(found)
+        if torch.compiler.is_compiling() or not result.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
+            output.copy_(result)
+        else:  # the output owns its memory: swap it, because copying would cost a kernel
+            output.set_(result)
 
 
 def _of_config(quant_config: Any) -> QuantType:
-    """Find the kind of scales that a layer's FusedMoEQuantConfig holds."""
+    """Return the kind of scales of a layer's FusedMoEQuantConfig."""
     if quant_config.quant_dtype is None:
         return QuantType.No
     if quant_config.block_shape is not None:

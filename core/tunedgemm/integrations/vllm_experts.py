@@ -1,8 +1,9 @@
-"""Experts for vLLM: at each number of tokens `tunedgemm.fused_moe` or vLLM's own kernel computes a layer, whichever is faster.
+"""Experts for vLLM: at each number of tokens the faster of `tunedgemm.fused_moe` and vLLM's kernel.
 
-After loading, `route_experts` looks through the model for layers whose kernel (``quant_method.moe_kernel``, vLLM 0.20 and newer) keeps
-weights and scales as they are in the checkpoint, and puts a route before the kernel's ``apply``. Quantisation of the activations is part
-of both sides. Routing of tokens, shared experts and reductions among ranks stay vLLM's.
+After loading, `route_experts` finds the layers whose kernel (``quant_method.moe_kernel``, vLLM 0.20
+and newer) keeps the checkpoint's order of weights and scales. It puts a route before the kernel's
+``apply``. Both sides include quantisation of the activations. Routing of tokens, shared experts and
+reductions among ranks stay vLLM's.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from tunedgemm.integrations.engine_rows import keep
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
-#: vLLM's classes of experts whose weights [E, 2 I, H] and [E, H, I] are as loaded: the gate first, rows contiguous.
+#: vLLM's classes of experts that keep the loaded weights [E, 2 I, H] and [E, H, I]: the gate first,
+#: rows contiguous.
 _AS_LOADED = ("TritonExperts", "TritonOrDeepGemmExperts", "DeepGemmExperts", "TritonOrCutlassExperts", "CutlassExpertsFp8")
-#: vLLM's activations, all gated, to those of the op; both mean the exact GELU.
+#: vLLM's activations, all gated, to those of the op; GELU is the exact one in both.
 ACTIVATIONS = {"silu": ActivationType.Silu, "gelu": ActivationType.Gelu}
-#: Fields of a parallel configuration that are 1 where every rank has a part of every expert and all of the tokens.
+#: Fields of a parallel configuration that are 1 if every rank has a part of every expert and all
+#: tokens.
 _RANKS = ("ep_size", "dp_size", "pcp_size", "sp_size")
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _BLOCK = 128
-#: Largest relative difference of our outputs and vLLM's. Each rounds two activations to fp8: in blocks that is 4.4 % of the exact product
-#: here and 4.7 % in vLLM 0.25.1, whose scales are powers of two; the two are 6.5 % apart (H200, 128 experts of 768).
+#: Largest relative difference of our outputs and vLLM's. Each rounds two activations to fp8. In
+#: blocks that is 4.4 % of the exact product here, and 4.7 % in vLLM 0.25.1, whose scales are powers
+#: of two. The two are 6.5 % apart (H200, 128 experts of 768).
 _TOLERANCE = 0.1
 
 
 def refused(config: Any) -> str:
-    """Tell why vLLM computes a layer of experts whatever the tables say, "" if nothing stands against it.
+    """Return why vLLM must compute a layer of experts, whatever the tables hold, or "".
 
     Args:
         config: vLLM's FusedMoEConfig.
@@ -61,14 +65,14 @@ def refused(config: Any) -> str:
 
 
 def known_ids(ids: torch.Tensor) -> torch.Tensor:
-    """Give padded tokens, whose experts vLLM may mark by -1 (the default of 0.33), an expert that exists."""
+    """Give padded tokens, whose experts vLLM may mark by -1 (the default of 0.33), a valid expert."""
     from vllm import envs
 
     return ids.clamp(min=0) if getattr(envs, "VLLM_MOE_SKIP_PADDING", False) else ids
 
 
 def single_rank(parallel: Any) -> bool:
-    """Tell whether every rank has a part of every expert and all of the tokens."""
+    """Return whether every rank has a part of every expert and all tokens."""
     alone = all(getattr(parallel, name, 1) == 1 for name in _RANKS)
     return alone and not getattr(parallel, "enable_eplb", False)
 
@@ -86,7 +90,7 @@ def shape_of(config: Any, quant_type: QuantType, q_dtype: torch.dtype) -> Shape:
 
 
 def route_experts(model: torch.nn.Module) -> None:
-    """Put a route before the kernel of each layer of experts that the tables may serve; note why the others keep vLLM's."""
+    """Put a route before the kernel of each layer of experts with rows; record why others keep vLLM's."""
     seen: set[int] = set()
     for name, layer in model.named_modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
@@ -124,13 +128,13 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
     known = dispatcher("fmoe")
     if not (known.settings.capture or known.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
         return f"no row of {shape}"
-    layer.prefix = getattr(layer, "prefix", "") or name  # `kept` names a layer by it
-    _put_before(kernel, kept(_made(shape, config, quant_type, w1.device, type(experts).__name__), layer))
+    layer.prefix = getattr(layer, "prefix", "") or name  # `kept` takes a layer's name from it
+    _put_before(kernel, kept(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))
     return ""
 
 
 def _quant_type(experts: Any, w1: torch.Tensor, config: Any) -> QuantType | None:
-    """Find the kind of a layer's scales by their number; None for those that the op has no kind for."""
+    """Return the kind of a layer's scales, by their number; None for kinds that the op lacks."""
     quant, scale = experts.quant_config, plain(experts.w1_scale)
     if quant.quant_dtype is None:
         return QuantType.No if w1.dtype is config.in_dtype and scale is None else None
@@ -145,7 +149,7 @@ def _quant_type(experts: Any, w1: torch.Tensor, config: Any) -> QuantType | None
     return kind if scale.numel() == scales else None
 
 
-def _made(shape: Shape, config: Any, quant_type: QuantType, device: torch.device, experts: str) -> Route:
+def _make_route(shape: Shape, config: Any, quant_type: QuantType, device: torch.device, experts: str) -> Route:
     act, topk, count = config.activation, config.experts_per_token, config.num_local_experts
 
     def ours(*operands: Any) -> torch.Tensor:
@@ -177,7 +181,7 @@ def _made(shape: Shape, config: Any, quant_type: QuantType, device: torch.device
 
 
 def _put_before(kernel: Any, route: Route) -> None:
-    """Have a route choose what computes a kernel's calls."""
+    """Replace a kernel's ``apply`` by the route's choice."""
 
     def apply(
         hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, **how: Any

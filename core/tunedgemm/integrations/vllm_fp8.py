@@ -1,7 +1,8 @@
-"""fp8 layers for vLLM: the product of vLLM's own kernel, or of the tables where that is faster.
+"""fp8 layers for vLLM: each product by vLLM's own kernel, or by the tables where that is faster.
 
-A layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused functions quantise, with scales in
-the order of that kernel. Only the product is routed (`tunedgemm.integrations.engine_routes`).
+A layer keeps the weights of vLLM's chosen kernel, and the activations that vLLM's fused functions
+quantise, with scales in the order of that kernel. Only the product is routed
+(`tunedgemm.integrations.engine_routes`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tunedgemm.shape import Shape
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
 _BLOCK = 128
-#: vLLM's kernels of fp8 whose product takes the weight in the order in which it was loaded; others shuffle or pack it.
+#: vLLM's fp8 kernels that keep the weight's order in the checkpoint; others shuffle or pack it.
 _AS_LOADED = (
     "CutlassFP8ScaledMMLinearKernel", "FlashInferFP8ScaledMMLinearKernel", "ROCmFP8ScaledMMLinearKernel",
     "TritonFP8ScaledMMLinearKernel", "PerTensorTorchFP8ScaledMMLinearKernel", "RowWiseTorchFP8ScaledMMLinearKernel",
@@ -34,7 +35,8 @@ _AS_LOADED = (
     "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
     "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
 )  # fmt: skip
-#: Why layers keep vLLM's kernels: some methods of vLLM's quantise at loading and pass a kernel by (0.20).
+#: Reasons why layers keep vLLM's kernels. Some methods of vLLM quantise at loading and bypass a
+#: kernel (0.20).
 _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
 _REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
 
@@ -51,24 +53,27 @@ def install() -> None:
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
-    """Tell why an fp8 layer keeps vLLM's kernel although it has rows; "" where that kernel's operands are known here."""
+    """Return why an fp8 layer with rows keeps vLLM's kernel; "" if that kernel's operands are known."""
     theirs = None if current_platform.is_cpu() else chosen_by_vllm(kernels[current_platform._enum], config)
     if theirs is None or theirs.__name__ in _AS_LOADED:
         return ""
-    reason = f"vLLM computes fp8 by {theirs.__name__}, whose operands are not known here"
+    reason = f"vLLM computes fp8 by {theirs.__name__}, whose operands are unknown"
     keep(reason, "")
     return reason
 
 
 def _hand_back(layer: Any, ours: Any) -> None:
-    """Give an fp8 layer vLLM's own kernel again, whose product is routed now: vLLM 0.25 warms DeepGEMM up by its class."""
+    """Restore vLLM's own kernel, whose product is now routed: vLLM 0.25 warms DeepGEMM up by its class."""
     method: Any = getattr(layer, "quant_method", None)
     if hasattr(method, "fp8_linear") and method.fp8_linear is ours:
         method.fp8_linear = ours._theirs
 
 
 class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """Multiplies fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster."""
+    """fp8 kernel with scales of the tensor, of tokens or of channels.
+
+    It runs `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster.
+    """
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
         super().__init__(c, layer_param_names)
@@ -80,7 +85,7 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
-        """Ask for symmetric scales, a 16-bit output, and a weight that is not left to vLLM."""
+        """Require symmetric scales, a 16-bit output, and a weight with rows."""
         x, weight = c.activation_quant_key, c.weight_quant_key
         of_x, of_weight = x.scale.group_shape, weight.scale.group_shape
         if not (of_x.is_per_tensor() or of_x.is_per_token()) or not (of_weight.is_per_tensor() or of_weight.is_per_channel()):
@@ -91,14 +96,14 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
         return answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
 
     def input_quant_key(self) -> Any:
-        """Return the key of vLLM's kernel, or of static scales: a norm that vLLM has fused may hand over such activations quantised."""
+        """Return the key of vLLM's kernel, or of static scales, whose activations a fused norm may quantise."""
         if self._theirs is not None:
             return self._theirs.input_quant_key()
         key = self.config.activation_quant_key
         return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Make rows without padding of the weight, a view [K, N], and one scale a row of a single one where x has rows."""
+        """Make the weight a view [K, N] of unpadded rows, with one scale a row unless both have a single one."""
         self._waits = self._waits and drop(_PASSED_BY)
         weight_name, scale_name = self.layer_param_names[:2]
         n, k = getattr(layer, weight_name).shape[::-1]
@@ -108,19 +113,19 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
             if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:
                 keep(_REORDERED, getattr(layer, "prefix", ""))
                 return
-            if not weight.t().is_contiguous():  # else each call would copy it
+            if not weight.t().is_contiguous():  # each call would copy it
                 put(layer, weight_name, weight.data.t().contiguous().t())
         else:
             weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
             put(layer, weight_name, weight.data.t().contiguous().t())
             single = _both_of_tensors(self.config)
             put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
-        self._route = kept(self._made(layer, n, k), layer).name
+        self._route = kept(self._make_route(layer, n, k), layer).name
         if self._theirs is not None:
             self._theirs.apply_scaled_mm = self.apply_scaled_mm
             _hand_back(layer, self)
 
-    def _made(self, layer: Any, n: int, k: int) -> Route:
+    def _make_route(self, layer: Any, n: int, k: int) -> Route:
         single, config, own = _both_of_tensors(self.config), self.config, self._theirs
         names = self.layer_param_names
         x_single = config.activation_quant_key.scale.group_shape.is_per_tensor()
@@ -147,9 +152,9 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
             x = torch.randn(m, k, dtype=config.out_dtype, device=device)
             return _quantised(own, x, plain(getattr(layer, names[2], None)))
 
-        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-            weight, scale = (plain(getattr(one, name)) for name in names[:2])
-            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
+        def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
+            weight, scale = (plain(getattr(module, name)) for name in names[:2])
+            return inputs[0], weight.t(), inputs[1], scale, plain(module.bias) if biased else None
 
         return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
 
@@ -177,19 +182,22 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
 
 
 def _both_of_tensors(config: Any) -> bool:
-    """Tell whether x and the weight have one scale each; else both are taken to have one a row."""
+    """Return whether x and the weight have one scale each; else both count as having one a row."""
     return all(key.scale.group_shape.is_per_tensor() for key in (config.activation_quant_key, config.weight_quant_key))
 
 
 def _quantised(kernel: Any, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x as a kernel of vLLM's wants it, by the function that does not compile itself first."""
+    """Quantise x for a kernel of vLLM, by the function that does not compile itself first."""
     quantise = kernel.quant_fp8
-    found: tuple[torch.Tensor, torch.Tensor] = (quantise.forward_cuda if current_platform.is_cuda() else quantise)(x, scale, None)
-    return found
+    quantised: tuple[torch.Tensor, torch.Tensor] = (quantise.forward_cuda if current_platform.is_cuda() else quantise)(x, scale, None)
+    return quantised
 
 
 class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """Multiplies fp8 with scales of 1 x 128 of x and 128 x 128 of the weight: `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel."""
+    """fp8 kernel with scales of 1 x 128 of x and 128 x 128 of the weight.
+
+    It runs `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel where that is faster.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -201,7 +209,7 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
-        """Ask for dynamic float32 scales of these blocks, a 16-bit output, and a weight that is not left to vLLM."""
+        """Require dynamic float32 scales of these blocks, a 16-bit output, and a weight with rows."""
         able, reason = super().can_implement(config)
         if not able:
             return able, reason
@@ -214,7 +222,7 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         return answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Process them by vLLM's kernel; the layer is routed where weight and scales are plain matrices then."""
+        """Process them by vLLM's kernel; route the layer if weight and scales are plain matrices then."""
         self._waits = self._waits and drop(_PASSED_BY)
         if self._theirs is None:
             super().process_weights_after_loading(layer)
@@ -231,12 +239,12 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         if tuple(weight.shape) != (n, k) or not plain_scale or getattr(layer, "aiter_bpreshuffled", False):
             keep(_REORDERED, getattr(layer, "prefix", ""))
             return
-        self._route = kept(self._made(n, k, weight.device), layer).name
+        self._route = kept(self._make_route(n, k, weight.device), layer).name
         if self._theirs is not None:
             self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
             _hand_back(layer, self)
 
-    def _made(self, n: int, k: int, device: torch.device) -> Route:
+    def _make_route(self, n: int, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs
         shape = Shape(
             "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
@@ -247,7 +255,8 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
             if wide:
                 x, xs = _quantised(own, x, None)
-            # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
+            # vLLM's kernels take scales column-major, the op row-major; with one row both are the
+            # same bytes.
             return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, config.out_dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
@@ -257,8 +266,8 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
             x = torch.randn(m, k, dtype=config.out_dtype, device=device)
             return (x, x.new_empty(1)) if wide else _quantised(own, x, None)
 
-        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-            return inputs[0], plain(one.weight), inputs[1], plain(getattr(one, _scale_name(one))), None
+        def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
+            return inputs[0], plain(module.weight), inputs[1], plain(getattr(module, _scale_name(module))), None
 
         return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
 
@@ -275,5 +284,5 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
 
 
 def _scale_name(layer: Any) -> str:
-    """Return the attribute with the scales of blocks: quantisation methods have two names for it."""
+    """Return the attribute with the scales of blocks, which has two names in quantisation methods."""
     return "weight_scale" if getattr(layer, "weight_scale_inv", None) is None else "weight_scale_inv"

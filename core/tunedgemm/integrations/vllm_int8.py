@@ -1,4 +1,4 @@
-"""int8 layers for vLLM: the product of vLLM's own kernel, or of the tables where that is faster."""
+"""int8 layers for vLLM: each product by vLLM's own kernel, or by the tables where that is faster."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def install() -> None:
 
 
 class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """Multiplies int8 with symmetric scales: `tunedgemm.gemm_a8w8`, or vLLM's kernel at the M where that is faster.
+    """int8 kernel with symmetric scales: `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster.
 
-    vLLM chooses it before it says how large the weight is. Where that turns out to have no rows, vLLM's own kernel computes the layer.
+    vLLM chooses it before the weight's size is known. If the weight has no rows, vLLM's own kernel
+    computes the layer.
     """
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
@@ -46,22 +47,25 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
-        """Ask for symmetric scales."""
+        """Require symmetric scales."""
         return (True, None) if c.input_symmetric else (False, "needs symmetric scales of the activations")
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Process them by vLLM's kernel; where it has none, make one scale a row of the weight, and one of all of x where it is static."""
+        """Process them by vLLM's kernel.
+
+        Without one, make one scale a row of the weight, and a single scale of x if it is static.
+        """
         weight_name, scale_name, x_scale_name = self.layer_param_names[:3]
         (n, k), name = getattr(layer, weight_name).shape, getattr(layer, "prefix", "")
         reason = left("a8w8", n, k, scale="row", dtype="int8", layer=name)
         own = chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
         if own is None and reason:
-            raise ValueError(f"{name or 'an int8 layer'}: vLLM has no kernel for it, and neither have the tables ({reason})")
+            raise ValueError(f"{name or 'an int8 layer'}: neither vLLM nor the tables have a kernel for it ({reason})")
         if reason or not (own is None or current_platform.is_cpu()):
             self._theirs = own(self.config, self.layer_param_names)
             self._theirs.process_weights_after_loading(layer)
             if not reason and own.__name__ == _CUTLASS:
-                self._route = kept(self._made(layer, n, k), layer).name
+                self._route = kept(self._make_route(layer, n, k), layer).name
             elif not reason:
                 keep(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
             return
@@ -75,7 +79,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         else:
             setattr(layer, x_scale_name, None)
 
-    def _made(self, layer: Any, n: int, k: int) -> Route:
+    def _make_route(self, layer: Any, n: int, k: int) -> Route:
         names, single = self.layer_param_names, self.config.is_static_input_scheme
         dtype, device = getattr(layer, "params_dtype", None) or torch.get_default_dtype(), getattr(layer, names[0]).device
         biased = adds_bias(layer)

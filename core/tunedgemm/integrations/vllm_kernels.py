@@ -1,8 +1,9 @@
-"""Parts that our linear kernels for vLLM share.
+"""Shared parts of our linear kernels for vLLM.
 
-For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the platform and implement the layer
-(``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take a layer that `left` does not leave to vLLM:
-`vllm_fp8` and `vllm_int8`, which `tunedgemm.integrations.vllm` loads.
+For each quantised layer vLLM asks its kernels, in order of preference, whether they implement it on
+the platform (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours
+come first and take the layers for which `left` gives no reason. They are in `vllm_fp8` and
+`vllm_int8`, which `tunedgemm.integrations.vllm` loads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from vllm.model_executor.kernels import linear
 from vllm.platforms import current_platform
 
-#: A kernel's answer to whether it can: vLLM's form.
+#: vLLM's form of a kernel's answer whether it can run.
 Answer = tuple[bool, str | None]
 
 
@@ -23,18 +24,18 @@ def prefer(kernel: type, known: dict[Any, list[Any]]) -> None:
 
 
 def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
-    """Return the class of vLLM's own kernel for a layer; None where it has none."""
-    able = (one for one in kernels if not one.__name__.startswith("TunedGemm"))
-    return next((one for one in able if linear.is_supported_and_can_implement_kernel(one, config, None)[0]), None)
+    """Return the class of vLLM's own kernel for a layer, or None."""
+    theirs = (kernel for kernel in kernels if not kernel.__name__.startswith("TunedGemm"))
+    return next((kernel for kernel in theirs if linear.is_supported_and_can_implement_kernel(kernel, config, None)[0]), None)
 
 
 def put(layer: Any, name: str, value: torch.Tensor) -> None:
-    """Put a parameter of torch's own class in the place of one of vLLM's, which know how to be loaded: tables serve no subclasses."""
+    """Replace a parameter of vLLM's classes by one of torch's own, because tables serve no subclasses."""
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
 def answer(reason: str) -> Answer:
-    """Answer vLLM: a kernel can where there is no reason against it."""
+    """Answer vLLM that a kernel can run, or the reason against it."""
     return not reason, reason or None
 
 
@@ -44,7 +45,7 @@ def of_rows(scale: torch.Tensor, rows: int, single: bool) -> torch.Tensor:
 
 
 class Everywhere:
-    """Runs on every platform: what runs on one is the tables' matter."""
+    """A kernel for every platform, because the tables decide."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:

@@ -86,7 +86,7 @@ class TestCompare:
         assert not compared.failed
         text = compared.report.read_text()
         assert "1 threshold_met, 1 no_baseline, 1 skip" in text
-        assert "was not touched" in text
+        assert ": unchanged; --update_improved" in text
 
     @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
     def test_shapes_need_no_file(self, tables, here, turbo, source):
@@ -159,7 +159,7 @@ class TestCompare:
         compared = self.compared(table, listed, update=True, progress=others)
 
         assert {change.shape.m: change.updated for change in compared.changes} == {1: False, 2: True, 4: False}
-        assert "changed meanwhile" in compared.changes[0].reason
+        assert "changed during the comparison" in compared.changes[0].reason
         assert kernels(table)[2] != "zeros"
         assert any(one.us == 4.0 for one in read_rows(table, OP)[0])
 
@@ -180,7 +180,7 @@ class TestCompare:
         compared = self.compared(tmp_path / "new.csv", listed, update=True)
 
         assert {shape.m for shape in compared.failed} == {1, 2, 4}
-        assert "nothing passed: a16w16 M=1" in compared.report.read_text()
+        assert "no solution passed: a16w16 M=1" in compared.report.read_text()
 
     def test_the_configured_layers_decide_what_is_before_and_after(self, tmp_path, here, listed, monkeypatch, turbo, row):
         """A table that ranks above the output hides its rows, after as before, and so nothing is gained."""
@@ -201,7 +201,7 @@ class TestCompare:
         """Pins, clusters and thresholds that mean nothing; and two at once on one table."""
         here(turbo("fast"))
         for options, least, message in [
-            (Options(batch_invariant=True), 3.0, "--batch-invariant pins"),
+            (Options(batch_invariant=True), 3.0, "a pin is not chosen per shape"),
             (Options(executor="ray"), 3.0, "on this machine"),
             (QUICK, -1.0, "--min_improvement_pct"),
         ]:
@@ -209,7 +209,7 @@ class TestCompare:
                 compare("a16w16", listed, tmp_path / "t.csv", options, update=False, min_improvement_pct=least)
 
         def again(place, event):
-            with pytest.raises(UserError, match="another process compares it already"):
+            with pytest.raises(UserError, match="another process is comparing it"):
                 compare("a16w16", listed, tmp_path / "t.csv", QUICK, update=False)
             refused.append(event)
 

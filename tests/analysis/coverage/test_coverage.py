@@ -105,7 +105,7 @@ class TestAnswers:
         found = coverage(listed((16, 1)), tables=[path], device=MI300X)
 
         assert [entry.how for entry in found.entries] == ["fallback"]
-        assert any("is for gfx942, 304 CUs: theirs are for" in note and "80" in note for note in found.notes)
+        assert any("have no row for gfx942, 304 CUs; their rows are for" in note and "80" in note for note in found.notes)
 
     def test_the_words_are_those_of_the_dispatcher_that_serves(self, listed, monkeypatch, row):
         """The user's table counts, and a table of the environment's variable above it, as when calls are served."""
@@ -222,7 +222,7 @@ class TestTimes:
 
     def test_measuring_needs_the_device(self, listed):
         """A device that is only described cannot be timed, nor can a time that is none be spent."""
-        with pytest.raises(UserError, match="leave one of both out"):
+        with pytest.raises(UserError, match="leave out one of them"):
             coverage(listed((1, 1)), device=MI300X, measure=1.0)
-        with pytest.raises(UserError, match="--measure takes seconds"):
+        with pytest.raises(UserError, match="--measure: expected a positive number of seconds"):
             coverage(listed((1, 1)), measure=-1.0)

@@ -1,6 +1,6 @@
-"""What the production op does with the tables as they are, and what it would do after tuning: AITER's ``--run_config`` and ``--compare``.
+"""Time and check the production op, before and after tuning: ``--run_config`` and ``--compare``.
 
-Both look at the op as a workload calls it, through dispatch, and check what comes out besides timing it.
+Both call the op as a workload does, through dispatch, and verify its outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tunedgemm.tuner.trial import Event, Options, Place, Report, Step, Task
 
 _log = logging.getLogger("tunedgemm")
 
-#: M at which a row that pins every M is looked at: a token, and a batch.
+#: M at which a pin is checked: a token, and a batch.
 PINNED_M = (1, 256)
 
 
@@ -47,17 +47,20 @@ def run_config(
     *,
     progress: Callable[[Served], None] | None = None,
 ) -> Checked:
-    """Check and time the production op, tuning nothing; everything runs in a child process.
+    """Check and time the production op without tuning, in a child process.
 
     Args:
         op: name of the op.
-        source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that capture wrote.
-        table: a tuned CSV whose rows for the present device are the only table; None leaves the tables as configured.
-        options: of a tuning run; errRatio, cache, timing, warmup, iters, seconds and the timeouts hold.
+        source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that
+            capture wrote.
+        table: a tuned CSV whose rows for the present device are the only table; None leaves the
+            tables as configured.
+        options: of a tuning run; only errRatio, cache, timing, warmup, iters, seconds and the
+            timeouts count.
         progress: called with each shape's result.
 
     Raises:
-        UserError: a file cannot be read, or says nothing about this device.
+        UserError: a file cannot be read, or has no row for this device.
     """
     family = op_named(op)
     _local(options, "--run_config")
@@ -69,10 +72,10 @@ def run_config(
         if table:
             here = rows_for(device, rows)
             if not here:
-                raise TableError(f"{table}: has no row for {device}; its rows are for {_places(rows)}")
+                raise TableError(f"{table}: has no row for {device}; its rows are for {_devices(rows)}")
             listed = [shape for row in here for shape in _shapes(row)]
             others = len(rows) - len(here)
-            notes += (f"{others} rows of other devices, or without a time, left out",) if others else ()
+            notes += (f"left out: {others} rows of other devices or without a time",) if others else ()
         served = []
         for shape in _ordered(listed):
             served.append(ask.served(shape))
@@ -91,16 +94,17 @@ def compare(
     min_improvement_pct: float = 3.0,
     progress: Callable[[Place | None, Event], None] | None = None,
 ) -> Compared:
-    """Tune into a candidate table, and time the production op with the table as it is and as it would be, in the same rounds.
+    """Tune into a candidate table, and time the op with the old and the new rows in the same rounds.
 
     Args:
         op: name of the op.
         source: shapes, as `tunedgemm.tune` takes them; None is the file that capture wrote.
-        output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched only with *update*.
+        output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched
+            only with *update*.
         options: of the tuning run.
         update: replace the rows for which `decide` says so.
-        min_improvement_pct: what the time must fall by, in percent, for a row to be replaced.
-        progress: called with what tuning tells, then with what is checked and timed here.
+        min_improvement_pct: the smallest improvement, in percent, that replaces a row.
+        progress: called with the events of tuning, then of checking and timing.
 
     Raises:
         UserError: the input, the output or an option cannot be used.
@@ -109,7 +113,7 @@ def compare(
     output = output or tuned_path(family)
     _comparable(options, min_improvement_pct)
     if source is not None and not isinstance(source, Path):
-        source = dict(requested(family, source))  # it is gone through twice
+        source = dict(requested(family, source))  # it is iterated twice
     counts = {key_shape(shape): count for shape, count in requested(family, source, output if options.stale else None)}
     folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}"
     with _alone(folder, output):
@@ -153,9 +157,10 @@ def _changes(
 
 
 def _landing(op: Op, candidate: Path, base: Sequence[Row], report: Report, device: Device) -> dict[Shape, Row]:
-    """The rows that tuning gave for the device, by shape, as they would stand in the table.
+    """Return the device's new rows by shape, in the form in which they would replace the table's.
 
-    A row of the table that names no device stands for every one of its kind: the new row takes its place, nameless, too.
+    A row without a device name holds for every device of its kind. The new row replaces it, and
+    gets no name either.
     """
     tuned = {key_shape(outcome.task.shape) for outcome in report.outcomes if outcome.winner is not None}
     old, keys = set(base), {row.key for row in base}
@@ -171,7 +176,7 @@ def _landing(op: Op, candidate: Path, base: Sequence[Row], report: Report, devic
 def _updated(
     op: Op, output: Path, base: Sequence[Row], fresh: Mapping[Shape, Row], changes: Sequence[Change], sort: bool
 ) -> tuple[Change, ...]:
-    """Put the rows that qualify into the table; a row that somebody else has changed meanwhile is not what was compared."""
+    """Write the qualifying rows to the table, except where the table's row changed since the comparison."""
     now = {row.key: row for row in read_rows(output, op)[0]} if present(output) else {}
     then = {row.key: row for row in base}
     decided, chosen = [], []
@@ -180,7 +185,7 @@ def _updated(
         if change.decision == "skip":
             decided.append(change)
         elif now.get(row.key) != then.get(row.key):
-            decided.append(attrs.evolve(change, decision="skip", reason="the table's row has changed meanwhile"))
+            decided.append(attrs.evolve(change, decision="skip", reason="the table's row changed during the comparison"))
         else:
             decided.append(attrs.evolve(change, updated=True))
             chosen.append(row)
@@ -190,7 +195,7 @@ def _updated(
 
 
 def _copied(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
-    """The rows of a table, and a copy of the file; where there is none, no copy either.
+    """Copy a table's file if it exists; return its rows and the path of the copy.
 
     Raises:
         TableError: the file cannot be read as a table of this op.
@@ -206,16 +211,16 @@ def _copied(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
 
 @contextlib.contextmanager
 def _alone(folder: Path, output: Path) -> Iterator[None]:
-    """Hold the folder of a table's candidate; a run that was interrupted finds its trials there again."""
+    """Lock the folder of a table's candidate, where an interrupted run finds its trials."""
     lock = filelock.FileLock(folder / "lock")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise UserError(f"{output}: another process compares it already (it holds {lock.lock_file})") from None
+        raise UserError(f"{output}: another process is comparing it (it holds {lock.lock_file})") from None
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"{folder}: cannot be written: {reason}; set TUNEDGEMM_CACHE to a folder that can be written") from error
+        raise UserError(f"{folder}: cannot be written: {reason}; set TUNEDGEMM_CACHE to a writable folder") from error
     try:
         yield
     finally:
@@ -229,18 +234,18 @@ def _write(compared: Compared) -> None:
 
 def _comparable(options: Options, least: float) -> None:
     if not 0.0 <= least < 100.0:
-        raise UserError(f"--min_improvement_pct must be in 0 to 100 (got {least:g})")
+        raise UserError(f"--min_improvement_pct: must be in 0 to 100 (got {least:g})")
     if options.batch_invariant:
         raise UserError(
-            "--compare decides row by row, and --batch-invariant pins one row for every M: "
-            "tune into another table, and look at both with --run_config"
+            "--compare and --batch-invariant: are mutually exclusive, because a pin is not chosen per shape; "
+            "tune into another table, and check both with --run_config"
         )
     _local(options, "--compare")
 
 
 def _local(options: Options, flag: str) -> None:
     if options.executor != "local":
-        raise UserError(f"{flag} times the op on this machine: leave --executor {options.executor} out")
+        raise UserError(f"{flag}: times the op on this machine; leave out --executor {options.executor}")
 
 
 def _shapes(row: Row) -> list[Shape]:
@@ -248,13 +253,13 @@ def _shapes(row: Row) -> list[Shape]:
 
 
 def _ordered(shapes: Sequence[Shape] | Mapping[Shape, Row]) -> list[Shape]:
-    """Each shape once, by N, K and M."""
+    """Return each shape once, sorted by N, K and M."""
     return sorted(dict.fromkeys(map(key_shape, shapes)), key=lambda shape: (shape.n, shape.k, shape.m, str(shape)))
 
 
-def _places(rows: Sequence[Row]) -> str:
-    places = sorted({f"{row.gfx or 'any'}/{row.cu_num or 'any'} {row.device}".strip() for row in rows})
-    return ", ".join(places[:5]) or "no device at all"
+def _devices(rows: Sequence[Row]) -> str:
+    devices = sorted({f"{row.gfx or 'any'}/{row.cu_num or 'any'} {row.device}".strip() for row in rows})
+    return ", ".join(devices[:5]) or "no device at all"
 
 
 __all__ = ["Change", "Checked", "Compared", "Served", "compare", "decide", "print_checked", "print_compared", "run_config"]

@@ -1,4 +1,4 @@
-"""Asks a worker about the production op, shape by shape: what it runs, whether that is right, how long it takes."""
+"""Verify and time the production op in a worker, shape by shape."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tunedgemm.tuner.trial import Bench, Options, Place, Samples
 from tunedgemm.tuner.worker import Inline, Worker, WorkerDied
 from tunedgemm.tuner.worker_client import WorkerClient
 
-#: AITER's head room over the error ratio that a row was tuned with.
+#: AITER's margin over the error ratio that a row was tuned with.
 HEAD_ROOM = 0.05
-#: Fewest rounds, whatever the time they take.
+#: Fewest rounds, whatever time they take.
 FEWEST_ROUNDS = 15
-#: Rounds that one call of the worker takes: its deadline is that of so many.
+#: Rounds in one call of the worker, which set its deadline.
 BLOCK = 8
-#: Calls of a verification: on several operands, and repeated; the references are about as slow.
+#: Calls in a verification: several operands, repeated, and references that are about as slow.
 _CHECKS = 24
 
 
 @attrs.define(eq=False)
 class Measuring:
-    """The production op over some sides, in a worker that is replaced when it dies.
+    """The production op over several sides, in a worker that is replaced when it dies.
 
     Attributes:
         sides: the tables to dispatch through.
-        options: of a tuning run; those about accuracy, cache, timing, rounds and deadlines hold here.
+        options: of a tuning run; only accuracy, cache, timing, rounds and deadlines count.
         client: sends requests to the device's worker.
-        table_only: whether what no row serves counts as an error.
+        table_only: whether a shape without a row is an error.
     """
 
     sides: tuple[Side, ...]
@@ -52,20 +52,20 @@ class Measuring:
 
     @property
     def place(self) -> Place:
-        """Where the device is; known once the worker has begun."""
+        """Return the device's place, known after `begin`."""
         return self.client.place
 
     def begin(self) -> Place:
-        """Start the worker and learn where it is."""
+        """Start the worker; return the device's place."""
         return self.client.begin()
 
     def served(self, shape: Shape) -> Served:
-        """Check the one side on a shape, and time it where it is right."""
+        """Check the only side on a shape, and time it if it is right."""
         served = self.checked(shape, self.sides[0])
         return self._timed(served, self.sides[0]) if served.ok else served
 
     def change(self, shape: Shape, count: int) -> Change:
-        """Check the two sides on a shape; time them in the same rounds where both are right."""
+        """Check both sides on a shape; time them in the same rounds if both are right."""
         before, after = (self.checked(shape, side) for side in self.sides)
         change = Change(before, after, count=count)
         if before.ok and after.ok and before.solution == after.solution:
@@ -73,15 +73,15 @@ class Measuring:
             return attrs.evolve(change, before=timed, after=attrs.evolve(timed, origin=after.origin, why=after.why) if timed.ok else timed)
         if before.ok and after.ok:
             samples = self._samples(shape, self.sides)
-            if not isinstance(samples, str) and all(isinstance(found, Samples) for found in samples):
-                return self._paired(change, *(found for found in samples if isinstance(found, Samples)))
+            if not isinstance(samples, str) and all(isinstance(sample, Samples) for sample in samples):
+                return self._paired(change, *(sample for sample in samples if isinstance(sample, Samples)))
         before = self._timed(before, self.sides[0]) if before.ok else before
         after = self._timed(after, self.sides[1]) if after.ok else after
         ratio = after.us / before.us if before.us and after.us else 0.0
         return attrs.evolve(change, before=before, after=after, ratio=ratio, noise=max(SEQUENTIAL, math.hypot(before.noise, after.noise)))
 
     def checked(self, shape: Shape, side: Side) -> Served:
-        """Bind and verify the op on a shape, in its own call of the worker, so that a death blames this one."""
+        """Bind and verify the op on a shape, in a separate call of the worker, so that a death blames it."""
         try:
             self.client.ask(Open(shape))
             refusal = self.client.ask(Bind(shape, side.solution))
@@ -108,11 +108,11 @@ class Measuring:
             status, detail = f"error:{choice.failure}", f"served by {choice.now.offer.solution} instead"
         elif self.table_only and not choice.first.tuned:
             passed = "; ".join(f"{offer.solution}: {reason}" for offer, reason in choice.first.passed_over if offer.origin == "table")
-            status = f"error:no row serves it: {passed or 'a row of its shape is not looked up for it'}"
+            status = f"error:no row serves it: {passed or 'no look-up reaches a row of its shape'}"
         return attrs.evolve(served, status=_line(status), detail=detail)
 
     def _timed(self, served: Served, side: Side) -> Served:
-        """Time one side alone."""
+        """Time one side alone; a failure becomes its status."""
         samples = self._samples(served.shape, [side])
         answer = samples if isinstance(samples, str) else samples[0]
         if not isinstance(answer, Samples):
@@ -121,23 +121,23 @@ class Measuring:
         return _with_times(served, answer)
 
     def _paired(self, change: Change, before: Samples, after: Samples) -> Change:
-        """Both sides' medians, and the ratio by rounds: what drifts from round to round is in both and goes out."""
+        """Add both medians, and the ratio by rounds, in which drift between rounds cancels out."""
         ratio, noise = median_and_noise(tuple(later / earlier for earlier, later in zip(before.us, after.us, strict=True)))
         both = _with_times(change.before, before), _with_times(change.after, after)
         return attrs.evolve(change, before=both[0], after=both[1], ratio=ratio, noise=max(TIE, noise))
 
     def _samples(self, shape: Shape, sides: Sequence[Side]) -> list[Samples | Timing] | str:
-        """A side's samples each, from the same rounds; where the worker died or raised, the reason."""
+        """Return each side's samples from the same rounds, or the reason why the worker died or raised."""
         solutions = tuple(side.solution for side in sides)
         options, rounds = self.options, max(self.options.warmup, 1)
         try:
             rough = self._sampled(shape, solutions, rounds)
-            cost = sum(sum(found.us) * found.calls for found in rough if isinstance(found, Samples)) * 1e-6 / rounds
+            cost = sum(sum(sample.us) * sample.calls for sample in rough if isinstance(sample, Samples)) * 1e-6 / rounds
             affordable = int(options.seconds / max(cost, 1e-9))
             left = min(options.iters, max(affordable, FEWEST_ROUNDS))
-            found: list[Samples | Timing] = []
+            samples: list[Samples | Timing] = []
             while left > 0:
-                found = _joined(found, self._sampled(shape, solutions, min(BLOCK, left)))
+                samples = _joined(samples, self._sampled(shape, solutions, min(BLOCK, left)))
                 left -= BLOCK
             failures = [self._after(shape, side) for side in sides]
         except WorkerDied as error:
@@ -146,11 +146,11 @@ class Measuring:
             return f"{type(error).__name__}: {error}"
         return [
             Timing(shape, side.solution, "failed", detail=failure) if failure else sample
-            for side, sample, failure in zip(sides, found, failures, strict=True)
+            for side, sample, failure in zip(sides, samples, failures, strict=True)
         ]
 
     def _after(self, shape: Shape, side: Side) -> str:
-        """What went wrong while a side was timed: it fell back to another solution, or is not right any more; else ""."""
+        """Return the fault of a side's timing (a fallback to another solution, wrong outputs), or ""."""
         again = self.client.ask(CheckAgain(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
         choice = self.client.ask(GetChoice(shape, side.name))
         return choice.failure or ("" if again.status == "ok" else again.detail)
@@ -170,16 +170,16 @@ def measuring(
     registry: Registry | None = None,
     bench: Bench | None = None,
 ) -> Iterator[Measuring]:
-    """A `Measuring` whose worker ends with the context.
+    """Yield a `Measuring` whose worker ends with the block.
 
     Args:
-        registry: where given, everything runs in this process, over these backends.
-        bench: where times come from; it must be importable in a child where *registry* is not given.
+        registry: backends to run in this process; None runs the installed ones in a child.
+        bench: the source of times; a child must be able to import it.
 
     Raises:
-        UserError: there is no such device.
+        UserError: the device does not exist.
     """
-    # What differs from row to row is judged on this side; in the worker only what is wrong whatever the ratio is.
+    # The allowed error ratio differs by row, so it is checked here; the worker allows any ratio.
     make = functools.partial(Production, op_name, devices(options)[0], attrs.evolve(options, errRatio=1.0), bench=bench, sides=tuple(sides))
     worker = Worker(make) if registry is None else Inline(functools.partial(make, installed=registry))
     try:
@@ -189,15 +189,15 @@ def measuring(
 
 
 def _joined(earlier: Sequence[Samples | Timing], later: list[Samples | Timing]) -> list[Samples | Timing]:
-    """Samples of two blocks as one; what failed in either has failed."""
+    """Join the samples of two blocks; a failure in either is a failure."""
     if not earlier:
         return later
     joined: list[Samples | Timing] = []
-    for one, two in zip(earlier, later, strict=True):
-        if isinstance(one, Samples) and isinstance(two, Samples):
-            joined.append(attrs.evolve(one, us=one.us + two.us))
+    for first, second in zip(earlier, later, strict=True):
+        if isinstance(first, Samples) and isinstance(second, Samples):
+            joined.append(attrs.evolve(first, us=first.us + second.us))
         else:
-            joined.append(one if isinstance(one, Timing) else two)
+            joined.append(first if isinstance(first, Timing) else second)
     return joined
 
 

@@ -1,7 +1,7 @@
-"""The production op as something that can be verified and timed: dispatch over the tables that one asks about.
+"""The production op as a backend of the tuner's session: dispatch over chosen tables.
 
-It stands in the place of a backend in the tuner's session, so it is verified and timed as solutions are, in a process
-that may die. What is timed is what a call of the op runs: the choice among tables, heuristics and torch included.
+So it is verified and timed as solutions are, in a process that may die. A call includes the choice
+among tables, heuristics and torch.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Side:
     """The production op over certain tables.
 
     Attributes:
-        name: the word for it.
-        only: the one file to read, and of it only the rows for the device; None for the layers as configured.
-        swap: (file, another): the layers as configured, with another in the file's place; on top of them where the file
-            is in none.
+        name: its libtype in the session.
+        only: the only file to read, for the device's rows; None for the configured layers.
+        swap: (file, another): the configured layers, with another in the file's place. If the file
+            is in no layer, another is a layer above them.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z]+"))
@@ -52,14 +52,14 @@ class Side:
 
     @property
     def solution(self) -> Solution:
-        """What stands for it among the things that a session times."""
+        """Return the solution that means this side in a session."""
         return Solution(self.name, "dispatch")
 
     def table(self, op: Op, device: Device) -> Table | None:
-        """The table to dispatch through; None for the configured one.
+        """Return the table to dispatch through, None for the configured one.
 
         Raises:
-            TableError: the file asked for cannot be read.
+            TableError: the file *only* cannot be read.
         """
         if self.only is not None:
             return Table(op, [rows_for(device, read_rows(self.only, op)[0])])
@@ -73,7 +73,7 @@ class Side:
 
 
 def rows_for(device: Device, rows: list[Row]) -> list[Row]:
-    """Of a table's rows those that may serve on a device: of its kind, of its name or of none, with a time."""
+    """Return the rows that may serve on a device: of its kind, with its name or none, with a time."""
     return [
         row
         for row in rows
@@ -83,12 +83,12 @@ def rows_for(device: Device, rows: list[Row]) -> list[Row]:
 
 @attrs.frozen
 class Choice:
-    """What dispatch chose for a shape.
+    """The solution that dispatch chose for a shape, before and after running it.
 
     Attributes:
-        first: its choice before anything ran.
-        now: its choice after that; another one where the first has failed meanwhile.
-        err_ratio: share of wrong elements that the row of the first choice was tuned with; 0 where it is no row.
+        first: the choice before anything ran.
+        now: the choice afterwards; it differs if the first one failed.
+        err_ratio: share of wrong elements when the first choice's row was tuned; 0 without a row.
     """
 
     first: Explanation
@@ -97,18 +97,18 @@ class Choice:
 
     @property
     def failure(self) -> str:
-        """Why the first choice is not used any more, or ""."""
+        """Return why the first choice is not used any more, or ""."""
         reasons = [reason for offer, reason in self.now.passed_over if offer.solution == self.first.offer.solution]
         return reasons[0] if reasons else ""
 
 
 @attrs.define(eq=False)
 class Production(Session):
-    """A session whose backends are the production op over each of its sides, by their names.
+    """A session whose backends are the production op over each side, by the sides' names.
 
     Attributes:
         sides: the tables.
-        installed: the backends that dispatch chooses from.
+        installed: the backends among which dispatch chooses.
     """
 
     sides: tuple[Side, ...] = ()
@@ -120,11 +120,11 @@ class Production(Session):
         for side in self.sides:
             plugin = _Dispatched(op_named(self.op_name), side, self.installed)
             self._dispatched[side.name] = plugin
-            made = make_backend(side.name, plugin)
-            self.registry.add(_Callers(**{field.name: getattr(made, field.name) for field in attrs.fields(Backend)}))
+            backend = make_backend(side.name, plugin)
+            self.registry.add(_Callers(**{field.name: getattr(backend, field.name) for field in attrs.fields(Backend)}))
 
     def choice(self, shape: Shape, name: str) -> Choice:
-        """What the side of that name chose for a shape; to be asked after `bind`."""
+        """Return the named side's choice for a shape, after `bind`."""
         return self._dispatched[name].choice(shape, self.device)
 
 
@@ -142,15 +142,15 @@ class GetChoice:
 
 
 class _Callers(Backend):
-    """A backend whose launchers get operands as a caller of the op gives them: shuffled weights in their type."""
+    """A backend whose launchers get a caller's operands, with shuffled weights in their type."""
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """As given."""
+        """Bind without unwrapping shuffled weights."""
         return self.bind_as_given(solution, shape, device)
 
 
 class _Dispatched:
-    """The hooks of a backend, answered by dispatch over one side's tables."""
+    """Hooks of a backend that dispatches over one side's tables."""
 
     def __init__(self, op: Op, side: Side, installed: Registry) -> None:
         self.OPS = (op.name,)
@@ -160,20 +160,20 @@ class _Dispatched:
 
     @hookimpl
     def supports(self) -> bool:
-        """Dispatch answers for every shape of its op, or says why not when it binds."""
+        """Accept every shape of the op; `bind` refuses with a reason."""
         return True
 
     @hookimpl
     def enumerate_solutions(self) -> list[Solution]:
-        """The one that stands for the op."""
+        """List the one solution that means the op."""
         return [self._side.solution]
 
     @hookimpl
     def bind(self, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """The op's call, which may be captured where what it runs may be."""
+        """Bind the op's call; it is graph-safe if its launcher is."""
         dispatcher = self._for(device)
-        found = offers(shape, device, dispatcher.table, dispatcher.registry, dispatcher.settings.untuned)
-        explanation, launcher = choose(found, shape, device, dispatcher.registry, lambda _: "")
+        offered = offers(shape, device, dispatcher.table, dispatcher.registry, dispatcher.settings.untuned)
+        explanation, launcher = choose(offered, shape, device, dispatcher.registry, lambda _: "")
         self._chosen[shape] = explanation
         if launcher is None:
             return Unsupported(f"no backend takes it: {explanation}")
@@ -195,7 +195,7 @@ class _Dispatched:
 
 
 def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
-    """The op's entry for one shape: a look-up and a call, and dispatch's own way where either fails."""
+    """Return the op's entry for one shape: a look-up and a call, with dispatch's handling of failures."""
     op, otype, key = dispatcher.op, torch_dtype(shape.outdtype), (shape,)
     fields = op.fields(shape)
 
@@ -204,7 +204,7 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
         if launcher is None:
             seen = op.shape_of(*operands, otype=otype, **fields)
             if key_shape(seen) != key_shape(shape):
-                raise OperandError(f"operands made for {shape} are {seen} to dispatch")
+                raise OperandError(f"operands of {shape}: dispatch reads them as {seen}")
             return dispatcher.resolve(key, operands, otype, **fields)
         try:
             return launcher(*operands)
@@ -214,12 +214,12 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
     return call
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.expanduser().resolve() == other.expanduser().resolve()
+def _same(first: Path, second: Path) -> bool:
+    return first.expanduser().resolve() == second.expanduser().resolve()
 
 
 def _rows(path: Path, op: Op) -> list[Row]:
-    """The rows of a file; of a broken one none, as in dispatch."""
+    """Return the rows of a file; [] for a broken one, as in dispatch."""
     try:
         return read_rows(path, op)[0]
     except TableError as error:

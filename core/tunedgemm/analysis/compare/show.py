@@ -1,4 +1,4 @@
-"""Results of comparing for people, as rich tables."""
+"""Print the results of comparing, as rich tables."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from rich.text import Text
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served
 from tunedgemm.tuner.report import TABLE_WIDTH, sizes
 
-#: Shapes that were not tuned and are named one by one; of more only the number is told.
+#: Most untuned shapes that are named one by one; of more only the number is printed.
 _NAMED = 10
 #: All columns of a comparison are shown from this width on.
 _WIDE = 130
 
 
 def print_checked(checked: Checked, console: Console | None = None) -> None:
-    """Print what `run_config` found: a line a shape, why shapes failed, and the failed ones to copy."""
+    """Print the result of `run_config`: a line a shape, the failures, and the failed shapes to copy."""
     console = console or Console()
-    source = checked.table or "the tables as configured"
+    source = checked.table or "the configured tables"
     title = f"{checked.op} as served by {source}, on {checked.device}"
     grid = Grid(title=Text(title), title_justify="left")
     for heading in ("shape", "runs", "from", "us", "± %", "status"):
         grid.add_column(heading, justify="right" if heading in ("us", "± %") else "left", overflow="fold")
-    for one in checked.served:
-        grid.add_row(*map(Text, (sizes(one.shape), str(one.solution or ""), one.origin, *_time(one), one.status)))
+    for served in checked.served:
+        grid.add_row(*map(Text, (sizes(served.shape), str(served.solution or ""), served.origin, *_time(served), served.status)))
     if console.width >= TABLE_WIDTH:
         console.print(grid)
     else:
         _say(console, title)
-        for one in checked.served:
-            _say(console, f"{sizes(one.shape)}: {one.solution or 'nothing'}, {one.us:.2f} us, {one.status}")
-    for one in checked.failed:
-        detail = f"\n  {one.detail}" if one.detail else ""
-        _say(console, f"failed: {one.shape}: {one.status}\n  {one.solution or 'nothing'}: {one.why}{detail}")
+        for served in checked.served:
+            _say(console, f"{sizes(served.shape)}: {served.solution or 'nothing'}, {served.us:.2f} us, {served.status}")
+    for served in checked.failed:
+        detail = f"\n  {served.detail}" if served.detail else ""
+        _say(console, f"failed: {served.shape}: {served.status}\n  {served.solution or 'nothing'}: {served.why}{detail}")
     for note in checked.notes:
         _say(console, f"note: {note}")
     if checked.repro:
@@ -45,17 +45,17 @@ def print_checked(checked: Checked, console: Console | None = None) -> None:
 
 
 def print_compared(compared: Compared, console: Console | None = None) -> None:
-    """Print what `compare` found: a line a shape, the sums, and where the files are."""
+    """Print the result of `compare`: a line a shape, the sums, and the paths of the files."""
     console = console or Console()
     if compared.changes:
         _print_changes(compared, console)
     _say(console, _verdict(compared))
     for shape in compared.failed_tuning:
-        _say(console, f"nothing passed: {shape}")
+        _say(console, f"no solution passed: {shape}")
     for shapes, why in (
         (compared.skipped, "in the table already; --all tunes them again"),
         (compared.unbegun, "not begun within the budget"),
-        (compared.lost, "left without a working device; the same command goes on with them"),
+        (compared.lost, "without a working device; the same command resumes with them"),
     ):
         if shapes:
             few = f": {', '.join(map(str, shapes))}" if len(shapes) <= _NAMED else ""
@@ -64,7 +64,7 @@ def print_compared(compared: Compared, console: Console | None = None) -> None:
 
 
 def _print_changes(compared: Compared, console: Console) -> None:
-    """A table with the columns that the width has room for; a line a shape where a table has none."""
+    """Print a table with as many columns as fit; on a narrow console a line a shape."""
     title = f"before and after tuning, on {compared.device}"
     if console.width < TABLE_WIDTH:
         _say(console, title)
@@ -96,7 +96,7 @@ def _verdict(compared: Compared) -> str:
     if compared.update:
         lines.append(f"{updated} rows replaced in {compared.output}")
     else:
-        lines.append(f"{compared.output} was not touched; --update_improved replaces the rows that qualify")
+        lines.append(f"{compared.output}: unchanged; --update_improved replaces the rows that qualify")
     return "\n".join(lines)
 
 

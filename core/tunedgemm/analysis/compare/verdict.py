@@ -1,4 +1,4 @@
-"""What comparing found, and the rule by which a row of a table is replaced."""
+"""The results of comparing, and the rule by which a row of a table is replaced."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Untuned, untuned_text
 from tunedgemm.table.lookup import Match
 
-#: How far apart times may be that were not taken in the same rounds: clocks fall under load, and with other neighbours.
+#: Noise of a ratio whose times come from different rounds: clocks fall under load.
 SEQUENTIAL = 0.10
 
 
 @attrs.frozen
 class Served:
-    """What became of the production op on one shape.
+    """The result of the production op on one shape.
 
     Attributes:
-        shape: what was asked of it.
-        solution: what dispatch ran; None where it came to no choice.
+        shape: the shape.
+        solution: the solution that dispatch ran; None without a choice.
         status: ``ok``, ``mismatch:err_ratio=…`` or ``error:…``.
-        us: median microseconds of one call; 0 where it was not timed.
+        us: median microseconds of one call; 0 if it was not timed.
         noise: half width of the median's 95 % interval, relative to it.
-        samples: how many rounds the median is over.
+        samples: number of rounds of the median.
         err_ratio: share of elements outside the op's tolerance.
-        origin: where the choice comes from: ``table``, ``heuristic`` or ``builtin``.
-        why: the row's file and line, or whose choice it is.
-        match: the row; None where it is no row's choice.
+        origin: source of the choice: ``table``, ``heuristic`` or ``builtin``.
+        why: the row's file and line, or the backend of the heuristic.
+        match: the row; None for a choice without a row.
         detail: more about a status that is not ``ok``.
     """
 
@@ -50,20 +50,20 @@ class Served:
 
     @property
     def ok(self) -> bool:
-        """Whether it ran and was right."""
+        """Return whether it ran and was right."""
         return self.status == "ok"
 
 
 @attrs.frozen
 class Checked:
-    """What `run_config` found.
+    """The result of `run_config`.
 
     Attributes:
         op: name of the op.
-        device: where it ran.
-        table: the file whose rows were looked at; None where the tables as configured were.
-        served: a shape each.
-        notes: what else is to be said about the table: lines that cannot be read, rows of other devices.
+        device: the device it ran on.
+        table: the file whose rows were checked; None for the configured tables.
+        served: a result for each shape.
+        notes: unreadable lines of the table, and rows of other devices.
     """
 
     op: str
@@ -74,13 +74,13 @@ class Checked:
 
     @property
     def failed(self) -> Sequence[Served]:
-        """The shapes that went wrong."""
-        return [one for one in self.served if not one.ok]
+        """Return the results that are not right."""
+        return [served for served in self.served if not served.ok]
 
     @property
     def repro(self) -> str:
-        """The failed shapes as an untuned CSV, to be pasted into a file; "" where none failed."""
-        return untuned_text(op_named(self.op), [Untuned(one.shape) for one in self.failed]) if self.failed else ""
+        """Return the failed shapes as the text of an untuned CSV, or ""."""
+        return untuned_text(op_named(self.op), [Untuned(served.shape) for served in self.failed]) if self.failed else ""
 
 
 @attrs.frozen
@@ -88,12 +88,13 @@ class Change:
     """One shape before and after tuning.
 
     Attributes:
-        before, after: the production op with the table as it is, and as it would be.
-        ratio: time after over time before, the median over the rounds in which both were timed; 0 where either was not.
+        before, after: the production op with the old row, and with the new one.
+        ratio: time after over time before, the median over the common rounds; 0 if either was not
+            timed.
         noise: half width of the ratio's 95 % interval.
-        count: how often the workload calls the shape.
+        count: the workload's calls of the shape.
         decision: ``threshold_met``, ``no_baseline`` or ``skip``.
-        reason: why, in words.
+        reason: the reason for the decision.
         updated: whether the table's row was replaced.
     """
 
@@ -108,31 +109,31 @@ class Change:
 
     @property
     def shape(self) -> Shape:
-        """The shape."""
+        """Return the shape."""
         return self.after.shape
 
     @property
     def improvement_pct(self) -> float:
-        """AITER's figure: what the time fell by, in percent of the time before."""
+        """Return AITER's figure: the time saved, in percent of the time before."""
         return (1.0 - self.ratio) * 100.0 if self.ratio else 0.0
 
 
 @attrs.frozen
 class Compared:
-    """What `compare` found.
+    """The result of `compare`.
 
     Attributes:
-        device: where both were timed.
-        output: the table that was to be improved.
+        device: the device that timed both sides.
+        output: the table to improve.
         candidate: the table that tuning wrote.
         report: the file with the readable table.
-        changes: a tuned shape each.
+        changes: a change for each tuned shape.
         failed_tuning: shapes for which no solution passed.
-        skipped: shapes that were not tuned: the table has them already.
-        unbegun: shapes that the budget did not suffice for.
-        lost: shapes for which no working device was left.
+        skipped: untuned shapes that the table has already.
+        unbegun: untuned shapes for which the budget did not suffice.
+        lost: shapes without a working device.
         least: the smallest improvement in percent that replaces a row.
-        update: whether rows were to be replaced.
+        update: whether to replace rows.
     """
 
     device: Device
@@ -149,31 +150,32 @@ class Compared:
 
     @property
     def failed(self) -> Sequence[Shape]:
-        """The shapes for which tuning found nothing or had no device, or for which the op is not right with what it found."""
+        """Return the shapes without a tuned solution or a device, and those wrong with their new row."""
         return [*self.failed_tuning, *self.lost, *(change.shape for change in self.changes if not change.after.ok)]
 
 
 def decide(change: Change, least: float) -> Change:
-    """AITER's rule with the noise band: does the new row replace the old?
+    """Decide by AITER's rule, with a noise band, whether the new row replaces the old one.
 
     Args:
         change: both sides, their ratio and its noise.
         least: the smallest improvement in percent (``--min_improvement_pct``).
 
     Returns:
-        The change with its decision and the reason: ``no_baseline`` where only the op after is right, ``threshold_met`` where
-        both are and the improvement is at least *least* and more than the noise, else ``skip``.
+        The change with its decision and the reason. ``no_baseline``: only the new side is right.
+        ``threshold_met``: both are, and the improvement is at least *least* and exceeds the noise.
+        ``skip``: anything else.
     """
-    before, after, gained, noise = change.before, change.after, change.improvement_pct, change.noise * 100.0
+    before, after, gain, noise = change.before, change.after, change.improvement_pct, change.noise * 100.0
     if not after.ok:
         return attrs.evolve(change, decision="skip", reason=f"not right with the new row: {after.status}")
     if not before.ok:
         return attrs.evolve(change, decision="no_baseline", reason=f"before: {before.status}")
     if before.solution == after.solution:
         return attrs.evolve(change, decision="skip", reason="the same solution serves it")
-    if abs(gained) <= noise:
-        return attrs.evolve(change, decision="skip", reason=f"a tie: {gained:+.1f} % is within the noise of {noise:.1f} %")
-    if gained < least:
-        reason = "it is slower" if gained < 0 else f"less than {least:g} %"
+    if abs(gain) <= noise:
+        return attrs.evolve(change, decision="skip", reason=f"a tie: {gain:+.1f} % is within the noise of {noise:.1f} %")
+    if gain < least:
+        reason = "it is slower" if gain < 0 else f"less than {least:g} %"
         return attrs.evolve(change, decision="skip", reason=reason)
-    return attrs.evolve(change, decision="threshold_met", reason=f"{gained:.1f} % of at least {least:g} %")
+    return attrs.evolve(change, decision="threshold_met", reason=f"{gain:.1f} % of at least {least:g} %")

@@ -1,9 +1,10 @@
-"""Coverage: of the calls that a workload makes, how many are answered by which rows, and by what else; what that costs.
+"""Coverage: the shares of a workload's calls that rows, heuristics and torch serve, and their cost.
 
-What is asked is the dispatcher that serves: `Dispatcher.explain`, over the tables, backends and environment of this process.
-On a GPU it is asked about the device as it is described: rows and heuristics are judged by their backends' static limits, and
-nothing is bound or compiled, so thousands of shapes take a second. What binding alone would refuse, such as a row whose
-kernel is gone, shows when the shapes are measured, and in `tunedgemm explain`. On a CPU, where binding costs nothing, all is bound.
+It asks the dispatcher that serves, `Dispatcher.explain`, over the tables, backends and environment
+of this process. On a GPU it asks about the described device: backends check rows and heuristics by
+their static limits. Nothing is bound or compiled, so thousands of shapes take a second. A refusal
+of binding alone, such as a row whose kernel is gone, shows when shapes are measured, and in
+`tunedgemm explain`. On a CPU, where binding costs nothing, all is bound.
 """
 
 from __future__ import annotations
@@ -38,80 +39,81 @@ def coverage(
     against: Iterable[str | Path] = (),
     measure: float = 0.0,
 ) -> Coverage:
-    """Judge what answers the captured calls of a workload.
+    """Find what serves the captured calls of a workload.
 
     Args:
-        paths: untuned files, of several ops if need be; None for every captured file of the user folder.
-        op: the op of all files; else each tells its own.
-        device: where; the present device if not given. May describe one that is not present.
-        replays: how often graphs ran, each of which repeats the calls recorded into it: a number, or one for each M.
-        tables: tuned files to judge with, above all layers, as `TunedGemm.load_config` puts them; at most one of an op.
-        against: tuned files whose rows, and the trials beside them, count as known times of this device.
-        measure: seconds to spend on timing what runs, heaviest first; 0 times nothing.
+        paths: untuned files of any ops; None for every captured file of the user folder.
+        op: the op of all files; by default each file's columns decide.
+        device: a device, present or described; None for the present one.
+        replays: number of runs of the graphs, each of which repeats its recorded calls: one number,
+            or one for each M.
+        tables: tuned files above all layers, as with `TunedGemm.load_config`; at most one of an op.
+        against: tuned files whose rows and trials count as known times of this device.
+        measure: seconds for timing the solutions that run, heaviest first; 0 times nothing.
 
     Raises:
-        UserError: a file cannot be used, nothing is called, or what is asked makes no sense.
+        UserError: a file cannot be used, there are no calls, or arguments contradict each other.
     """
     replays = Replays.of(replays)
     calls = captured([paths] if isinstance(paths, str | Path) else paths, op)
-    above, beside = _by_op(tables, op, calls, "--table"), _by_op(against, op, calls, "--against")
+    above, compared = _by_op(tables, op, calls, "--table"), _by_op(against, op, calls, "--against")
     if several := next((family for family, files in above.items() if len(files) > 1), ""):
-        raise UserError(f"--table: {' and '.join(map(str, above[several]))} are both tables of {several}: name one, or merge them")
+        raise UserError(f"--table: {' and '.join(map(str, above[several]))} are both tables of {several}; name one, or merge them")
     if measure and device is not None and device != current_device():
-        raise UserError(f"--measure times what runs on this machine, which is {current_device()}, not {device}: leave one of both out")
+        raise UserError(f"--measure and --device {device}: --measure runs on this machine's {current_device()}; leave out one of them")
     here = device or current_device()
-    notes = [*calls.notes, *_said_of_graphs(calls, replays)]
+    notes = [*calls.notes, *_graph_notes(calls, replays)]
     entries: list[Entry] = []
     for family in map(op_named, calls.ops):
         dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=Settings.from_environment().passive)
         listed = calls.of(family)
         files = [path for layer in table_layers(family, above.get(family.name, ())) for path in layer.paths if present(path)]
-        known = known_times(family, here, (one.shape for one in listed), files, beside.get(family.name, ()))
+        known = known_times(family, here, (call.shape for call in listed), files, compared.get(family.name, ()))
         notes += known.notes
-        if whose := dispatcher.table.foreign(here):
-            notes.append(f"no row of the tables of {family.name} is for {here}: theirs are for {whose}")
-        entries += [entry_of(dispatcher, described(here), one, replays, known) for one in listed]
+        if others := dispatcher.table.foreign(here):
+            notes.append(f"the tables of {family.name} have no row for {here}; their rows are for {others}")
+        entries += [entry_of(dispatcher, described(here), call, replays, known) for call in listed]
     if not here.name and any(entry.how == "other device" for entry in entries):
-        notes.append(f"rows that name their device count as another one's: --device {here.gfx}:{here.cu_num}:NAME says which this is")
+        notes.append(f"rows with a device name count as another device's; --device {here.gfx}:{here.cu_num}:NAME names this one")
     if measure:
         first = {name: files[0] for name, files in above.items()}
-        entries, said = measure_all(entries, first, here, measure)
-        notes.append(said)
+        entries, note = measure_all(entries, first, here, measure)
+        notes.append(note)
     entries.sort(key=lambda entry: (-entry.time, str(entry.shape)))
     return Coverage(", ".join(map(str, calls.paths)), tuple(entries), here, calls.paths, calls.problems, tuple(notes))
 
 
-def _by_op(said: Iterable[str | Path], op: str, calls: Captured, flag: str) -> dict[str, list[Path]]:
-    """Tables by their op, each of which must be one of the ops that are called."""
-    found: dict[str, list[Path]] = {}
-    for text in said:
+def _by_op(texts: Iterable[str | Path], op: str, calls: Captured, flag: str) -> dict[str, list[Path]]:
+    """Sort tables by their op, which must be among the called ops."""
+    by_op: dict[str, list[Path]] = {}
+    for text in texts:
         path = named_file(str(text))
         if not present(path):
             raise UserError(f"{flag} {path}: no such file")
         family = op_named(op) if op else op_of_file(path)
         if family.name not in calls.ops:
             raise UserError(f"{flag} {path}: is a table of {family.name}, and the calls are of {', '.join(calls.ops)}; --op names its op")
-        found.setdefault(family.name, []).append(path)
-    return found
+        by_op.setdefault(family.name, []).append(path)
+    return by_op
 
 
-def _said_of_graphs(calls: Captured, replays: Replays) -> list[str]:
-    """What is to be said of calls that were recorded into graphs.
+def _graph_notes(calls: Captured, replays: Replays) -> list[str]:
+    """Return notes on calls that were recorded into graphs.
 
     Raises:
-        UserError: replays are told for an M that no graph has.
+        UserError: *replays* names an M that no graph has.
     """
-    recorded = sorted({one.shape.m for one in calls.listed if one.graph})
-    if strange := [m for m in replays.by_m if m not in recorded]:
-        told = f"those of M={', '.join(map(str, recorded))} were" if recorded else "none were"
-        raise UserError(f"--replays: no calls with M={strange[0]} were recorded into graphs; {told}")
+    recorded = sorted({call.shape.m for call in calls.listed if call.graph})
+    if unknown := [m for m in replays.by_m if m not in recorded]:
+        others = f"those of M={', '.join(map(str, recorded))} were" if recorded else "none were"
+        raise UserError(f"--replays: no calls with M={unknown[0]} were recorded into graphs; {others}")
     if not recorded and replays.each > 1:
-        return ["--replays changes nothing: no call was recorded into a graph"]
+        return ["--replays has no effect: no call was recorded into a graph"]
     silent = [m for m in recorded if m not in replays.by_m]
     if not silent or replays.each > 1:
         return []
     which = f" with M={', '.join(map(str, silent))}" if replays.by_m else ""
-    return [f"calls recorded into graphs{which} count once: --replays says how often the graphs ran"]
+    return [f"calls recorded into graphs{which} count once; pass the number of replays with --replays"]
 
 
 __all__ = [

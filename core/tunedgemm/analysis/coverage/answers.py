@@ -1,4 +1,4 @@
-"""What answers a shape: dispatch's own explanation, told by one word and a time."""
+"""The answer to a shape: dispatch's explanation, as one word and a time."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tunedgemm.table.row import Untuned
 from tunedgemm.tuner.roofline import guess_us
 
 _ORIGINS = {"unbiased": "unbiased", "heuristic": "heuristic", "builtin": "fallback"}
-#: how `choice.examine` begins a reason, before what is wrong with the backend
+#: prefix of the reasons of `choice.examine`, before the backend's fault
 _LIBTYPE = re.compile(r"^libtype '[^']*': ")
 
 
 def described(device: Device) -> Device:
-    """A device as one that is only described: dispatch chooses for it by static limits, and binds nothing."""
+    """Return the device as a described one: dispatch chooses by static limits and binds nothing."""
     return attrs.evolve(device, index=-1)
 
 
-def entry_of(dispatcher: Dispatcher, device: Device, one: Untuned, replays: Replays, known: Known) -> Entry:
-    """What answers a captured shape, and how long a call takes as far as that is known."""
-    explanation = dispatcher.explain(one.shape, device)
+def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Replays, known: Known) -> Entry:
+    """Return the solution that serves a captured shape, with the best available time of a call."""
+    explanation = dispatcher.explain(call.shape, device)
     offer, match = explanation.offer, explanation.offer.match
     entry = Entry(
-        shape=one.shape,
-        count=one.count,
-        graph=one.graph,
-        calls=one.count + one.graph * replays.at(one.shape.m),
+        shape=call.shape,
+        count=call.count,
+        graph=call.graph,
+        calls=call.count + call.graph * replays.at(call.shape.m),
         how="refused" if explanation.refused else word_of(offer.origin, match),
         solution=offer.solution,
         us=0.0,
@@ -44,20 +44,20 @@ def entry_of(dispatcher: Dispatcher, device: Device, one: Untuned, replays: Repl
         why=explanation.refused or offer.why,
         row_m=match.row.shape.m if match and not explanation.refused else -1,
         passed=tuple(_passed(explanation)),
-        layer=one.layer,
+        layer=call.layer,
     )
     return _timed(entry, dispatcher.op, offer, device, known)
 
 
 def word_of(origin: str, match: Match | None) -> str:
-    """The word for how something answers that comes from a row, or is `Offer.origin` else."""
+    """Return the word of `WORDS` for a row's match, or without a row for an `Offer.origin`."""
     if match is None:
         return _ORIGINS[origin]
     return match.granularity if match.same_device else "other device"
 
 
 def _passed(explanation: Explanation) -> Iterator[Passed]:
-    """The rows that were passed over, and of a refused shape the last."""
+    """Yield the skipped rows, and for a refused shape the last row tried."""
     over = explanation.passed_over
     for offer, reason in (*over, (explanation.offer, explanation.refused)) if explanation.refused else over:
         if offer.match is not None:
@@ -65,7 +65,7 @@ def _passed(explanation: Explanation) -> Iterator[Passed]:
 
 
 def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> Entry:
-    """The entry with the time of a call from the best source, and with the best that is known."""
+    """Add the time of a call from its best source, and the best known solution."""
     shape, match = entry.shape, offer.match if entry.how != "refused" else None
     trial = known.of(op, shape, entry.solution) if entry.how != "refused" else None
     us, source = guess_us(op, shape, device), "guess"

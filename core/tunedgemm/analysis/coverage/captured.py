@@ -1,4 +1,4 @@
-"""What was captured: the calls of a workload by shape, from untuned files of any ops."""
+"""Captured calls of a workload by shape, from untuned files of any ops."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tunedgemm.table.row import MOST_CALLS, Untuned
 from tunedgemm.table.sheet import present, read_sheet
 from tunedgemm.workload.lists import op_of_file
 
-#: Problems of a file that a message of its own names; of more the number is told.
+#: Most problems of a file that an error names; of more only the number is printed.
 _NAMED = 3
 
 
 @attrs.frozen
 class Replays:
-    """How often the graphs of a workload ran, each of which repeats the calls that were recorded into it.
+    """Number of runs of a workload's graphs, each of which repeats its recorded calls.
 
     Attributes:
         each: replays of every graph that *by_m* does not name.
-        by_m: M to the replays of the graphs in which it was recorded: serving engines record one for each batch size.
+        by_m: M to the replays of the graphs that recorded it; serving engines record one for each
+            batch size.
     """
 
     each: int = 1
@@ -35,38 +36,37 @@ class Replays:
 
     def __attrs_post_init__(self) -> None:
         if not _positive(self.each):
-            raise UserError(f"--replays is a whole number of at least 1 and at most {MOST_CALLS}, or M:N,M:N (got {self.each!r})")
+            raise UserError(f"--replays: expected a whole number in 1 to {MOST_CALLS}, or M:N,M:N (got {self.each!r})")
         for m, times in self.by_m.items():
             if not (_positive(m) and _positive(times)):
-                told = f"are whole numbers of at least 1 and at most {MOST_CALLS}"
-                raise UserError(f"--replays: an M and the replays of its graphs {told} (got {m!r}:{times!r})")
+                raise UserError(f"--replays: M and its replays must be whole numbers in 1 to {MOST_CALLS} (got {m!r}:{times!r})")
 
     @classmethod
-    def of(cls, said: Replays | int | Mapping[int, int] | str) -> Replays:
-        """From a number, a mapping of M, or the text of ``--replays``.
+    def of(cls, value: Replays | int | Mapping[int, int] | str) -> Replays:
+        """Make it from a number, a mapping of M, or the text of ``--replays``.
 
         Raises:
-            UserError: it makes no sense.
+            UserError: *value* is invalid.
         """
-        if isinstance(said, Replays):
-            return said
-        if isinstance(said, Mapping):
-            return cls(by_m=said)
-        if not isinstance(said, str):
-            return cls(said)
-        if ":" not in said:
-            return cls(_whole(said, said))
+        if isinstance(value, Replays):
+            return value
+        if isinstance(value, Mapping):
+            return cls(by_m=value)
+        if not isinstance(value, str):
+            return cls(value)
+        if ":" not in value:
+            return cls(_whole(value, value))
         by_m: dict[int, int] = {}
-        for part in said.split(","):
+        for part in value.split(","):
             m, colon, times = part.partition(":")
             if not colon:
-                raise UserError(f"--replays takes a number for all graphs, or M:N,M:N (got {said!r})")
-            if by_m.setdefault(_whole(m, said), _whole(times, said)) != _whole(times, said):
-                raise UserError(f"--replays: says two numbers for M={m.strip()} (got {said!r})")
+                raise UserError(f"--replays: expected a number for all graphs, or M:N,M:N (got {value!r})")
+            if by_m.setdefault(_whole(m, value), _whole(times, value)) != _whole(times, value):
+                raise UserError(f"--replays: has two numbers for M={m.strip()} (got {value!r})")
         return cls(by_m=by_m)
 
     def at(self, m: int) -> int:
-        """Replays of the graphs in which *m* was recorded."""
+        """Return the replays of the graphs that recorded *m*."""
         return self.by_m.get(m, self.each)
 
 
@@ -74,11 +74,11 @@ def _positive(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= MOST_CALLS
 
 
-def _whole(text: str, said: str) -> int:
+def _whole(text: str, argument: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"--replays takes a whole number for all graphs, or M:N,M:N (got {said!r})") from None
+        raise UserError(f"--replays: expected a whole number for all graphs, or M:N,M:N (got {argument!r})") from None
 
 
 @attrs.frozen
@@ -86,10 +86,10 @@ class Captured:
     """The calls of a workload.
 
     Attributes:
-        paths: the files that were read.
-        listed: a shape each, with its calls.
-        problems: lines that could not be read.
-        notes: what else is to be said about the files.
+        paths: the files.
+        listed: the shapes, with their calls.
+        problems: unreadable lines.
+        notes: further remarks on the files.
     """
 
     paths: tuple[Path, ...]
@@ -98,49 +98,50 @@ class Captured:
     notes: tuple[str, ...] = ()
 
     def of(self, op: Op) -> list[Untuned]:
-        """The shapes of one op."""
-        return [one for one in self.listed if one.shape.op == op.name]
+        """Return the shapes of one op."""
+        return [call for call in self.listed if call.shape.op == op.name]
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The ops that are called, in the order of the files."""
-        return tuple(dict.fromkeys(one.shape.op for one in self.listed))
+        """Return the called ops, in the order of the files."""
+        return tuple(dict.fromkeys(call.shape.op for call in self.listed))
 
 
 def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
-    """Read untuned files, each of the op that its columns and its name tell; shapes that several list are folded.
+    """Read untuned files; a file's columns and name determine its op, and equal shapes are folded.
 
     Args:
-        paths: the files, or bare names of shipped ones; None for every captured file of the user folder.
-        op: the op that all of them are of; without *paths* the one whose captured file is meant.
+        paths: the files, or bare names of shipped ones; None for every captured file of the user
+            folder.
+        op: the op of all files; without *paths* the op whose captured file is read.
 
     Raises:
-        UserError: a file is missing, is no list of shapes, or nothing is called.
+        UserError: a file is missing or not a list of shapes, or there are no calls.
     """
-    said = op_named(op) if op else None
+    named = op_named(op) if op else None
     distinct: dict[Path, Path] = {}
-    for path in [named_file(str(path)) for path in paths] if paths else _of_user_folder(said):
+    for path in [named_file(str(path)) for path in paths] if paths else _of_user_folder(named):
         distinct.setdefault(path.resolve(), path)  # the calls of a link are those of its file
     files = tuple(distinct.values())
     folded: dict[Shape, Untuned] = {}
     problems: list[Problem] = []
     notes: list[str] = []
     for path in files:
-        family = said or op_of_file(path)
+        family = named or op_of_file(path)
         listed, faults = read_listed(path, family)
         problems += faults
         if "count" not in read_sheet(path, whole=False).columns:
-            notes.append(f"{path} has no column 'count': every line of it counts as one call")
-        for one in listed:
-            shape = key_shape(one.shape)
-            earlier = folded.get(shape, Untuned(shape, 0, 0, one.layer))
-            folded[shape] = attrs.evolve(earlier, count=earlier.count + one.count, graph=earlier.graph + one.graph)
+            notes.append(f"{path} has no column 'count': each line counts as one call")
+        for call in listed:
+            shape = key_shape(call.shape)
+            earlier = folded.get(shape, Untuned(shape, 0, 0, call.layer))
+            folded[shape] = attrs.evolve(earlier, count=earlier.count + call.count, graph=earlier.graph + call.graph)
     _called(files, folded.values(), problems)
     return Captured(files, tuple(folded.values()), tuple(problems), tuple(notes))
 
 
 def _of_user_folder(op: Op | None) -> list[Path]:
-    """The captured files that are there."""
+    """Return the captured files that exist."""
     files = [path for family in ([op] if op else ops().values()) if present(path := untuned_path(family))]
     if not files:
         where = untuned_path(op) if op else home_folder()
@@ -149,9 +150,9 @@ def _of_user_folder(op: Op | None) -> list[Path]:
 
 
 def _called(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence[Problem]) -> None:
-    """Raise UserError where there is nothing to judge: a check of nothing must not pass."""
-    if any(one.calls for one in listed):
+    """Raise UserError without any call, because a check of no calls must not pass."""
+    if any(call.calls for call in listed):
         return
-    told = "; ".join(map(str, problems[:_NAMED]))
-    more = f" ({told}{f'; and {len(problems) - _NAMED} more' if len(problems) > _NAMED else ''})" if told else ""
+    text = "; ".join(map(str, problems[:_NAMED]))
+    more = f" ({text}{f'; and {len(problems) - _NAMED} more' if len(problems) > _NAMED else ''})" if text else ""
     raise UserError(f"{', '.join(map(str, files))}: no calls are listed{more}")

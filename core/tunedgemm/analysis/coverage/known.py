@@ -1,4 +1,4 @@
-"""Times that are known of solutions on a device: trials beside tables, and rows of tables that one asks to compare with."""
+"""Known times of solutions on a device: trials of tables, and rows of tables to compare with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Time:
     Attributes:
         us: microseconds.
         source: ``trial`` or ``against``.
-        path: the file that says so.
+        path: the file it comes from.
     """
 
     us: float = attrs.field(validator=attrs.validators.gt(0))
@@ -38,62 +38,62 @@ class Known:
     """The lowest times known on a device, by shape and solution.
 
     Attributes:
-        times: those; shapes are as tables know them.
-        notes: files that could not be read.
+        times: the times; shapes are keys of tables.
+        notes: unreadable files.
     """
 
     times: dict[Shape, dict[Solution, Time]] = attrs.field(factory=dict)
     notes: list[str] = attrs.field(factory=list)
 
     def of(self, op: Op, shape: Shape, solution: Solution) -> Time | None:
-        """The time of a solution at a shape."""
+        """Return the time of a solution at a shape."""
         return self._at(op, shape).get(solution)
 
     def best(self, op: Op, shape: Shape) -> tuple[Solution, Time] | None:
-        """The fastest solution at a shape."""
+        """Return the fastest solution at a shape."""
         times = self._at(op, shape)
         return min(times.items(), key=lambda item: (item[1].us, str(item[0]))) if times else None
 
     def _at(self, op: Op, shape: Shape) -> Mapping[Solution, Time]:
-        """The times at a shape, or at the first of its equivalent shapes of which any is known."""
-        return next((found for other in op.equivalent_shapes(shape) if (found := self.times.get(key_shape(other)))), {})
+        """Return the times at a shape, or at its first equivalent shape with a known time."""
+        return next((times for other in op.equivalent_shapes(shape) if (times := self.times.get(key_shape(other)))), {})
 
     def note(self, shape: Shape, solution: Solution, time: Time) -> None:
-        """Keep a time that is the lowest of its solution."""
+        """Keep a time if it is the lowest of its solution."""
         at = self.times.setdefault(shape, {})
         if solution not in at or time.us < at[solution].us:
             at[solution] = time
 
 
 def known_times(op: Op, device: Device, shapes: Iterable[Shape], tables: Iterable[Path], against: Iterable[Path]) -> Known:
-    """The times of some shapes on a device.
+    """Read the known times of shapes on a device.
 
     Args:
-        shapes: what is asked about.
-        tables: those beside which trial logs may lie; one that cannot be read is noted.
-        against: tables whose rows count, too, and beside which trial logs may lie.
+        shapes: the shapes.
+        tables: tables whose trial logs are read; an unreadable log is noted.
+        against: tables whose rows count, too, with their trial logs.
 
     Raises:
         TableError: a table of *against* cannot be read.
     """
-    found, wanted = Known(), {key_shape(other) for shape in shapes for other in op.equivalent_shapes(shape)}
+    known, wanted = Known(), {key_shape(other) for shape in shapes for other in op.equivalent_shapes(shape)}
     against = tuple(against)
     for path in against:
         for row in rows_for(device, read_rows(path, op)[0]):
             if row.shape in wanted:
-                found.note(row.shape, row.solution, Time(row.us, "against", path))
+                known.note(row.shape, row.solution, Time(row.us, "against", path))
     sizes = {(shape.m, shape.n, shape.k) for shape in wanted}
     for log in dict.fromkeys(trials_path(table) for table in (*tables, *against)):
         if present(log):
             try:
-                _read(found, log, op, device, wanted, sizes)
+                _read(known, log, op, device, wanted, sizes)
             except TableError as error:
-                found.notes.append(f"trials left out: {error}")
-    return found
+                known.notes.append(f"trials left out: {error}")
+    return known
 
 
-def _read(found: Known, log: Path, op: Op, device: Device, wanted: Collection[Shape], sizes: Collection[tuple]) -> None:
-    """Note the trials of a log that are right, on the device and of these shapes; logs are long, so most lines stay texts."""
+def _read(known: Known, log: Path, op: Op, device: Device, wanted: Collection[Shape], sizes: Collection[tuple]) -> None:
+    """Note a log's right trials of these shapes on the device; parse few lines, because logs are long."""
     for line in read_log(log):
         shape = line.fields.get("shape")
         if line.kind != "trial" or line.fields.get("status") != "ok" or not isinstance(shape, dict) or shape.get("op") != op.name:
@@ -102,11 +102,11 @@ def _read(found: Known, log: Path, op: Op, device: Device, wanted: Collection[Sh
             continue
         timing = line.timing()
         if timing.ok and (key := key_shape(timing.shape)) in wanted:
-            found.note(key, timing.solution, Time(timing.us, "trial", log))
+            known.note(key, timing.solution, Time(timing.us, "trial", log))
 
 
 def _of(device: Device, line: Line) -> bool:
-    """Whether a trial was done on the device; one that is described without a name is any of its kind."""
+    """Return whether a trial ran on the device; a described device without a name is any of its kind."""
     fields = line.fields
     name = fields.get("device", "")
     return (fields.get("gfx"), fields.get("cu_num")) == (device.gfx, device.cu_num) and (name == device.name or not device.name)

@@ -1,4 +1,4 @@
-"""What runs for the shapes, timed on the present device: heaviest first, until the seconds are spent."""
+"""Time the solutions that run on the present device, heaviest first, until the seconds are spent."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ from tunedgemm.tuner.trial import Options
 
 _log = logging.getLogger("tunedgemm")
 
-#: Of one shape: most rounds, and device seconds; a median of so many is within a few per cent.
+#: Most rounds and device seconds of one shape; their median is within a few per cent.
 _ROUNDS, _SECONDS = 31, 0.25
-#: Seconds until calls count as hung, beside what slow ones take, and until binding does: there are other shapes to time.
+#: Seconds until calls count as hung, in addition to the time of slow calls, and until binding does.
+#: Both are short, because other shapes wait.
 _HUNG, _BINDING = 10.0, 300.0
 
 
 def measure_all(entries: Sequence[Entry], tables: Mapping[str, Path], device: Device, seconds: float) -> tuple[list[Entry], str]:
-    """Check and time what runs, in child processes, a worker for each op; a kernel that hangs costs its shape.
+    """Check and time entries in a worker process for each op; a kernel that hangs costs its shape.
 
     Args:
-        entries: what was explained.
-        tables: the table above the layers, by op, where there is one.
+        entries: the entries, as explained by dispatch.
+        tables: the table above the layers, by op, if there is one.
         device: the present device.
-        seconds: wall time; what is begun is finished. Infinite for all shapes.
+        seconds: wall time; a shape that has begun is finished. Infinite for all shapes.
 
     Returns:
-        The entries in their order, those measured with their times and with what really ran; and what was done in words.
+        The entries in their order, measured ones with their times and the solutions that ran; and
+        a note on the number of measured shapes.
 
     Raises:
-        UserError: the time makes no sense.
+        UserError: *seconds* is not positive.
     """
     if not seconds > 0 or math.isnan(seconds):
-        raise UserError(f"--measure takes seconds, more than 0 (got {seconds:g})")
+        raise UserError(f"--measure: expected a positive number of seconds (got {seconds:g})")
     where = "cpu" if device.kind == "cpu" else str(max(device.index, 0))
     options = Options(device=where, iters=_ROUNDS, seconds=_SECONDS, kernel_timeout=_HUNG, timeout=_BINDING)
     asks: dict[str, Measuring] = {}
-    found: dict[int, Entry] = {}
+    measured: dict[int, Entry] = {}
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
-        for place in sorted(range(len(entries)), key=lambda place: -entries[place].time):
-            entry = entries[place]
+        for index in sorted(range(len(entries)), key=lambda index: -entries[index].time):
+            entry = entries[index]
             if time.monotonic() > deadline:
                 break
             if not entry.calls or entry.how == "refused":
@@ -63,16 +65,16 @@ def measure_all(entries: Sequence[Entry], tables: Mapping[str, Path], device: De
                 asks[entry.shape.op] = stack.enter_context(measuring(entry.shape.op, [side], options))
             served = asks[entry.shape.op].served(entry.shape)
             _log.info("%s: %.2f us, %s", served.shape, served.us, served.status)
-            found[place] = _with(entry, served)
-    timed = [entry for entry in found.values() if entry.us_from == "measured"]
-    failed = [entry for place, entry in found.items() if entry.us_from != "measured"]
-    said = f"measured {len(timed)} of {len(entries)} shapes"
-    said += "".join(f"\n  {entry.shape}: {entry.why}" for entry in failed)
-    return [found.get(place, entry) for place, entry in enumerate(entries)], said
+            measured[index] = _with(entry, served)
+    timed = [entry for entry in measured.values() if entry.us_from == "measured"]
+    failed = [entry for entry in measured.values() if entry.us_from != "measured"]
+    note = f"measured {len(timed)} of {len(entries)} shapes"
+    note += "".join(f"\n  {entry.shape}: {entry.why}" for entry in failed)
+    return [measured.get(index, entry) for index, entry in enumerate(entries)], note
 
 
 def _with(entry: Entry, served: Served) -> Entry:
-    """The entry with what was timed; what ran instead of the explained solution, as binding may refuse it, is what answers."""
+    """Add the measured time and the solution that ran, which differs if binding refused the explained one."""
     if not served.ok or not served.us or served.solution is None:
         return attrs.evolve(entry, why=f"{served.status} ({entry.why})")
     entry = attrs.evolve(entry, us=served.us, us_from="measured")

@@ -1,4 +1,4 @@
-"""What to tune next: the layers whose calls stand for the longest time without a row of their own, and which M of them."""
+"""What to tune next: the layers with the longest time without exact rows, and the M to tune."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from tunedgemm.table.csvfile import write_untuned
 from tunedgemm.table.row import Untuned
 from tunedgemm.workload.lists import list_paths
 
-#: An M with at least this share of its layer's calls, or of what they lose, is tuned as it is; the ragged rest shares rows of rungs.
+#: An M with at least this share of its layer's calls, or of their lost time, gets an exact row. The
+#: ragged rest shares padded rows.
 OWN_SHARE = 0.01
 
 
 @attrs.frozen
 class Next:
-    """A layer to tune: all that is equal but M.
+    """A layer to tune, which is all of a shape but M.
 
     Attributes:
         layer: the shape with M = 0.
-        name: what multiplies so, where the captured files say it.
-        listed: the shapes to tune with the calls that their rows will answer, by M.
-        entries: what they answer.
-        share: of the time of all calls, what these stand for: what the best known saves of it, where one is known, else all.
+        name: the layer's name, if the captured files have it.
+        listed: the shapes to tune, by M, with the calls that their rows will serve.
+        entries: the entries that they will serve.
+        share: the share of all calls' time that tuning may save: down to the best known time if it
+            is known, else all of it.
     """
 
     layer: Shape
@@ -40,24 +42,24 @@ class Next:
 
 
 def propose(entries: Sequence[Entry], most: int) -> list[Next]:
-    """The layers that are worth the most, at most so many; those with a row for each M, or that nothing can run, are none.
+    """Return the *most* layers with the most to gain, without those fully tuned or refused.
 
     Raises:
         UserError: *most* is negative.
     """
     if most < 0:
-        raise UserError(f"--next must be at least 0 (got {most})")
+        raise UserError(f"--next: must be at least 0 (got {most})")
     total = sum(entry.time for entry in entries)
     layers: dict[Shape, list[Entry]] = {}
     for entry in entries:
         if entry.how not in (*TUNED, "refused") and entry.lost > 0:
             layers.setdefault(layer_of(entry.shape), []).append(entry)
-    found = [_next(layer, members, total) for layer, members in layers.items()]
-    return sorted((one for one in found if one is not None), key=lambda one: (-one.share, str(one.layer)))[:most]
+    proposals = [_next(layer, members, total) for layer, members in layers.items()]
+    return sorted((each for each in proposals if each is not None), key=lambda each: (-each.share, str(each.layer)))[:most]
 
 
 def _next(layer: Shape, members: Sequence[Entry], total: float) -> Next | None:
-    """What to tune of one layer; None where its rungs have their rows, and no M has a share of its own."""
+    """Return what to tune of one layer; None if its padded rows exist and no M needs an exact one."""
     op, lost, calls = op_named(layer.op), sum(entry.lost for entry in members), sum(entry.calls for entry in members)
     at: dict[int, list[Entry]] = {}
     for entry in members:
@@ -68,7 +70,7 @@ def _next(layer: Shape, members: Sequence[Entry], total: float) -> Next | None:
             at.setdefault(target, []).append(entry)
     if not at:
         return None
-    chosen = [entry for found in at.values() for entry in found]
+    chosen = [entry for entries in at.values() for entry in entries]
     names = dict.fromkeys(entry.layer for entry in chosen if entry.layer)
     listed = tuple(
         Untuned(attrs.evolve(layer, m=m), sum(entry.calls for entry in at[m]), layer=next((e.layer for e in at[m] if e.layer), ""))
@@ -78,34 +80,37 @@ def _next(layer: Shape, members: Sequence[Entry], total: float) -> Next | None:
 
 
 def rung_of(op: Op, m: int, n: int) -> int:
-    """The M whose row an op asks for first where there is none of exactly *m*; *m* itself where others ask for its row, or none can."""
+    """Return the padded M that an op looks up first without a row of *m*.
 
-    def first(asked: int) -> int:
-        rungs = op.padded_m(asked, n)
-        return next((rung for rung, word in rungs.items() if rung and word != "exact"), asked)
+    It is *m* itself if other M are padded to it, or if it has no padded M.
+    """
+
+    def first(exact_m: int) -> int:
+        rungs = op.padded_m(exact_m, n)
+        return next((rung for rung, word in rungs.items() if rung and word != "exact"), exact_m)
 
     if any(first(neighbour) == m for neighbour in (m - 1, m + 1) if neighbour > 0) or m == 1:
         return m
     return first(m)
 
 
-def write_next(found: Sequence[Next], target: str | Path, inputs: Sequence[Path]) -> dict[str, Path]:
-    """Write what is to be tuned as untuned CSVs, one for each op, and return their paths by op.
+def write_next(proposals: Sequence[Next], target: str | Path, inputs: Sequence[Path]) -> dict[str, Path]:
+    """Write the proposals as untuned CSVs, one for each op, and return their paths by op.
 
     Args:
-        target: the file, or a folder, in which each op's file has AITER's name: one that is there, or that ends in ``/``.
-        inputs: files that are not to be written over.
+        target: the file, or a folder (existing, or ending in ``/``) for files with AITER's names.
+        inputs: files that must not be overwritten.
 
     Raises:
-        UserError: there are shapes of several ops for one file, or a file that is something else would be replaced.
+        UserError: one file would get several ops, or a file with other contents would be replaced.
     """
     by_op: dict[str, list[Untuned]] = {}
-    for one in found:
-        by_op.setdefault(one.layer.op, []).extend(one.listed)
+    for proposal in proposals:
+        by_op.setdefault(proposal.layer.op, []).extend(proposal.listed)
     paths = list_paths(by_op, str(target))
     for path in paths.values():
         if any(path.resolve() == other.resolve() for other in inputs):
-            raise UserError(f"{path}: is one of the files with the captured calls; name another one with -o")
+            raise UserError(f"{path}: is one of the files with the captured calls; name another file with -o")
     for op, path in paths.items():
         write_untuned(path, op_named(op), by_op[op])
     return paths

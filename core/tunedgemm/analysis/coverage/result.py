@@ -1,4 +1,4 @@
-"""What coverage finds: an entry for each shape, and the shares and regrets of several of them."""
+"""Results of coverage: an entry for each shape, and the shares and regrets of groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.row import key_shape
 
-#: word -> what it says of how calls are answered, best first; the words of padded rows are those of `Op.padded_m`
+#: word -> how the call is served, best first; the words of padded rows are those of `Op.padded_m`
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "exact": "a row of exactly this M",
@@ -29,14 +29,14 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "refused": "nothing runs",
     }
 )
-#: Answers of a row that was tuned for the shape, as far as it can be: what ``--min-exact`` asks for.
+#: Words of rows that were tuned for the shape, which ``--min-exact`` counts.
 TUNED = ("exact", "pinned")
-#: Answers of a row that was tuned at another M.
+#: Words of rows that were tuned at another M.
 PADDED = ("fine", "coarse", "padded", "tier")
-#: Answers of nothing that was tuned on this device.
+#: Words of solutions that were not tuned for the shape on this device.
 UNTUNED = ("other device", "unbiased", "heuristic", "fallback")
 
-#: word -> where the time of a call comes from, best first
+#: word -> source of a call's time, best first
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
         "measured": "what runs, timed",
@@ -51,16 +51,16 @@ SOURCES: Mapping[str, str] = MappingProxyType(
 
 def _not_negative(_: object, attribute: attrs.Attribute, value: float) -> None:
     if not 0 <= value < math.inf:
-        raise UserError(f"{attribute.name!r} must be a number of at least 0 (got {value})")
+        raise UserError(f"{attribute.name!r}: must be a number of at least 0 (got {value})")
 
 
 @attrs.frozen
 class Passed:
-    """A row that would answer a shape and is not used.
+    """A row that could serve a shape and is not used.
 
     Attributes:
-        solution: what it names.
-        word: how its M relates to the one asked for.
+        solution: the row's solution.
+        word: the relation of its M to the shape's, a word of `WORDS`.
         reason: why it is not used.
     """
 
@@ -71,22 +71,23 @@ class Passed:
 
 @attrs.frozen
 class Entry:
-    """A shape that a workload calls, and what answers it.
+    """A shape that a workload calls, and the solution that serves it.
 
     Attributes:
-        shape: the shape, as tables know it.
-        count, graph: calls that ran at once, and that were recorded into graphs.
+        shape: the shape, as a key of tables.
+        count, graph: calls that ran immediately, and calls recorded into graphs.
         calls: all calls, those of graphs once for each replay.
         how: a word of `WORDS`.
-        solution: what runs; of a refused shape the last that was tried.
+        solution: the solution that runs; for a refused shape the last one tried.
         us: microseconds of one call.
         us_from: a word of `SOURCES`.
-        best_us: microseconds of the fastest solution that is known at this very shape on this device; 0 where none is.
-        best: that solution, and where its time is from.
-        why: where the answer comes from, or why there is none.
-        row_m: M of the row that answers; -1 where none does.
-        passed: rows that would answer before it and are not used, best first.
-        layer: what multiplies so, where the file says it.
+        best_us: microseconds of the fastest known solution at this exact shape on this device; 0 if
+            none is known.
+        best: that solution, and the source of its time.
+        why: the source of the choice, or the reason of the refusal.
+        row_m: M of the row that serves; -1 without one.
+        passed: unused rows that would serve first, best first.
+        layer: the layer's name, if the file has it.
     """
 
     shape: Shape
@@ -106,25 +107,26 @@ class Entry:
 
     @property
     def time(self) -> float:
-        """Microseconds of all calls."""
+        """Return the microseconds of all calls."""
         return self.calls * self.us
 
     @property
     def regret(self) -> float | None:
-        """How much longer a call takes than with the best that is known at its shape, as a share of that; None where either is unknown.
+        """Return the extra time over the best known solution, as a share of the best time.
 
-        The time of a row at its own, larger M stands for the one at this M where that is not known; see `us_from`.
+        It is None if either time is unknown. A padded row's time at its larger M replaces an
+        unknown time at this M; see `us_from`.
         """
         return max(self.us / self.best_us - 1.0, 0.0) if self.best_us and self.us_from != "guess" else None
 
     @property
     def lost(self) -> float:
-        """Microseconds of all calls that tuning may save at most: what the best known leaves of them, else all."""
+        """Return the most microseconds that tuning may save: those over the best known time, else all."""
         return self.time if self.regret is None else self.calls * max(self.us - self.best_us, 0.0)
 
     @property
     def row(self) -> str:
-        """The word of the best row that there is for the shape, used or not; "" where there is none."""
+        """Return the word of the shape's best row, used or not; "" without a row."""
         if self.passed:
             return self.passed[0].word
         return self.how if self.row_m >= 0 else ""
@@ -132,13 +134,13 @@ class Entry:
 
 @attrs.frozen
 class Regret:
-    """What calls cost more than with the best that is known at their shapes.
+    """The extra time of calls over the best known solutions at their shapes.
 
     Attributes:
         weighted: their time over that of the best, less 1.
         worst: the entry with the largest regret.
-        calls: those for which it is known.
-        of: those that were asked about.
+        calls: the calls with a known regret.
+        of: all calls of the group.
     """
 
     weighted: float
@@ -149,7 +151,7 @@ class Regret:
 
 @attrs.frozen
 class Unused:
-    """Rows of one libtype that are not used, for one reason: a shape with such a row has another answer."""
+    """Rows of one libtype that are not used, for one reason, with the calls of their shapes."""
 
     libtype: str
     reason: str
@@ -159,47 +161,51 @@ class Unused:
 
 @attrs.frozen
 class Group:
-    """Entries that belong together, and their name."""
+    """A named group of entries."""
 
     name: str
     entries: tuple[Entry, ...]
 
     @property
     def calls(self) -> int:
-        """Their calls."""
+        """Return their calls."""
         return sum(entry.calls for entry in self.entries)
 
     @property
     def time(self) -> float:
-        """Microseconds of all their calls."""
+        """Return the microseconds of all their calls."""
         return sum(entry.time for entry in self.entries)
 
     def share(self, *how: str, by: str = "time") -> float:
-        """The share of their calls, or time, that is answered in one of these ways, 0 to 1.
+        """Return the share of their calls, or time, that is served in one of these ways, 0 to 1.
 
         Raises:
-            UserError: *by* is neither ``time`` nor ``calls``, or no such way is known.
+            UserError: *by* is neither ``time`` nor ``calls``, or a word is unknown.
         """
         if by not in ("time", "calls"):
-            raise UserError(f"a share is one by 'time' or by 'calls' (got {by!r})")
+            raise UserError(f"share: by must be 'time' or 'calls' (got {by!r})")
         if unknown := [word for word in how if word not in WORDS]:
-            raise UserError(f"calls are answered by {', '.join(WORDS)} (got {unknown[0]!r})")
+            raise UserError(f"share: expected words of {', '.join(WORDS)} (got {unknown[0]!r})")
         total = getattr(self, by)
         part: float = sum(getattr(entry, by) for entry in self.entries if entry.how in how)
         return part / total if total else 0.0
 
     def regret(self, *how: str) -> Regret | None:
-        """What calls that are answered in one of these ways, by a padded row unless said, lose; None where it is known of none."""
-        asked = [entry for entry in self.entries if entry.how in (how or PADDED) and entry.calls]
-        known = [entry for entry in asked if entry.regret is not None]
+        """Return the regret of calls that are served in one of these ways, None if unknown.
+
+        Args:
+            how: words of `WORDS`; those of padded rows by default.
+        """
+        chosen = [entry for entry in self.entries if entry.how in (how or PADDED) and entry.calls]
+        known = [entry for entry in chosen if entry.regret is not None]
         if not known:
             return None
         best = sum(entry.calls * entry.best_us for entry in known)
         spent = best + sum(entry.lost for entry in known)
         worst = max(known, key=lambda entry: (entry.regret or 0.0, entry.lost))
-        return Regret(spent / best - 1.0, worst, sum(entry.calls for entry in known), sum(entry.calls for entry in asked))
+        return Regret(spent / best - 1.0, worst, sum(entry.calls for entry in known), sum(entry.calls for entry in chosen))
 
 
 def layer_of(shape: Shape) -> Shape:
-    """All of a shape but M, as a shape with M = 0."""
+    """Return all of a shape but M, as a shape with M = 0."""
     return key_shape(attrs.evolve(shape, m=0))

@@ -1,4 +1,4 @@
-"""Coverage for people, and as a CSV for other programs."""
+"""Print coverage, and write it as a CSV."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tunedgemm.errors import UserError
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 from tunedgemm.tuner.report import number_of, sizes
 
-#: Groups of `--by`, reasons and broken lines that are shown, unless it is to be verbose.
+#: Most groups of `--by`, and most reasons or broken lines, without --verbose.
 _MOST_GROUPS, _MOST_LINES = 25, 5
-#: Values of M of a layer that are shown, unless it is to be verbose.
+#: Most values of M of a layer without --verbose.
 _MOST_M = 8
 #: Columns of the file with all entries, around the shape's M, N and K.
 _COLUMNS = (
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def percent(share: float) -> str:
-    """A share in per cent, in which what is not nothing is not 0, and what is not all is not 100."""
+    """Format a share in per cent; only exact 0 and 1 print as 0.0 and 100.0."""
     rounded = round(share * 100.0, 1)
     if rounded >= 100.0 > share * 100.0 + 1e-9:
         rounded = 99.9
@@ -38,57 +38,57 @@ def percent(share: float) -> str:
     return f"{rounded:.1f} %"
 
 
-def headline(found: Group) -> str:
-    """The result in a sentence."""
-    return f"exact {percent(found.share('exact', by='calls'))} of calls, {percent(found.share('exact'))} of the time"
+def headline(group: Group) -> str:
+    """Return the result in a sentence."""
+    return f"exact {percent(group.share('exact', by='calls'))} of calls, {percent(group.share('exact'))} of the time"
 
 
-def print_coverage(found: Coverage, console: Console, *, by: str = "", verbose: bool = False) -> None:
-    """Print the result in a sentence, what answers, what that costs, which rows are not used, and what could not be read."""
-    _say(console, headline(found))
-    where = found.name if len(found.paths) <= _MOST_LINES else f"{len(found.paths)} files"
-    _say(console, f"{number_of(found.calls, 'call')} of {number_of(len(found.entries), 'shape')} in {where}, on {found.device}")
-    _say(console, f"their time is {_duration(found.time)}: {_sources(found)}")
-    console.print(_ways(found))
-    for line in (*_costs(found), *_unused(found, verbose)):
+def print_coverage(result: Coverage, console: Console, *, by: str = "", verbose: bool = False) -> None:
+    """Print the result in a sentence, the shares, their costs, unused rows, and unreadable lines."""
+    _say(console, headline(result))
+    where = result.name if len(result.paths) <= _MOST_LINES else f"{len(result.paths)} files"
+    _say(console, f"{number_of(result.calls, 'call')} of {number_of(len(result.entries), 'shape')} in {where}, on {result.device}")
+    _say(console, f"their time is {_duration(result.time)}: {_sources(result)}")
+    console.print(_ways(result))
+    for line in (*_costs(result), *_unused(result, verbose)):
         _say(console, line)
-    if by or len(found.ops) > 1:
-        _print_groups(found, by or "op", console, verbose)
-    for problem in found.problems[: None if verbose else _MOST_LINES]:
+    if by or len(result.ops) > 1:
+        _print_groups(result, by or "op", console, verbose)
+    for problem in result.problems[: None if verbose else _MOST_LINES]:
         _say(console, f"left out: {problem}")
-    if len(found.problems) > _MOST_LINES and not verbose:
-        _say(console, f"left out: {len(found.problems) - _MOST_LINES} more lines; -v names them")
-    for note in found.notes:
+    if len(result.problems) > _MOST_LINES and not verbose:
+        _say(console, f"left out: {len(result.problems) - _MOST_LINES} more lines; -v names them")
+    for note in result.notes:
         _say(console, f"note: {note}")
 
 
-def print_next(found: Sequence[Next], console: Console, *, verbose: bool = False) -> None:
-    """Print the layers to tune next, the most of the time first, with the M to tune."""
-    if not found:
-        _say(console, "nothing to tune: every call has a row of its own, or of the rung that the rest of its layer shares")
+def print_next(result: Sequence[Next], console: Console, *, verbose: bool = False) -> None:
+    """Print the layers to tune next, the longest time first, with their M."""
+    if not result:
+        _say(console, "nothing to tune: every call has an exact row, or the padded row that the rest of its layer shares")
         return
     grid = Grid(title=Text("what to tune next"), title_justify="left")
     for heading in ("layer", "% time", "M"):
         grid.add_column(heading, justify="right" if heading == "% time" else "left", overflow="fold")
-    for one in found:
-        values = [str(listed.shape.m) for listed in one.listed]
+    for proposal in result:
+        values = [str(listed.shape.m) for listed in proposal.listed]
         more = len(values) - _MOST_M
-        told = " ".join(values if verbose or more <= 0 else values[:_MOST_M]) + (f" and {more} more" if more > 0 and not verbose else "")
-        name = f"{one.layer.op} {sizes(one.layer).replace('M=0 ', '', 1)}" + (f" ({one.name})" if one.name else "")
-        grid.add_row(Text(name), Text(percent(one.share).removesuffix(" %")), Text(told))
+        text = " ".join(values if verbose or more <= 0 else values[:_MOST_M]) + (f" and {more} more" if more > 0 and not verbose else "")
+        name = f"{proposal.layer.op} {sizes(proposal.layer).replace('M=0 ', '', 1)}" + (f" ({proposal.name})" if proposal.name else "")
+        grid.add_row(Text(name), Text(percent(proposal.share).removesuffix(" %")), Text(text))
     console.print(grid)
 
 
-def write_entries(found: Coverage, path: Path) -> None:
+def write_entries(result: Coverage, path: Path) -> None:
     """Write every entry as a line of a CSV, the longest time first.
 
     Raises:
-        UserError: the file is something else, or cannot be written.
+        UserError: the file has other contents, or cannot be written.
     """
     if present(path) and read_sheet(path).columns != list(_COLUMNS):
-        raise UserError(f"{path}: is there and would be lost; name another file with --csv")
+        raise UserError(f"{path}: exists with other contents, which would be lost; name another file with --csv")
     with locked(path):
-        replace_text(path, Sheet(list(_COLUMNS), [Record(cells=_cells(entry)) for entry in found.entries]).text())
+        replace_text(path, Sheet(list(_COLUMNS), [Record(cells=_cells(entry)) for entry in result.entries]).text())
 
 
 def _cells(entry: Entry) -> dict[str, str]:
@@ -103,79 +103,79 @@ def _cells(entry: Entry) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _ways(found: Coverage) -> Grid:
-    """A line for each way in which calls are answered."""
+def _ways(result: Coverage) -> Grid:
+    """Return a table with a line for each way in which calls are served."""
     grid = Grid()
-    for heading in ("answered by", "shapes", "calls", "% calls", "% time"):
-        grid.add_column(heading, justify="left" if heading == "answered by" else "right", overflow="fold")
+    for heading in ("served by", "shapes", "calls", "% calls", "% time"):
+        grid.add_column(heading, justify="left" if heading == "served by" else "right", overflow="fold")
     for word, meaning in WORDS.items():
-        entries = [entry for entry in found.entries if entry.how == word]
+        entries = [entry for entry in result.entries if entry.how == word]
         if not entries:
             continue
-        shares = (percent(found.share(word, by=by)).removesuffix(" %") for by in ("calls", "time"))
+        shares = (percent(result.share(word, by=by)).removesuffix(" %") for by in ("calls", "time"))
         grid.add_row(Text(f"{word}: {meaning}"), _number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
     return grid
 
 
-def _costs(found: Coverage) -> Iterator[str]:
-    """Regrets of what was not tuned for its shape, and what nothing runs."""
-    for name, words in (("padded rows", PADDED), ("what is not tuned", UNTUNED)):
-        asked = [entry for entry in found.entries if entry.how in words and entry.calls]
-        regret = found.regret(*words)
+def _costs(result: Coverage) -> Iterator[str]:
+    """Yield the regrets of padded and untuned calls, and the refused shapes."""
+    for name, words in (("padded rows", PADDED), ("untuned calls", UNTUNED)):
+        chosen = [entry for entry in result.entries if entry.how in words and entry.calls]
+        regret = result.regret(*words)
         if regret is not None:
             worst = regret.worst
             loss = percent(worst.regret or 0.0)
             yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {_of(regret.calls, regret.of)} calls"
             taken = worst.us_from if worst.row_m < 0 or worst.us_from != "padded row" else f"row at M={worst.row_m}"
             yield f"  the worst: {worst.shape}: {worst.solution} {worst.us:.2f} us ({taken}), {worst.best_us:.2f} us with {worst.best}"
-        elif asked:
-            yield f"regret of {name}: not known of any call; tune these shapes into a table of its own, and name it with --against"
-    for entry in (entry for entry in found.entries if entry.how == "refused"):
+        elif chosen:
+            yield f"regret of {name}: unknown for all calls; tune these shapes into a separate table, and name it with --against"
+    for entry in (entry for entry in result.entries if entry.how == "refused"):
         yield f"refused: {_number(entry.calls)} calls of {entry.shape}: {_line(entry.why)}"
 
 
-def _unused(found: Coverage, verbose: bool) -> Iterator[str]:
-    """Why rows that are there are not used, and what the calls would have if they were."""
-    unused = found.unused()
-    for one in unused[: None if verbose else _MOST_LINES]:
-        share = percent(one.time / found.time if found.time else 0.0)
-        calls = "1 call" if one.calls == 1 else f"{_number(one.calls)} calls"
-        verb = "has" if one.calls == 1 else "have"
-        yield f"{calls} ({share} of the time) {verb} a row of {one.libtype} that is not used: {_line(one.reason)}"
+def _unused(result: Coverage, verbose: bool) -> Iterator[str]:
+    """Yield the reasons why rows are not used, and the coverage with all of them."""
+    unused = result.unused()
+    for rows in unused[: None if verbose else _MOST_LINES]:
+        share = percent(rows.time / result.time if result.time else 0.0)
+        calls = "1 call" if rows.calls == 1 else f"{_number(rows.calls)} calls"
+        verb = "has" if rows.calls == 1 else "have"
+        yield f"{calls} ({share} of the time) {verb} a row of {rows.libtype} that is not used: {_line(rows.reason)}"
     if len(unused) > _MOST_LINES and not verbose:
         yield f"and {len(unused) - _MOST_LINES} more reasons why rows are not used; -v lists them"
     if unused:
-        calls, time = (percent(found.rows("exact", by=by)) for by in ("calls", "time"))
+        calls, time = (percent(result.rows("exact", by=by)) for by in ("calls", "time"))
         yield f"with all of these rows in use: exact {calls} of calls, {time} of the time"
 
 
-def _print_groups(found: Coverage, by: str, console: Console, verbose: bool) -> None:
-    """A line a group with the shares of its time; of a single shape how it is answered, and the time of a call."""
-    groups = found.by(by)
-    headings = ("answered by", "us") if by == "shape" else ("exact", "padded", "other")
+def _print_groups(result: Coverage, by: str, console: Console, verbose: bool) -> None:
+    """Print a line a group with the shares of its time, or a line a shape with its answer and time."""
+    groups = result.by(by)
+    headings = ("served by", "us") if by == "shape" else ("exact", "padded", "other")
     grid = Grid(title=Text(f"by {by}"), title_justify="left")
     for heading in (by, "calls", "% time", *headings):
-        grid.add_column(heading, justify="left" if heading in (by, "answered by") else "right", overflow="fold")
+        grid.add_column(heading, justify="left" if heading in (by, "served by") else "right", overflow="fold")
     shown = groups if verbose else groups[:_MOST_GROUPS]
     for group in shown:
-        of_all = percent(group.time / found.time if found.time else 0.0).removesuffix(" %")
+        of_all = percent(group.time / result.time if result.time else 0.0).removesuffix(" %")
         shares = [group.share(*words) for words in (TUNED, PADDED, (*UNTUNED, "refused"))]
-        one = group.entries[0]
-        cells = (one.how, f"{one.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
+        entry = group.entries[0]
+        cells = (entry.how, f"{entry.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
         grid.add_row(Text(group.name), _number(group.calls), of_all, *cells)
     console.print(grid)
     if len(shown) < len(groups):
         _say(console, f"and {len(groups) - len(shown)} more; -v lists them")
 
 
-def _sources(found: Coverage) -> str:
-    """Where the times are from, with their shares."""
-    shares = {source: sum(entry.time for entry in found.entries if entry.us_from == source) for source in SOURCES}
-    return ", ".join(f"{percent(time / found.time)} {SOURCES[source]}" for source, time in shares.items() if time and found.time)
+def _sources(result: Coverage) -> str:
+    """Return the sources of the times, with their shares."""
+    shares = {source: sum(entry.time for entry in result.entries if entry.us_from == source) for source in SOURCES}
+    return ", ".join(f"{percent(time / result.time)} {SOURCES[source]}" for source, time in shares.items() if time and result.time)
 
 
 def _duration(us: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a time in a suitable unit."""
     for unit, size in (("h", 3.6e9), ("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.1f} {unit}"

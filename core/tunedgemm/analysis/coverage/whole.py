@@ -1,4 +1,4 @@
-"""Coverage as a whole: all entries, what they sum up to, why rows are not used, and what to tune next."""
+"""Coverage as a whole: all entries, their sums, the unused rows, and what to tune next."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.table.csvfile import Problem
 
-#: What a list of entries is summed up by.
+#: Keys by which entries are summed up.
 BY = ("op", "layer", "shape")
 
 
 @attrs.frozen
 class Coverage(Group):
-    """What answers the calls of a workload on a device.
+    """The answers to a workload's calls on a device.
 
     Attributes:
-        name: what was judged, in words.
-        entries: a shape each, the longest time first.
-        device: where.
+        name: the names of the files.
+        entries: an entry for each shape, the longest time first.
+        device: the device.
         paths: the files with the captured calls.
-        problems: lines of them that could not be read.
-        notes: what else is to be said.
+        problems: their unreadable lines.
+        notes: further remarks.
     """
 
     device: Device
@@ -37,39 +37,39 @@ class Coverage(Group):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The ops that are called."""
+        """Return the called ops."""
         return tuple(dict.fromkeys(entry.shape.op for entry in self.entries))
 
     def by(self, what: str) -> tuple[Group, ...]:
-        """The entries summed up by ``op``, ``layer`` (all of a shape but M) or ``shape``, the longest time first.
+        """Sum up the entries by ``op``, ``layer`` (all of a shape but M) or ``shape``, the longest time first.
 
         Raises:
             UserError: *what* is none of these.
         """
         if what not in BY:
-            raise UserError(f"coverage is summed up by {', '.join(BY)} (got {what!r})")
-        found: dict[object, list[Entry]] = {}
+            raise UserError(f"coverage.by: expected one of {', '.join(BY)} (got {what!r})")
+        members: dict[object, list[Entry]] = {}
         for entry in self.entries:
             key = entry.shape.op if what == "op" else entry.shape if what == "shape" else layer_of(entry.shape)
-            found.setdefault(key, []).append(entry)
-        groups = (Group(_name(what, entries), tuple(entries)) for entries in found.values())
+            members.setdefault(key, []).append(entry)
+        groups = (Group(_name(what, entries), tuple(entries)) for entries in members.values())
         return tuple(sorted(groups, key=lambda group: (-group.time, group.name)))
 
     def unused(self) -> tuple[Unused, ...]:
-        """Why rows that are there are not used, and how much would call them; what stands for the longest time first."""
-        found: dict[tuple[str, str], list[Entry]] = {}
+        """Return the reasons why rows are not used, with their calls, the longest time first."""
+        by_reason: dict[tuple[str, str], list[Entry]] = {}
         for entry in self.entries:
             for libtype, reason in dict.fromkeys((passed.solution.libtype, passed.reason) for passed in entry.passed):
-                found.setdefault((libtype, reason), []).append(entry)
-        unused = (Unused(*key, _sum(entries, "calls"), _sum(entries, "time")) for key, entries in found.items())
-        return tuple(sorted(unused, key=lambda one: (-one.time, one.libtype, one.reason)))
+                by_reason.setdefault((libtype, reason), []).append(entry)
+        unused = (Unused(*key, _sum(entries, "calls"), _sum(entries, "time")) for key, entries in by_reason.items())
+        return tuple(sorted(unused, key=lambda rows: (-rows.time, rows.libtype, rows.reason)))
 
     def next(self, most: int = 10) -> list[Next]:
-        """The layers to tune next, at most so many, those that stand for the longest time first; see `propose`."""
+        """Return at most *most* layers to tune next, the longest time first; see `propose`."""
         return propose(self.entries, most)
 
     def rows(self, *words: str, by: str = "time") -> float:
-        """The share of the calls, or time, whose best row is of one of these words, used or not: what all backends would answer."""
+        """Return the share of calls, or time, whose best row has one of these words, used or not."""
         total = getattr(self, by)
         part: float = sum(getattr(entry, by) for entry in self.entries if entry.row in words)
         return part / total if total else 0.0
@@ -81,10 +81,10 @@ def _sum(entries: Iterable[Entry], what: str) -> int:
 
 
 def _name(what: str, entries: list[Entry]) -> str:
-    """A group in words: what the file calls it, and what tells it from others."""
+    """Return a group's name: its distinguishing fields, and the file's names of its layers."""
     shape = entries[0].shape
     if what == "op":
         return shape.op
-    told = str(shape) if what == "shape" else str(layer_of(shape)).replace("M=0 ", "", 1)
+    text = str(shape) if what == "shape" else str(layer_of(shape)).replace("M=0 ", "", 1)
     layers = list(dict.fromkeys(entry.layer for entry in entries if entry.layer))
-    return told + (f" ({', '.join(layers)})" if layers else "")
+    return text + (f" ({', '.join(layers)})" if layers else "")

@@ -1,4 +1,4 @@
-"""``tunedgemm table``: one file an action in this folder. They see tables and take their files apart; `check` alone judges."""
+"""``tunedgemm table``: one file an action in this folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     check = _action(actions, "check", "exit 1 if a file has any fault")
     check.add_argument("file", help=_FILE)
 
-    merge = _action(actions, "merge", "put the rows of tables (of shards, of machines) into one")
-    merge.add_argument("output", metavar="OUT", type=Path, help="the table that gets them; what it has stays")
+    merge = _action(actions, "merge", "add the rows of tables (of shards, of machines) to one")
+    merge.add_argument("output", metavar="OUT", type=Path, help="the table that gets the rows; it keeps its own")
     merge.add_argument("inputs", metavar="IN", nargs="+", help=f"{_FILE}; it is not changed")
-    merge.add_argument("--no-sort", dest="sort", action="store_false", help="leave OUT's rows in their places; default: by its key")
+    merge.add_argument("--no-sort", dest="sort", action="store_false", help="keep the order of OUT's rows; default: sort by the key")
 
     diff = _action(actions, "diff", "compare the best rows of two tables; exit 1 if they differ")
     diff.add_argument("first", metavar="A", help=_FILE)
@@ -35,10 +35,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("inputs", metavar="IN", nargs="*", help=f"{_FILE}; default: the merged layers that dispatch uses")
 
 
-def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=says, description=says)
-    parser.add_argument("--op", default="", help="op family; default: that whose columns and name the files have, else a16w16")
-    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: full errors")
+def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=summary, description=summary)
+    parser.add_argument("--op", default="", help="op; default: by the files' columns and names, else a16w16")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="also print full errors")
     return parser
 
 

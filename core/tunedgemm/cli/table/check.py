@@ -1,4 +1,4 @@
-"""``table check``: the strict judge of one file. What it finds costs nothing where calls are served; here it is exit code 1."""
+"""``table check``: the strict check of one file, whose faults dispatch tolerates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ERRORS = 0.2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List every fault with its line."""
+    """List every fault with its line; return 1 if there is any."""
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
@@ -38,34 +38,34 @@ def run(arguments: argparse.Namespace) -> int:
 def _errors(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if not row.err_ratio <= MOST_ERRORS:
-            yield f"{row.source}:{row.line}: err_ratio {row.err_ratio} is over {MOST_ERRORS}"
+            yield f"{row.source}:{row.line}: err_ratio {row.err_ratio} exceeds {MOST_ERRORS}"
 
 
 def _duplicates(file: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """Rows of one device and shape: those that say the same, and those of which only one can win."""
+    """Yield the duplicates of a device and shape: equal rows, and rows of which only one can win."""
     groups: dict[tuple[str, int, str, Shape], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
-    for found in groups.values():
-        if len(found) == 1:
+    for group in groups.values():
+        if len(group) == 1:
             continue
-        lines = ", ".join(str(row.line) for row in found)
-        what = "that say the same" if len({(row.solution, row.us) for row in found}) == 1 else ", ".join(map(answer, found))
-        yield f"{file}: {len(found)} rows for {asked(found[0])} in lines {lines}: {what}"
+        lines = ", ".join(str(row.line) for row in group)
+        what = "all equal" if len({(row.solution, row.us) for row in group}) == 1 else ", ".join(map(answer, group))
+        yield f"{file}: {len(group)} rows for {asked(group[0])} in lines {lines}: {what}"
 
 
 def _unreachable(rows: Sequence[Row], op: Op) -> Iterator[str]:
-    """Rows that no look-up comes to, whatever is asked for."""
+    """Yield the rows that no look-up reaches."""
     for row in rows:
         if why := _unasked(row.shape, op):
-            yield f"{row.source}:{row.line}: no look-up comes to this row: {why}"
+            yield f"{row.source}:{row.line}: no look-up reaches this row: {why}"
 
 
 def _unasked(shape: Shape, op: Op) -> str:
     if shape.m and shape.m not in op.padded_m(shape.m, shape.n):
-        return f"M={shape.m} is on no rung of the look-up"
+        return f"M={shape.m} is not a padded M"
     if shape not in [key_shape(other) for other in op.equivalent_shapes(shape)]:
-        return "a call of its shape is looked up by others"
+        return "calls of its shape look up other keys"
     if order := order_of(shape.layout):
         dtype = op.weight_dtype(shape)
         elements = shape.k // 2 if dtype == "fp4x2" else shape.k
@@ -75,7 +75,7 @@ def _unasked(shape: Shape, op: Op) -> str:
 
 
 def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
-    """Rows that add a bias after a kernel where none can be added."""
+    """Yield the rows that add a bias after a kernel where none can be added."""
     for row in rows:
         whole = split.of(row.solution, row.shape)
         if isinstance(whole, Unsupported):
@@ -83,7 +83,7 @@ def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _unknown(rows: Sequence[Row]) -> Iterator[str]:
-    """Libtypes that are neither installed nor known: mistyped, most likely."""
+    """Yield the libtypes that are neither installed nor known, which are probably misspelt."""
     installed = Registry().libtypes
     for libtype in dict.fromkeys(row.solution.libtype for row in rows):
         if libtype not in installed and not known(libtype):
@@ -93,15 +93,15 @@ def _unknown(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """What is no fault of the file, and yet of no use here."""
+    """Yield the rows that are valid but unusable here."""
     if joint := [row for row in rows if JOINT in row.solution.libtype]:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
-        yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), which none runs; the first in line {joint[0].line}"
+        yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), and none runs both; first in line {joint[0].line}"
     registry, reasons = Registry(), defaultdict(list)
     for row in rows:
         backend = registry.get(row.solution.libtype)
         if not isinstance(backend, Backend) or row.shape.op not in backend.ops or not row.gfx or not row.valid:
-            continue  # nobody is asked of it: none computes it, it names no device, or it never wins
+            continue  # it has no backend or no device, or never wins
         if reason := backend.lacks(row.solution, Device(row.gfx, row.cu_num)):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():

@@ -1,4 +1,4 @@
-"""``table diff``: what two tables answer differently."""
+"""``table diff``: the differences between the best rows of two tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = tuple[str, int, str, Shape]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the best row of each device and shape; exit code 1 where anything differs."""
+    """Compare the best row of each device and shape; return 1 if any differs."""
     files = [named_file(arguments.first), named_file(arguments.second)]
     op = op_of(arguments, files)
     first, second = (_best(read_rows(file, op)[0]) for file in files)
@@ -36,17 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"another time: {asked(row)}: {answer(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
     same = len(first.keys() & second.keys()) - winners - times
     only = [sum(file == each for file, _ in alone) for each in files]
-    print(f"{same} alike, {winners} other winners, {times} other times, {only[0]} only in {files[0]}, {only[1]} only in {files[1]}")
+    print(f"{same} equal, {winners} other winners, {times} other times, {only[0]} only in {files[0]}, {only[1]} only in {files[1]}")
     return 1 if winners or times or alone else 0
 
 
 def _best(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The row that wins for each device and shape; those that never win are left out."""
-    found: dict[Key, Row] = {}
+    """Return the winning row of each device and shape; leave out rows that never win."""
+    best: dict[Key, Row] = {}
     for row in rows:
-        if row.valid and (row.key not in found or row.us < found[row.key].us):
-            found[row.key] = row
-    return found
+        if row.valid and (row.key not in best or row.us < best[row.key].us):
+            best[row.key] = row
+    return best
 
 
 def _without(rows: dict[Key, Row], others: dict[Key, Row]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""``table export --aiter``: a table that AITER reads, with one row a key of its."""
+"""``table export --aiter``: a table that AITER reads, with one row for each of AITER's keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tunedgemm.table.sheet import Record, Sheet, locked, present, replace_text
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the rows that AITER can use, of several for one of its keys the one that wins here; count the others and say why."""
+    """Write the winning row of each of AITER's keys; count the rows left out, with the reasons."""
     out = arguments.aiter
     if present(out):
-        raise TableError(f"{out} exists: name a new file, or delete that one")
+        raise TableError(f"{out}: exists already; name a new file, or delete this one")
     files = [named_file(text) for text in arguments.inputs]
     op = op_of(arguments, files)
     if not OF_AITERS_OPS.get(op.name, AITER):
-        raise TableError(f"AITER has no table of {op.name}: there is nothing to export for it")
+        raise TableError(f"{op.name}: AITER has no table of this op")
     unread: list[Problem] = []
     layers = [_read(files, op, unread)] if files else list(_layers(op, unread))
     columns = ["gfx", "cu_num", *op.columns.key, *op.columns.values]
@@ -56,24 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(paths: Iterable[Path], op: Op, unread: list[Problem]) -> list[Row]:
-    """The rows of files; lines that are none go to *unread*. A row whose time never wins is a row, and counted as one."""
+    """Return the rows of files, those that never win included; append unreadable lines to *unread*."""
     rows: list[Row] = []
     for path in paths:
-        found, problems = read_rows(path, op)
-        lines = {row.line for row in found}
-        rows += found
+        read, problems = read_rows(path, op)
+        lines = {row.line for row in read}
+        rows += read
         unread += [problem for problem in problems if problem.line not in lines]
     return rows
 
 
 def _layers(op: Op, unread: list[Problem]) -> Iterator[Sequence[Row]]:
-    """The rows of each layer that dispatch uses, highest first."""
+    """Yield the rows of each layer that dispatch uses, highest first."""
     for layer in table_layers(op):
         yield _read([path for path in layer.paths if layer.asked_for or present(path)], op, unread)
 
 
 def _unfit(row: Row, op: Op) -> str:
-    """Why AITER cannot use a row, or ""."""
+    """Return why AITER cannot use a row, or ""."""
     if not row.valid:
         return "the time never wins"
     if row.shape.m == 0:
@@ -87,14 +87,14 @@ def _unfit(row: Row, op: Op) -> str:
     if foreign:
         return f"libtype {foreign[0]} is not AITER's" + (f" for {op.name}" if foreign[0] in AITER else "")
     if "libtype" not in op.columns.values and _told_by_names(row, op) != row.solution.libtype:
-        return f"no column of AITER's tells libtype {row.solution.libtype}, and the kernel's name tells another"
-    told = op.columns.format(row.shape)
-    own = [column for column in op.columns.own if told.get(column, "")]
-    return f"AITER's key does not tell {' and '.join(own)}" if own else ""
+        return f"AITER has no column for libtype {row.solution.libtype}, and the kernel's name means another libtype"
+    texts = op.columns.format(row.shape)
+    own = [column for column in op.columns.own if texts.get(column, "")]
+    return f"AITER's key lacks {' and '.join(own)}" if own else ""
 
 
 def _told_by_names(row: Row, op: Op) -> str:
-    """The libtype that AITER takes a row to be of where no column tells."""
+    """Return the libtype that AITER derives for a row without a libtype column."""
     cells = {column: text for column, text in record_of(row, op).cells.items() if column in op.columns.values}
-    told = op.columns.read(cells)
-    return told.get("libtype", "") or libtype_of_kernel(told.get("kernelName", cells.get("kernelName", "")))
+    common = op.columns.read(cells)
+    return common.get("libtype", "") or libtype_of_kernel(common.get("kernelName", cells.get("kernelName", "")))

@@ -12,22 +12,22 @@ from tunedgemm.table.row import Row
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fold tables into one; every input is read before anything is written. Exit code 1 where a line could not be read."""
+    """Fold tables into one, after reading every input; return 1 if a line could not be read."""
     rows: list[Row] = []
     lost = 0
     files = [named_file(text) for text in arguments.inputs]
     if arguments.output.resolve() in [file.resolve() for file in files]:
-        raise TableError(f"{arguments.output} is both OUT and IN: what OUT has stays, so name it once")
+        raise TableError(f"{arguments.output}: is both OUT and IN; name it once, because OUT keeps its rows")
     op = op_of(arguments, files)
     for file in files:
-        found, problems = read_rows(file, op)
-        understood = {row.line for row in found}
+        read, problems = read_rows(file, op)
+        understood = {row.line for row in read}
         for problem in problems:
             unread = problem.line not in understood
             lost += unread
             print(f"left out: {problem}" if unread else f"note: {problem}")
-        print(f"{file}: {len(found)} rows")
-        rows += found
+        print(f"{file}: {len(read)} rows")
+        rows += read
     conflicts = fold(arguments.output, op, rows, sort=arguments.sort)
     for conflict in conflicts:
         print(f"conflict, the lowest time stays: {conflict}")

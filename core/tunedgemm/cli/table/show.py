@@ -1,4 +1,4 @@
-"""``table show``: the rows of a file, or of the merged layers, for people."""
+"""``table show``: the rows of a file, or of the merged layers, as a printed table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = 100
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them, and what is wrong with the others."""
+    """Print the rows, and the faults of unreadable lines."""
     files = [] if arguments.file is None else [named_file(arguments.file)]
     op = op_of(arguments, files)
     if files:
