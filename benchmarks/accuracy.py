@@ -5,8 +5,8 @@ magnitudes.
 
 Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the
 hidden states of language models. Weights are normal / sqrt(K). Both are quantised in the op's
-format by `tunedgemm.ops.formats.quant`. Every solution is compared with the product of the *quantised* operands
-in float64, which is what a solution answers for:
+format by `tunedgemm.ops.formats.quant`. Every solution is compared with the product of the
+*quantised* operands in float64, which is what a solution answers for:
 
 row error
     norm(out - exact) / norm(exact) of the worst row.

@@ -11,7 +11,7 @@ tables
     ``folder/README.md``.
 asm
     The manifests are AITER's, of GEMM kernels, as ``<gfx>_<manifest>.csv``. A row is resolved as
-    dispatch would on its own device: its kernelName in the manifest of its own gfx, then its splitK
+    dispatch would on the row's device: its kernelName in the manifest of that gfx, then its splitK
     and shape against the limits of that kernel. Writes ``folder/asm.md``.
 
 AITER's files are not part of this repository; only counts are written.
@@ -73,12 +73,12 @@ class Family:
 
     @property
     def valid(self) -> list[Row]:
-        """The rows that may win."""
+        """Return the rows that may win."""
         return [row for row in self.rows if row.valid]
 
     @property
     def unread(self) -> int:
-        """The number of lines that are not rows."""
+        """Return the number of lines that are not rows."""
         read = {(row.source, row.line) for row in self.rows}
         return sum((problem.path, problem.line) not in read for problem in self.problems)
 
@@ -184,8 +184,8 @@ class Counts:
 
     Attributes:
         rows: of libtype asm that may win.
-        found: those whose kernel is in the manifest of their own architecture.
-        elsewhere: those whose kernel is in that of another alone.
+        found: those whose kernel is in the manifest of their architecture.
+        elsewhere: those whose kernel is only in the manifest of another.
         taken: those of *found* whose shape and splitK the kernel takes.
         reasons: why others of *found* are refused.
     """

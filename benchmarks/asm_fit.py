@@ -4,10 +4,10 @@
     python benchmarks/asm_fit.py a8w8-profile.csv [...] [--steps 400] [--leave-out] [-o FOLDER]
 
 A file's name begins with the op of its profile, up to a hyphen. The rates are those of
-`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, fast
-kernels counting more, plus what the best of the first eight in their order loses, and the very
-first. Only plans that are listed count for the order, not those that a tuning found next to them.
-Steps change one rate at random and are kept if the loss falls.
+`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, with
+fast kernels counting more. To it are added the losses of the first kernel in their order and of the
+best of the first eight. Only listed kernels count for the order, not neighbours that a tuning
+added. Steps change one rate at random and are kept if the loss falls.
 
 Large products are raced at a lower clock than that of the screening, since few kernels that all
 keep the chip busy warm it. Times of a race are therefore divided by their shape's slowdown: the

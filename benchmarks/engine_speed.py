@@ -2,7 +2,8 @@
 start-up and log probabilities.
 
     python benchmarks/engine_speed.py CONFIG_DIR --engine vllm --home DIR -o engine
-    python benchmarks/engine_speed.py CONFIG_DIR [...] --engine sglang --home DIR --prefill 8x1024 -o engine
+    python benchmarks/engine_speed.py CONFIG_DIR [...] --engine sglang --home DIR \\
+        --prefill 8x1024 -o engine
 
 Each arm is one engine in its own process, with random weights; their starts overlap, and all stay
 alive. In every round the arms run in random order. ``alone`` is the engine alone, ``again`` a

@@ -1,9 +1,12 @@
 """Measure the host time of one call: of dispatch, of capture, of each way into the tables, and of
 the launchers behind a table.
 
-    python benchmarks/host_time.py -o host  # all that needs no table
-    python benchmarks/host_time.py --only dispatch --check  # what `make bench` runs
-    python benchmarks/host_time.py --only launch --table tuned.csv -o host  # on a GPU
+    # all questions that need no table
+    python benchmarks/host_time.py -o host
+    # the command of `make bench`
+    python benchmarks/host_time.py --only dispatch --check
+    # on a GPU
+    python benchmarks/host_time.py --only launch --table tuned.csv -o host
 
 dispatch
     The entry points of a16w16 over a bare launcher that returns a preallocated tensor. What is left
@@ -115,7 +118,7 @@ class Case:
 
     @property
     def within(self) -> bool:
-        """Whether every subject keeps to its budget."""
+        """Return whether every subject keeps to its budget."""
         return all(budget is None or self.over_us(subject) <= budget for subject, budget in self.budgets.items())
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -140,12 +143,12 @@ class Graph:
 
     @property
     def ratio(self) -> Interval:
-        """The routed time over torch's own."""
+        """Return the routed time over torch's own."""
         return ratio(self.samples["routed"], self.samples["torch"])
 
     @property
     def within(self) -> bool:
-        """Whether the interval of the ratio includes 1."""
+        """Return whether the interval of the ratio includes 1."""
         _, low, high = self.ratio
         return low <= 1 <= high
 

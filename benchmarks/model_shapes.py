@@ -1,8 +1,11 @@
 """Compare what a forward pass multiplies with the shapes that tunedgemm reads from ``config.json``.
 
-    python benchmarks/model_shapes.py --models DIR -o folder  # full width, few layers, real numbers
-    python benchmarks/model_shapes.py --one DIR --tp N  # a tiny model split by transformers
-    python benchmarks/model_shapes.py --architectures  # all that transformers knows, on the meta device
+    # full width, few layers, real numbers
+    python benchmarks/model_shapes.py --models DIR -o folder
+    # a tiny model split by transformers
+    python benchmarks/model_shapes.py --one DIR --tp N
+    # all architectures that transformers knows, on the meta device
+    python benchmarks/model_shapes.py --architectures
 
 Each model runs in a separate process. The tests run tiny models through the same functions.
 """
@@ -154,8 +157,9 @@ def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) ->
 
 
 def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
-    """Return settings of full width with few layers, one of them dense if the model has such, and
-    as many experts as a token goes to.
+    """Return settings of full width with few layers and as many experts as a token goes to.
+
+    One of the layers is dense if the model has dense ones.
     """
     small = copy.deepcopy(raw)
     small.pop("quantization_config", None)  # the products of transformers, which those of quantised layers stand for

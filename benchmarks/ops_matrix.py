@@ -1,12 +1,15 @@
 """Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a
 check that has just passed.
 
-    python benchmarks/ops_matrix.py  # every check that needs only a CPU, and the conformance suite
-    python benchmarks/ops_matrix.py --gpu "H200"  # the column of the GPU that is present
+    # every check that needs only a CPU, and the conformance suite
+    python benchmarks/ops_matrix.py
+    # the column of the GPU that is present
+    python benchmarks/ops_matrix.py --gpu "H200"
+
     python benchmarks/ops_matrix.py --fill "real file" a8w8 "812 rows"
 
-A cell that is not filled keeps its text; tests/ops/test_every_op.py compares the file with what holds
-now.
+A cell that is not filled keeps its text; tests/ops/test_every_op.py compares the file with what
+holds now.
 """
 
 from __future__ import annotations

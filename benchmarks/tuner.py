@@ -2,7 +2,9 @@
 scales over devices.
 
     python benchmarks/tuner.py --only cost --count 40 --budget 540 -o tuner
+
     python benchmarks/tuner.py --only stability --count 24 -o tuner
+
     python benchmarks/tuner.py --only scaling --shapes decode --count 104 --devices 1 2 4 -o tuner
 
 cost
@@ -84,7 +86,7 @@ def deadline(arguments: argparse.Namespace) -> float:
 
 
 def seconds_until(until: float) -> float:
-    """Return the seconds that are left, as a budget: 0 is no limit."""
+    """Return the seconds that are left, as a budget (0: unlimited)."""
     return 0.0 if until == float("inf") else max(1.0, until - time.monotonic())
 
 

@@ -25,7 +25,8 @@ def installed(tmp_path_factory):
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths that .pth files of the running environment add (editable installs) have to be found as well.
+    # Paths that .pth files of the running environment add (editable installs) have to be found as
+    # well.
     (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     (wheel,) = (folder / "wheels").glob("*.whl")
     _run([*pip, "--python", str(python), "install", *offline, str(wheel)])

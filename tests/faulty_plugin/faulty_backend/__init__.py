@@ -1,7 +1,8 @@
 """A backend whose solutions are named after what they do: `good` is right and fast, each other fails in a way of its own.
 
-The folder above this package goes on the path, and into PYTHONPATH for processes that are started, as if pip had installed it.
-FAULTY_KINDS, a comma list, narrows the solutions to some; FAULTY_MARK is a file that `hangs` makes before it does.
+The folder above this package goes on the path, and into PYTHONPATH for processes that are started,
+as if pip had installed it. FAULTY_KINDS, a comma list, narrows the solutions to some; FAULTY_MARK
+is a file that `hangs` makes before it does.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """Kernels that break a GPU's context, or keep it busy for two minutes, beside one that does neither.
 
-CUDA source through ``torch.cuda._compile_kernel``, which needs no compiler but the one that torch brings.
+CUDA source through ``torch.cuda._compile_kernel``, which needs no compiler but the one that torch
+brings.
 """
 
 from collections.abc import Iterator
