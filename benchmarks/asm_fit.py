@@ -34,7 +34,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm_asm.ptx import cost
 from tunedgemm_asm.ptx.names import KernelConfig as Plan
-from tunedgemm_asm.ptx.names import config_of as plan_of
+from tunedgemm_asm.ptx.names import parse_name as plan_of
 from tunedgemm_asm.ptx.space import enumerate_configs as plans
 
 RATES = (
@@ -99,7 +99,7 @@ def read(paths: Sequence[Path]) -> Times:
 
 def predicted(shape: Shape, timed: Timed) -> float:
     """Return the microseconds that the current rates predict for a kernel."""
-    return cost.cost(timed.plan, timed.splits, shape, MULTIPROCESSORS)
+    return cost.cost_of(timed.plan, timed.splits, shape, MULTIPROCESSORS)
 
 
 def slower(shape: Shape, times: list[Timed]) -> float:

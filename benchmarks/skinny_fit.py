@@ -39,7 +39,7 @@ from tunedgemm.errors import PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.log import read_log
 from tunedgemm_skinny import cost
-from tunedgemm_skinny.names import FAMILIES, kernel_of
+from tunedgemm_skinny.names import FAMILIES, parse_name
 from tunedgemm_skinny.names import KernelConfig as Kernel
 from tunedgemm_skinny.space import enumerate_kernels as choices
 from tunedgemm_skinny.space import spread
@@ -96,7 +96,7 @@ class Trials:
             self.torch[shape] = us
             return
         try:
-            kernel = kernel_of(name)
+            kernel = parse_name(name)
         except PluginError:
             self.passed += 1
             return

@@ -38,7 +38,7 @@ from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import LaunchError
 from tunedgemm.shape import Shape
 from tunedgemm_skinny import rtc, skinny
-from tunedgemm_skinny.names import kernel_of
+from tunedgemm_skinny.names import parse_name
 from tunedgemm_skinny.resources import shared_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -119,7 +119,7 @@ def rows_of(compiles: dict[Compile, list[Use]], resources: Sequence[Resources], 
     """Yield one row of the CSV for each compile."""
     for uses, taken in zip(compiles.values(), resources, strict=True):
         first = uses[0].shape
-        shared = max(shared_bytes(kernel_of(use.kernel_name), use.splits or 1, use.shape, device.gfx) for use in uses)
+        shared = max(shared_bytes(parse_name(use.kernel_name), use.splits or 1, use.shape, device.gfx) for use in uses)
         yield {
             "op": first.op, "kernelName": uses[0].kernel_name, "M": joined(use.shape.m for use in uses),
             "splitK": joined(use.splits for use in uses), "dtype": first.dtype, "outdtype": first.outdtype, **attrs.asdict(taken),

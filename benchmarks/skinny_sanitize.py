@@ -45,10 +45,9 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.launching import Case as Checked
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm_skinny import native as driver
-from tunedgemm_skinny import rtc, skinny
+from tunedgemm_skinny import driver, rtc, skinny
 from tunedgemm_skinny.build import ENTRY
-from tunedgemm_skinny.names import kernel_of
+from tunedgemm_skinny.names import parse_name
 
 #: Device of `--list` without a GPU.
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -94,7 +93,7 @@ class Case:
 
 def properties(case: Case) -> set[tuple[object, ...]]:
     """Return the properties of a case: pairs of parameters, first value or beyond; dtypes and tail."""
-    kernel, shape = kernel_of(case.solution.kernel_name), case.shape
+    kernel, shape = parse_name(case.solution.kernel_name), case.shape
     beyond: dict[str, bool] = {"split": case.solution.split_k > 0}
     for field in attrs.fields(type(kernel)):
         value = getattr(kernel, field.name)
