@@ -189,7 +189,7 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
             return quant.per_1x32_f4_quant(weight)
         if kind == "per_Token":
             return quant.pertoken_quant(weight, quant_dtype=dtype)
-        parts = [quant.per_tensor_quant(one, quant_dtype=dtype) for one in weight]
+        parts = [quant.per_tensor_quant(matrix, quant_dtype=dtype) for matrix in weight]
         return torch.stack([q.view(torch.uint8) for q, _ in parts]).view(dtype), torch.cat([scale for _, scale in parts])
 
     def case(draw: Draw) -> Case:

@@ -133,15 +133,15 @@ def cover(given: pd.DataFrame, most: int) -> list[str]:
     chosen: list[str] = []
     while len(chosen) < most and lost(given, chosen).sum() > EQUAL:
         chosen.append(_next(given, chosen))
-    place, kept = 0, 0
+    index, kept = 0, 0
     while kept < len(chosen):  # until each in turn is the best addition to the others
-        others = [*chosen[:place], *chosen[place + 1 :]]
+        others = [*chosen[:index], *chosen[index + 1 :]]
         better = _next(given, others)
         if lost(given, [*others, better]).sum() < lost(given, chosen).sum() - EQUAL:
-            chosen, kept = [*others[:place], better, *others[place:]], 0
+            chosen, kept = [*others[:index], better, *others[index:]], 0
         else:
             kept += 1
-        place = (place + 1) % len(chosen)
+        index = (index + 1) % len(chosen)
     return _ordered(given, chosen)
 
 
@@ -164,8 +164,8 @@ def _ordered(given: pd.DataFrame, kernels: list[str]) -> list[str]:
 
 def steps(given: pd.DataFrame, kernels: list[str]) -> list[Choice]:
     """Return what is lost with the first kernel, the first two, and so on."""
-    lost_with = [(name, lost(given, kernels[: place + 1])) for place, name in enumerate(kernels)]
-    return [Choice(name, math.expm1(each.mean()), math.expm1(each.max())) for name, each in lost_with]
+    lost_with = [(name, lost(given, kernels[: index + 1])) for index, name in enumerate(kernels)]
+    return [Choice(name, math.expm1(losses.mean()), math.expm1(losses.max())) for name, losses in lost_with]
 
 
 def judge_cover(backend: Backend, times: Times, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:

@@ -94,7 +94,7 @@ class Subject:
 
     def timer(self) -> timeit.Timer:
         """Return a timer of the call, whose operands are names in the statement, as in a program."""
-        names = [f"o{place}" for place in range(len(self.operands))]
+        names = [f"o{index}" for index in range(len(self.operands))]
         return timeit.Timer(f"f({', '.join(names)})", globals={"f": self.call, **dict(zip(names, self.operands, strict=True))})
 
 
@@ -300,7 +300,7 @@ def ways(device: str, bias: bool, custom_op: Callable[..., Tensor]) -> dict[str,
     operands, full = ((x, weight, module.bias) if bias else (x, weight)), (x, weight, module.bias)
     converted = copy.deepcopy(module)
     tunedgemm.convert(converted)
-    found = {
+    subjects = {
         "F.linear": Subject(F_LINEAR, operands, "F.linear"),
         "routed F.linear": Subject(tunedgemm.linear, operands, "F.linear"),
         "gemm_a16w16": Subject(tunedgemm.gemm_a16w16, operands, "F.linear"),
@@ -314,15 +314,15 @@ def ways(device: str, bias: bool, custom_op: Callable[..., Tensor]) -> dict[str,
         other = weight.detach().t().contiguous()
         with tunedgemm.patched():
             routed = torch.mm
-        found |= {
+        subjects |= {
             "torch.mm": Subject(MM, (x, weight.t()), "torch.mm"),
             "routed torch.mm": Subject(routed, (x, weight.t()), "torch.mm"),
             "torch.mm of [K, N]": Subject(MM, (x, other), "torch.mm of [K, N]"),
             "routed torch.mm of [K, N]": Subject(routed, (x, other), "torch.mm of [K, N]"),
         }
     if device == "cuda":
-        found["F.linear, TunableOp"] = Subject(F_LINEAR, operands, "F.linear", inside=tunable)
-    return {name: attrs.evolve(subject, budget_us=BUDGET_US[bias] if name in BUDGETED else None) for name, subject in found.items()}
+        subjects["F.linear, TunableOp"] = Subject(F_LINEAR, operands, "F.linear", inside=tunable)
+    return {name: attrs.evolve(subject, budget_us=BUDGET_US[bias] if name in BUDGETED else None) for name, subject in subjects.items()}
 
 
 def routes(rounds: int, calls: int) -> Iterator[Case | Graph]:

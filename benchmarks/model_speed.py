@@ -109,16 +109,16 @@ def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: d
     same = agree(truth, logits["torch"], logits["tunedgemm"])
     cells = []
     for phase in phases:
-        place = run_llama.PHASES.index(phase)
-        work, each = (asked.prefill, 1) if phase == PREFILL else (asked.decode, asked.steps)
+        index = run_llama.PHASES.index(phase)
+        work, tokens = (asked.prefill, 1) if phase == PREFILL else (asked.decode, asked.steps)
         samples: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for number in range(rounds[phase] + 1):
             for arm in random.sample(list(ARMS), len(ARMS)):
                 with run_llama.ARMS[ARMS[arm]]():
-                    run = ready[ARMS[arm]][place]
+                    run = ready[ARMS[arm]][index]
                     taken = run_llama.seconds(lambda work=work, run=run: work(run), device)
                 if number:  # the first round fills caches and finds compiled code again
-                    samples[arm].append(1e3 * taken / each)
+                    samples[arm].append(1e3 * taken / tokens)
         cells.append(Cell(mode, phase, samples, same))
     return cells
 

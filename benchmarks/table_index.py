@@ -108,13 +108,13 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
         return [(Shape("a16w16", m, n + off, k), devices[gfx, units]) for gfx, units, m, n, k in keys]
 
     def timed(asked: list[tuple[Shape, Device]], *, there: bool) -> float:
-        found, candidates = [None] * len(asked), table.candidates
+        matches, candidates = [None] * len(asked), table.candidates
         start = time.perf_counter()
         for at, (shape, device) in enumerate(asked):
-            found[at] = next(candidates(shape, device), None)
+            matches[at] = next(candidates(shape, device), None)
         took = time.perf_counter() - start
-        if any((match is not None) is not there for match in found) or (
-            there and any(match.row.shape != s for match, (s, _) in zip(found, asked, strict=True))
+        if any((match is not None) is not there for match in matches) or (
+            there and any(match.row.shape != s for match, (s, _) in zip(matches, asked, strict=True))
         ):
             raise RuntimeError("look-up: wrong answer; a shape with a row missed, or one without was found")
         return took / len(asked) * 1e6
