@@ -24,7 +24,6 @@ _ADDRESS = 8
 #: HIP_LAUNCH_PARAM_BUFFER_POINTER and HIP_LAUNCH_PARAM_BUFFER_SIZE (hip_runtime_api.h).
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
-
 #: Version of ``shim.c``.
 _VERSION = 4
 

@@ -166,7 +166,7 @@ def test_threads_load_one_object(fakes, target):
 
 def test_without_the_extension_ctypes_launches(fakes, target, monkeypatch):
     """Without the extension ctypes launches."""
-    monkeypatch.setattr(native, "_shim", None)
+    monkeypatch.setattr(native, "_extension", None)
     x, out = torch.ones(1, 4, dtype=torch.float32).bfloat16(), torch.empty(1, 1, dtype=torch.bfloat16)
     launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
     assert launch(0, x.data_ptr(), x.data_ptr(), 0, 0, 0, out.data_ptr(), 0) == 0

@@ -43,7 +43,7 @@ def launch_of(descriptors: ProblemDescriptors, result: HeuristicResult) -> Launc
 
 
 def by_extension(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> Launch:
-    """Return a launch through `shim.c`."""
+    """Return the launch through `shim.c`."""
     library = descriptors.library
     handle, desc, a, b, d, _ = descriptors.addresses
     launcher = _extension.Launch(
@@ -54,7 +54,7 @@ def by_extension(descriptors: ProblemDescriptors, result: HeuristicResult, attri
 
 
 def by_ctypes(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> Launch:
-    """Return a launch through ctypes."""
+    """Return the launch through ctypes."""
     library: Library = descriptors.library
     matmul, set_attribute = library.functions["Matmul"], library.functions["MatmulDescSetAttribute"]
     scalar: Any = ctypes.c_int32 if descriptors.problem.compute == "32i" else ctypes.c_float

@@ -33,7 +33,7 @@ _POINTERS, _SCALES = 8, 2
 
 @attrs.frozen
 class LaunchPlan:
-    """Launch arguments of a kernel for a shape, all but the addresses.
+    """Everything of a launch but addresses.
 
     Attributes:
         grid: blocks along the three axes.
@@ -61,19 +61,19 @@ class LaunchPlan:
 
 
 def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """Return the launch of a function. It is thread-safe and releases the interpreter's lock."""
+    """Return the launch of a function; it is thread-safe and releases the interpreter."""
     return by_ctypes(function, plan) if _extension is None else by_extension(function, plan)
 
 
 def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """Launch through `shim.c`."""
+    """Return the launch through `shim.c`."""
     address = function.driver.address("launch overlapping" if plan.overlaps else "launch")
     launch = _extension.Launch(address, function.address, plan.grid, plan.threads, plan.shared, plan.sizes, plan.overlaps, function)
     return launch.launch  # type: ignore[no-any-return]
 
 
 def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """Launch through ctypes, without overlap of kernels."""
+    """Return the launch through ctypes, without overlap of kernels."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     args, sizes, pointer = struct.Struct(f"={_POINTERS}Q{_SIZES.size}s"), plan.sizes, ctypes.c_void_p
 
