@@ -5,8 +5,8 @@ magnitudes.
 
 Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the
 hidden states of language models. Weights are normal / sqrt(K). Both are quantised in the op's
-format by `tunedgemm.ops.formats.quant`. Every solution is compared with the product of the *quantised* operands
-in float64, which is what a solution answers for:
+format by `tunedgemm.ops.formats.quant`. Every solution is compared with the product of the
+*quantised* operands in float64, which is what a solution answers for:
 
 row error
     norm(out - exact) / norm(exact) of the worst row.
@@ -189,7 +189,7 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
             return quant.per_1x32_f4_quant(weight)
         if kind == "per_Token":
             return quant.pertoken_quant(weight, quant_dtype=dtype)
-        parts = [quant.per_tensor_quant(one, quant_dtype=dtype) for one in weight]
+        parts = [quant.per_tensor_quant(matrix, quant_dtype=dtype) for matrix in weight]
         return torch.stack([q.view(torch.uint8) for q, _ in parts]).view(dtype), torch.cat([scale for _, scale in parts])
 
     def case(draw: Draw) -> Case:

@@ -11,7 +11,7 @@ tables
     ``folder/README.md``.
 asm
     The manifests are AITER's, of GEMM kernels, as ``<gfx>_<manifest>.csv``. A row is resolved as
-    dispatch would on its own device: its kernelName in the manifest of its own gfx, then its splitK
+    dispatch would on the row's device: its kernelName in the manifest of that gfx, then its splitK
     and shape against the limits of that kernel. Writes ``folder/asm.md``.
 
 AITER's files are not part of this repository; only counts are written.
@@ -73,12 +73,12 @@ class Family:
 
     @property
     def valid(self) -> list[Row]:
-        """The rows that may win."""
+        """Return the rows that may win."""
         return [row for row in self.rows if row.valid]
 
     @property
     def unread(self) -> int:
-        """The number of lines that are not rows."""
+        """Return the number of lines that are not rows."""
         read = {(row.source, row.line) for row in self.rows}
         return sum((problem.path, problem.line) not in read for problem in self.problems)
 
@@ -143,7 +143,7 @@ def counts(families: dict[str, Family]) -> list[str]:
         )  # fmt: skip
         total.update(dict(enumerate(figures)))
         lines.append(f"| `{name}` | {' | '.join(map(str, figures))} |")
-    return [*lines, f"| all | {' | '.join(str(total[place]) for place in range(len(total)))} |"]
+    return [*lines, f"| all | {' | '.join(str(total[column]) for column in range(len(total)))} |"]
 
 
 def kernels(families: dict[str, Family]) -> list[str]:
@@ -153,11 +153,11 @@ def kernels(families: dict[str, Family]) -> list[str]:
         rows: dict[str, list[Row]] = defaultdict(list)
         for row in family.rows:
             rows[row.solution.libtype].append(row)
-        for libtype, found in sorted(rows.items(), key=lambda item: (-len(item[1]), item[0])):
-            names = len({row.solution.kernel_name for row in found})
+        for libtype, own in sorted(rows.items(), key=lambda item: (-len(item[1]), item[0])):
+            names = len({row.solution.kernel_name for row in own})
             hint = pip_hint(libtype)
             who = absent(libtype) or (f"`{hint}`" if hint else "built in")
-            lines.append(f"| `{op}` | {libtype} | {len(found)} | {names} | {who} |")
+            lines.append(f"| `{op}` | {libtype} | {len(own)} | {names} | {who} |")
     return lines
 
 
@@ -184,8 +184,8 @@ class Counts:
 
     Attributes:
         rows: of libtype asm that may win.
-        found: those whose kernel is in the manifest of their own architecture.
-        elsewhere: those whose kernel is in that of another alone.
+        found: those whose kernel is in the manifest of their architecture.
+        elsewhere: those whose kernel is only in the manifest of another.
         taken: those of *found* whose shape and splitK the kernel takes.
         reasons: why others of *found* are refused.
     """
@@ -215,7 +215,7 @@ def asm_kernels(folder: Path) -> dict[str, packs.Catalog]:
     return {gfx: packs.gathered(gfx, listed) for gfx in ARCHITECTURES}
 
 
-def asm_counts(rows: Iterable[Row], found: dict[str, packs.Catalog]) -> dict[str, Counts]:
+def asm_counts(rows: Iterable[Row], catalogs: dict[str, packs.Catalog]) -> dict[str, Counts]:
     """Resolve every row of asm, and count by architecture."""
     from tunedgemm_asm import packs
     from tunedgemm_asm.names import resolve
@@ -226,10 +226,10 @@ def asm_counts(rows: Iterable[Row], found: dict[str, packs.Catalog]) -> dict[str
             continue
         counts = counted.setdefault(row.gfx or "none", Counts())
         counts.rows += 1
-        mine = found.get(row.gfx) or packs.gathered(row.gfx or "none", ())
+        mine = catalogs.get(row.gfx) or packs.gathered(row.gfx or "none", ())
         name = row.solution.kernel_name
         if name not in mine.kernels:
-            counts.elsewhere += any(name in other.kernels for other in found.values())
+            counts.elsewhere += any(name in other.kernels for other in catalogs.values())
             continue
         counts.found += 1
         try:
@@ -240,14 +240,14 @@ def asm_counts(rows: Iterable[Row], found: dict[str, packs.Catalog]) -> dict[str
     return counted
 
 
-def asm_lines(configs: Path, found: dict[str, packs.Catalog]) -> Iterator[tuple[str, str, str, Counts]]:
+def asm_lines(configs: Path, catalogs: dict[str, packs.Catalog]) -> Iterator[tuple[str, str, str, Counts]]:
     """Yield table, op, architecture and counts."""
     for path in sorted(configs.rglob("*.csv")):
         if "untuned" in path.name:
             continue
         op = infer_op([path])
         rows, _ = read_rows(path, op)
-        for gfx, counts in sorted(asm_counts(rows, found).items()):
+        for gfx, counts in sorted(asm_counts(rows, catalogs).items()):
             yield path.name, op.name, gfx, counts
 
 
@@ -274,7 +274,7 @@ def asm_page(configs: Path, manifests: Path) -> str:
         table.append(f"| `{name}` | `{op}` | {gfx} | {' | '.join(map(str, figures))} |")
         total.update(dict(enumerate(figures)))
         reasons += [f"| `{name}` | {gfx} | {times} | {reason} |" for reason, times in counts.reasons.most_common()]
-    table.append(f"| all | | | {' | '.join(str(total[place]) for place in range(6))} |")
+    table.append(f"| all | | | {' | '.join(str(total[column]) for column in range(6))} |")
     text = [*head, *notes, "", _ASM_HEAD, "|---|---|---|---|---|---|---|---|---|", *table, ""]
     if reasons:
         text += ["## Refused", "", "| table | gfx | rows | reason |", "|---|---|---|---|", *reasons, ""]

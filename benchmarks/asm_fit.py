@@ -4,10 +4,10 @@
     python benchmarks/asm_fit.py a8w8-profile.csv [...] [--steps 400] [--leave-out] [-o FOLDER]
 
 A file's name begins with the op of its profile, up to a hyphen. The rates are those of
-`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, fast
-kernels counting more, plus what the best of the first eight in their order loses, and the very
-first. Only plans that are listed count for the order, not those that a tuning found next to them.
-Steps change one rate at random and are kept if the loss falls.
+`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, with
+fast kernels counting more. To it are added the losses of the first kernel in their order and of the
+best of the first eight. Only listed kernels count for the order, not neighbours that a tuning
+added. Steps change one rate at random and are kept if the loss falls.
 
 Large products are raced at a lower clock than that of the screening, since few kernels that all
 keep the chip busy warm it. Times of a race are therefore divided by their shape's slowdown: the
@@ -34,7 +34,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm_asm.ptx import cost
 from tunedgemm_asm.ptx.names import KernelConfig as Plan
-from tunedgemm_asm.ptx.names import config_of as plan_of
+from tunedgemm_asm.ptx.names import parse_name as plan_of
 from tunedgemm_asm.ptx.space import enumerate_configs as plans
 
 RATES = (
@@ -84,7 +84,7 @@ def read(paths: Sequence[Path]) -> Times:
         UnknownOpError: a file's name begins with no op.
         TableError: a file cannot be read.
     """
-    found: Times = {}
+    times: Times = {}
     listed: dict[Shape, frozenset[Plan]] = {}
     for path in paths:
         for row in read_rows(path, op_named(path.name.partition("-")[0]))[0]:
@@ -93,13 +93,13 @@ def read(paths: Sequence[Path]) -> Times:
                 if row.shape not in listed:
                     listed[row.shape] = frozenset(plans(row.shape))
                 timed = Timed(plan, splits, row.us, dict(row.extra).get("status") == "ok", plan in listed[row.shape])
-                found.setdefault(Product(str(path), row.shape), []).append(timed)
-    return found
+                times.setdefault(Product(str(path), row.shape), []).append(timed)
+    return times
 
 
 def predicted(shape: Shape, timed: Timed) -> float:
     """Return the microseconds that the current rates predict for a kernel."""
-    return cost.cost(timed.plan, timed.splits, shape, MULTIPROCESSORS)
+    return cost.cost_of(timed.plan, timed.splits, shape, MULTIPROCESSORS)
 
 
 def slower(shape: Shape, times: list[Timed]) -> float:
@@ -130,7 +130,7 @@ def judged(shape: Shape, times: list[Timed]) -> tuple[float, float, float]:
     best = min(timed.us for timed in times)
     guesses = [(predicted(shape, timed), timed.us, timed.listed) for timed in times]
     error = sum(abs(math.log(guess / us)) * (best / us) ** 2 for guess, us, _ in guesses) / len(times)
-    first = [us for _, us, _ in sorted(each for each in guesses if each[2])[:FIRST]]
+    first = [us for _, us, _ in sorted(guess for guess in guesses if guess[2])[:FIRST]]
     return error, min(first) / best - 1, first[0] / best - 1
 
 
@@ -172,21 +172,21 @@ def without(times: Times, shape: Shape, steps: int) -> list[tuple[Product, tuple
             setattr(cost, name, rate)
 
 
-def show(product: Product, count: int, what: tuple[float, float, float]) -> None:
+def show(product: Product, count: int, judgement: tuple[float, float, float]) -> None:
     """Print a line for a product."""
-    error, first, guess = what
+    error, first, guess = judgement
     verdict = f"error {error:.3f}, best of the first {FIRST} +{first:.1%}, first guess +{guess:.1%}"
     print(f"{product.run}: {product.shape}: {count} times, {verdict}", flush=True)
 
 
-def show_means(found: dict[Product, tuple[float, float, float]]) -> None:
+def show_means(verdicts: dict[Product, tuple[float, float, float]]) -> None:
     """Print a line for each profile, and one for all."""
-    runs = {product.run: [what for other, what in found.items() if other.run == product.run] for product in found}
-    for run, each in (*runs.items(), ("all", list(found.values()))):
-        error, first, guess = (statistics.mean(column) for column in zip(*each, strict=True))
-        _, most_first, most_guess = (max(column) for column in zip(*each, strict=True))
+    runs = {product.run: [verdict for other, verdict in verdicts.items() if other.run == product.run] for product in verdicts}
+    for run, judgements in (*runs.items(), ("all", list(verdicts.values()))):
+        error, first, guess = (statistics.mean(column) for column in zip(*judgements, strict=True))
+        _, most_first, most_guess = (max(column) for column in zip(*judgements, strict=True))
         lost = f"best of the first {FIRST} +{first:.1%}, at most {most_first:.1%}, first guess +{guess:.1%}, at most {most_guess:.1%}"
-        print(f"{run}: {len(each)} shapes, error {error:.3f}, {lost}", flush=True)
+        print(f"{run}: {len(judgements)} shapes, error {error:.3f}, {lost}", flush=True)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -204,18 +204,18 @@ def main(words: list[str] | None = None) -> None:
         shapes = list(dict.fromkeys(product.shape for product in times))
         with ProcessPoolExecutor(arguments.jobs) as pool:
             waiting = [pool.submit(without, times, shape, arguments.steps) for shape in shapes]
-            found = {product: what for each in waiting for product, what in each.result()}
+            verdicts = {product: verdict for future in waiting for product, verdict in future.result()}
     else:
         fit(times, arguments.steps)
-        found = {product: judged(product.shape, own) for product, own in times.items()}
-    for product, what in found.items():
-        show(product, len(times[product]), what)
-    show_means(found)
+        verdicts = {product: judged(product.shape, own) for product, own in times.items()}
+    for product, verdict in verdicts.items():
+        show(product, len(times[product]), verdict)
+    show_means(verdicts)
     if not arguments.leave_out:
         print(", ".join(f"{name} = {getattr(cost, name):.4g}" for name in RATES))
     rows = [
         {"profile": product.run, "shape": str(product.shape), "times": len(times[product]), "error": error, "first": first, "guess": guess}
-        for product, (error, first, guess) in found.items()
+        for product, (error, first, guess) in verdicts.items()
     ]
     rates = [f"{name} = {getattr(cost, name):.4g}" for name in RATES]
     save(arguments.output, head("asm_fit", leave_out=arguments.leave_out, summary=rates, rows=rows))

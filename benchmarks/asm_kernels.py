@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from harness import add_check, parser_of
-from tunedgemm_asm.gcn.cost import Cost, cost
+from tunedgemm_asm.gcn.cost import Cost, cost_of
 from tunedgemm_asm.gcn.kernel import stream_of
 from tunedgemm_asm.gcn.loop import DONE, LOOP
 from tunedgemm_asm.gcn.names import WAVES
@@ -113,7 +113,7 @@ def page() -> str:
     for gfx, target in TARGETS.items():
         parts.append(f"## {gfx}\n\n`{target.product}`, {target.cycles} cycles; {target.lds_bytes >> 10} KiB of LDS.\n")
         rule = "|".join(["---"] * len(_FIELDS))
-        rows = [line(cost(plan)) for plan in plans(gfx) if not plan.split]
+        rows = [line(cost_of(plan)) for plan in plans(gfx) if not plan.split]
         parts.append("\n".join([f"| {' | '.join(_FIELDS)} |", f"|{rule}|", *rows, ""]))
     return "\n".join(parts)
 

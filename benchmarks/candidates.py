@@ -2,27 +2,30 @@
 kernels, and compile them ahead of a tuning.
 
     python benchmarks/candidates.py --libtype triton --first 16 --logs LOG -o folder
-    python benchmarks/candidates.py --only cover --libtype cutlass --most 24 --logs LOG LOG -o folder
-    TUNEDGEMM_CACHE=ahead python benchmarks/candidates.py --only compile --libtype skinny --shapes decode
+
+    python benchmarks/candidates.py --only cover --libtype cutlass --most 24 --logs LOG -o folder
+
+    TUNEDGEMM_CACHE=ahead python benchmarks/candidates.py --only compile --libtype skinny \\
+        --shapes decode
 
 None of it needs a GPU.
 
 first
-    The best of the first solutions of the list against the best that trial logs ever timed. A
-    shape's list is made for the device that the log names. Large products heat the chip in a race,
-    where all take some per cent longer than in the rough rounds: there a loss is off by that. A
-    solution that no log timed counts as missing. Exit 1 if fewer than ``--share`` of the shapes
+    Compares the best of the first solutions of the list with the best in the trial logs. A shape's
+    list is made for the device that the log names. Large products heat the chip in a race, where
+    all take some per cent longer than in the rough rounds: there a loss is off by that. A solution
+    that no log timed counts as missing. Exit 1 if fewer than ``--share`` of the shapes
     lose at most ``--within``.
 cover
-    The few kernels that would serve the shapes of the logs best, for backends whose kernels each
-    cost a compilation. A kernel's time is that of its best split. A set of kernels loses the mean
+    Chooses the few kernels that would serve the shapes of the logs best, for backends that compile
+    each kernel. A kernel's time is that of its best split. A set of kernels loses the mean
     over the shapes of the time of its best kernel over the best of all, in logarithms; a shape that
     no kernel of a set computes counts as `MISSED` times slower. Kernels are chosen greedily, then
     exchanged one for one while that gains. The last row is the set that the backend lists today.
 compile
-    Compiles what a tuning on a GPU begins with into the cache folder, which is carried to that
-    machine and named there by the same variable. Kernels are found again by the same versions of
-    Triton, torch and NVRTC. The tuner reports failures again.
+    Compiles the first kernels of a tuning into the cache folder. Copy it to the machine with the
+    GPU, and name it there by the same variable. Only the same versions of Triton, torch and NVRTC
+    find the kernels again. The tuner reports failures again.
 """
 
 from __future__ import annotations
@@ -92,8 +95,9 @@ def judge_first(backend: Backend, times: Times, arguments: argparse.Namespace) -
 
 @attrs.frozen
 class Choice:
-    """A kernel, and what the set of it and those before it loses in the mean and in the worst
-    shape, as a share of the best times.
+    """A kernel, and the mean and worst loss of the set of it and those before it.
+
+    Losses are shares of the best times.
     """
 
     kernel: str
@@ -129,15 +133,15 @@ def cover(given: pd.DataFrame, most: int) -> list[str]:
     chosen: list[str] = []
     while len(chosen) < most and lost(given, chosen).sum() > EQUAL:
         chosen.append(_next(given, chosen))
-    place, kept = 0, 0
+    index, kept = 0, 0
     while kept < len(chosen):  # until each in turn is the best addition to the others
-        others = [*chosen[:place], *chosen[place + 1 :]]
+        others = [*chosen[:index], *chosen[index + 1 :]]
         better = _next(given, others)
         if lost(given, [*others, better]).sum() < lost(given, chosen).sum() - EQUAL:
-            chosen, kept = [*others[:place], better, *others[place:]], 0
+            chosen, kept = [*others[:index], better, *others[index:]], 0
         else:
             kept += 1
-        place = (place + 1) % len(chosen)
+        index = (index + 1) % len(chosen)
     return _ordered(given, chosen)
 
 
@@ -160,8 +164,8 @@ def _ordered(given: pd.DataFrame, kernels: list[str]) -> list[str]:
 
 def steps(given: pd.DataFrame, kernels: list[str]) -> list[Choice]:
     """Return what is lost with the first kernel, the first two, and so on."""
-    lost_with = [(name, lost(given, kernels[: place + 1])) for place, name in enumerate(kernels)]
-    return [Choice(name, math.expm1(each.mean()), math.expm1(each.max())) for name, each in lost_with]
+    lost_with = [(name, lost(given, kernels[: index + 1])) for index, name in enumerate(kernels)]
+    return [Choice(name, math.expm1(losses.mean()), math.expm1(losses.max())) for name, losses in lost_with]
 
 
 def judge_cover(backend: Backend, times: Times, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:

@@ -2,7 +2,8 @@
 start-up and log probabilities.
 
     python benchmarks/engine_speed.py CONFIG_DIR --engine vllm --home DIR -o engine
-    python benchmarks/engine_speed.py CONFIG_DIR [...] --engine sglang --home DIR --prefill 8x1024 -o engine
+    python benchmarks/engine_speed.py CONFIG_DIR [...] --engine sglang --home DIR \\
+        --prefill 8x1024 -o engine
 
 Each arm is one engine in its own process, with random weights; their starts overlap, and all stay
 alive. In every round the arms run in random order. ``alone`` is the engine alone, ``again`` a
@@ -81,10 +82,10 @@ class Arm:
         """Wait for the engine's answer to the last request, for ever if *patience* is None."""
         if not self._pipe.poll(patience):
             raise TimeoutError(f"{self.name}: no answer in {patience:.0f} s")
-        found = self._pipe.recv()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def ready(self, seconds: float) -> bool:
         """Wait until the engine is up; return whether it is."""
@@ -105,8 +106,8 @@ class Arm:
     def show_log(self, count: int, words: tuple[str, ...] = ("",)) -> None:
         """Print the last lines of the engine's log that contain one of these words."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        found = [line for line in lines if any(word in line for word in words) and "server_args=" not in line and "it/s" not in line]
-        print(f"{self.model} {self.name}:", *(f"  | {line[:400]}" for line in found[-count:]), sep="\n", flush=True)
+        matching = [line for line in lines if any(word in line for word in words) and "server_args=" not in line and "it/s" not in line]
+        print(f"{self.model} {self.name}:", *(f"  | {line[:400]}" for line in matching[-count:]), sep="\n", flush=True)
 
     def close(self) -> None:
         """Let the engine end."""
@@ -124,12 +125,12 @@ def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tup
     Tokens that both have are compared, up to the first place where another one was chosen.
     """
     squares, variances = [], []
-    for one, other in zip(mine, theirs, strict=True):
-        for (token, likely), (chosen, known) in zip(one, other, strict=True):
+    for my_tokens, their_tokens in zip(mine, theirs, strict=True):
+        for (token, likely), (chosen, known) in zip(my_tokens, their_tokens, strict=True):
             both = sorted(likely.keys() & known.keys())
-            mean = sum(known[place] for place in both) / len(both)
-            squares += [(likely[place] - known[place]) ** 2 for place in both]
-            variances += [(known[place] - mean) ** 2 for place in both]
+            mean = sum(known[other] for other in both) / len(both)
+            squares += [(likely[other] - known[other]) ** 2 for other in both]
+            variances += [(known[other] - mean) ** 2 for other in both]
             if token != chosen:
                 break
     return float((sum(squares) / sum(variances)) ** 0.5)
@@ -139,11 +140,11 @@ def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]
     """Draw a trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256
     tokens to decode.
     """
-    chosen, at, found = random.Random(seed), 0.0, []
+    chosen, at, trace = random.Random(seed), 0.0, []
     for _ in range(count):
         at += chosen.expovariate(rate)
-        found.append((at, int(2 ** chosen.uniform(5, 11)), int(2 ** chosen.uniform(4, 8))))
-    return found
+        trace.append((at, int(2 ** chosen.uniform(5, 11)), int(2 ** chosen.uniform(4, 8))))
+    return trace
 
 
 def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[str, list[Any]]:
@@ -181,11 +182,11 @@ def start(arguments: argparse.Namespace, until: float, arms: list[Arm]) -> dict[
             asked.append((name, model))
     up: dict[str, list[Arm]] = {model.name: [] for model in arguments.models}
     failed = []
-    for arm, one in zip(list(arms), asked, strict=True):
+    for arm, request in zip(list(arms), asked, strict=True):
         if arm.ready(until - time.monotonic()):
             up[arm.model].append(arm)
         else:
-            failed.append(one)
+            failed.append(request)
     if arguments.fallback and until - time.monotonic() > 30:
         second = [Arm(name, model, arguments, {**options, **arguments.fallback}) for name, model in failed]
         arms += second
@@ -198,11 +199,11 @@ def start(arguments: argparse.Namespace, until: float, arms: list[Arm]) -> dict[
 def figures(arguments: argparse.Namespace) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return title, method, arguments and rounds of each figure."""
     tokens = (arguments.tokens,) if arguments.engine == "sglang" else ()
-    found = [(f"decode {batch}, ms", "decode", (batch, *tokens), arguments.rounds) for batch in arguments.batches]
+    listed = [(f"decode {batch}, ms", "decode", (batch, *tokens), arguments.rounds) for batch in arguments.batches]
     for sizes in arguments.prefill:
         rounds = max(3, arguments.rounds // 2) if arguments.engine == "vllm" else arguments.rounds
-        found.append((f"prefill {sizes}, ms", "prefill", tuple(map(int, sizes.split("x"))), rounds))
-    return found
+        listed.append((f"prefill {sizes}, ms", "prefill", tuple(map(int, sizes.split("x"))), rounds))
+    return listed
 
 
 def report(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None], until: float) -> None:
@@ -211,7 +212,7 @@ def report(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[dict[
     keep({"model": model, "figure": "start-up, s, overlapping", **{arm.name: arm.start_s for arm in arms}})
     answers = {arm.name: arm.ask("logits", [5, 64, 200], 500) for arm in arms}
     if "alone" in answers:
-        spreads = {name: spread(found, answers["alone"]) for name, found in answers.items()}
+        spreads = {name: spread(answer, answers["alone"]) for name, answer in answers.items()}
         keep({"model": model, "figure": "differences of log probabilities over their standard deviation", **spreads})
     for title, method, values, rounds in figures(arguments):
         if time.monotonic() > until:
@@ -219,9 +220,9 @@ def report(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[dict[
             continue
         keep(row_of(model, title, measure(arms, rounds, method, *values)))
     if arguments.trace:
-        found = measure(arms, arguments.trace_rounds, "trace", requests(arguments.trace, arguments.rate, 1))
+        traces = measure(arms, arguments.trace_rounds, "trace", requests(arguments.trace, arguments.rate, 1))
         for key in ("tokens_per_s", "ttft_ms", "tpot_ms"):
-            samples = {name: [one[key] for one in values] for name, values in found.items()}
+            samples = {name: [trace[key] for trace in values] for name, values in traces.items()}
             keep(row_of(model, f"trace of {arguments.trace} requests, {key}", samples, key == "tokens_per_s"))
 
 

@@ -138,16 +138,16 @@ class Vllm:
         from vllm import SamplingParams
 
         engine, waiting = self._llm.llm_engine, list(enumerate(requests))
-        prompts = [self._prompts(1, length, seed + place)[0] for place, (_, length, _) in enumerate(requests)]
+        prompts = [self._prompts(1, length, seed + index)[0] for index, (_, length, _) in enumerate(requests)]
         first: dict[str, float] = {}
         last: dict[str, float] = {}
         start = time.perf_counter()
         while waiting or engine.has_unfinished_requests():
             now = time.perf_counter() - start
             while waiting and waiting[0][1][0] <= now:
-                place, (_, _, tokens) = waiting.pop(0)
+                index, (_, _, tokens) = waiting.pop(0)
                 params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False)
-                engine.add_request(str(place), prompts[place], params)
+                engine.add_request(str(index), prompts[index], params)
             if not engine.has_unfinished_requests():
                 time.sleep(max(0.0, waiting[0][1][0] - now))
                 continue
@@ -157,7 +157,7 @@ class Vllm:
                     first.setdefault(output.request_id, at)
                 last[output.request_id] = at
         seconds = time.perf_counter() - start
-        keys = [next(key for key in first if key == str(place) or key.startswith(f"{place}-")) for place in range(len(requests))]
+        keys = [next(key for key in first if key == str(index) or key.startswith(f"{index}-")) for index in range(len(requests))]
         ttft = [(first[key] - arrival) * 1e3 for key, (arrival, _, _) in zip(keys, requests, strict=True)]
         tpot = [(last[key] - first[key]) * 1e3 / (tokens - 1) for key, (_, _, tokens) in zip(keys, requests, strict=True) if tokens > 1]
         middle = lambda values: sorted(values)[len(values) // 2]  # noqa: E731
@@ -170,13 +170,13 @@ class Vllm:
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0, detokenize=False, logprobs=top)
-        found = []
+        answers = []
         for length in lengths:  # one at a time: decoding is at batch 1
             [output] = self._llm.generate(self._prompts(1, length, length), params, use_tqdm=False)
             chosen = output.outputs[0]
-            each = zip(chosen.token_ids, chosen.logprobs, strict=True)
-            found.append([(token, {other: one.logprob for other, one in likely.items()}) for token, likely in each])
-        return found
+            tokens = zip(chosen.token_ids, chosen.logprobs, strict=True)
+            answers.append([(token, {other: entry.logprob for other, entry in likely.items()}) for token, likely in tokens])
+        return answers
 
 
 class Sglang:
@@ -214,13 +214,13 @@ class Sglang:
         """Return the tokens chosen after prompts of these lengths, three each, and the log
         probabilities of the most likely ones.
         """
-        found = []
+        answers = []
         for length in lengths:
             [output] = self._ask(1, length, 3, length, return_logprob=True, top_logprobs_num=top)
             likely = output["meta_info"]["output_top_logprobs"]
-            each = zip(output["output_ids"], likely, strict=True)
-            found.append([(token, {other: value for value, other, _ in one}) for token, one in each])
-        return found
+            tokens = zip(output["output_ids"], likely, strict=True)
+            answers.append([(token, {other: value for value, other, _ in entries}) for token, entries in tokens])
+        return answers
 
 
 def serve(pipe: Connection, log: str, engine_of: type[Any], model: str, options: dict[str, Any]) -> None:

@@ -109,8 +109,8 @@ def shapes_of(words: Sequence[str], op: str = OP, layout: str = "") -> list[tupl
         if op not in FIELDS:
             raise SystemExit(f"--shapes: {op} has no shapes in shapes.csv (got {word}); name a file of untuned shapes")
         sizes = {tuple(map(int, word.split(","))): ""} if "," in word else _subset(word)
-        found = {Shape(op, *size, **fields): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
-        named |= dict(sorted(found.items(), key=lambda item: (item[0].n, item[0].k, item[0].m)))
+        chosen = {Shape(op, *size, **fields): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
+        named |= dict(sorted(chosen.items(), key=lambda item: (item[0].n, item[0].k, item[0].m)))
     return [(layer, shape) for shape, layer in named.items()]
 
 
@@ -126,7 +126,7 @@ def _subset(name: str) -> dict[tuple[int, ...], str]:
 
 def spread(shapes: list[Shape], count: int) -> list[Shape]:
     """Return *count* of the shapes at equal distances in their order; all if *count* is 0."""
-    return shapes if not count or count >= len(shapes) else [shapes[place * len(shapes) // count] for place in range(count)]
+    return shapes if not count or count >= len(shapes) else [shapes[index * len(shapes) // count] for index in range(count)]
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -178,11 +178,11 @@ def save(folder: Path | None, data: dict[str, Any], name: str = "") -> None:
 
 def read_log(path: Path, kinds: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the records of a log of JSON lines by kind and shape; a torn last line is skipped."""
-    found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
+    records: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        found[record["kind"]][json.dumps(record["shape"], sort_keys=True)] = record
-    return found
+        records[record["kind"]][json.dumps(record["shape"], sort_keys=True)] = record
+    return records

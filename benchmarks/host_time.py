@@ -1,9 +1,12 @@
 """Measure the host time of one call: of dispatch, of capture, of each way into the tables, and of
 the launchers behind a table.
 
-    python benchmarks/host_time.py -o host  # all that needs no table
-    python benchmarks/host_time.py --only dispatch --check  # what `make bench` runs
-    python benchmarks/host_time.py --only launch --table tuned.csv -o host  # on a GPU
+    # all questions that need no table
+    python benchmarks/host_time.py -o host
+    # the command of `make bench`
+    python benchmarks/host_time.py --only dispatch --check
+    # on a GPU
+    python benchmarks/host_time.py --only launch --table tuned.csv -o host
 
 dispatch
     The entry points of a16w16 over a bare launcher that returns a preallocated tensor. What is left
@@ -91,7 +94,7 @@ class Subject:
 
     def timer(self) -> timeit.Timer:
         """Return a timer of the call, whose operands are names in the statement, as in a program."""
-        names = [f"o{place}" for place in range(len(self.operands))]
+        names = [f"o{index}" for index in range(len(self.operands))]
         return timeit.Timer(f"f({', '.join(names)})", globals={"f": self.call, **dict(zip(names, self.operands, strict=True))})
 
 
@@ -115,7 +118,7 @@ class Case:
 
     @property
     def within(self) -> bool:
-        """Whether every subject keeps to its budget."""
+        """Return whether every subject keeps to its budget."""
         return all(budget is None or self.over_us(subject) <= budget for subject, budget in self.budgets.items())
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -140,12 +143,12 @@ class Graph:
 
     @property
     def ratio(self) -> Interval:
-        """The routed time over torch's own."""
+        """Return the routed time over torch's own."""
         return ratio(self.samples["routed"], self.samples["torch"])
 
     @property
     def within(self) -> bool:
-        """Whether the interval of the ratio includes 1."""
+        """Return whether the interval of the ratio includes 1."""
         _, low, high = self.ratio
         return low <= 1 <= high
 
@@ -297,7 +300,7 @@ def ways(device: str, bias: bool, custom_op: Callable[..., Tensor]) -> dict[str,
     operands, full = ((x, weight, module.bias) if bias else (x, weight)), (x, weight, module.bias)
     converted = copy.deepcopy(module)
     tunedgemm.convert(converted)
-    found = {
+    subjects = {
         "F.linear": Subject(F_LINEAR, operands, "F.linear"),
         "routed F.linear": Subject(tunedgemm.linear, operands, "F.linear"),
         "gemm_a16w16": Subject(tunedgemm.gemm_a16w16, operands, "F.linear"),
@@ -311,15 +314,15 @@ def ways(device: str, bias: bool, custom_op: Callable[..., Tensor]) -> dict[str,
         other = weight.detach().t().contiguous()
         with tunedgemm.patched():
             routed = torch.mm
-        found |= {
+        subjects |= {
             "torch.mm": Subject(MM, (x, weight.t()), "torch.mm"),
             "routed torch.mm": Subject(routed, (x, weight.t()), "torch.mm"),
             "torch.mm of [K, N]": Subject(MM, (x, other), "torch.mm of [K, N]"),
             "routed torch.mm of [K, N]": Subject(routed, (x, other), "torch.mm of [K, N]"),
         }
     if device == "cuda":
-        found["F.linear, TunableOp"] = Subject(F_LINEAR, operands, "F.linear", inside=tunable)
-    return {name: attrs.evolve(subject, budget_us=BUDGET_US[bias] if name in BUDGETED else None) for name, subject in found.items()}
+        subjects["F.linear, TunableOp"] = Subject(F_LINEAR, operands, "F.linear", inside=tunable)
+    return {name: attrs.evolve(subject, budget_us=BUDGET_US[bias] if name in BUDGETED else None) for name, subject in subjects.items()}
 
 
 def routes(rounds: int, calls: int) -> Iterator[Case | Graph]:

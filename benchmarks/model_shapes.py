@@ -1,8 +1,11 @@
 """Compare what a forward pass multiplies with the shapes that tunedgemm reads from ``config.json``.
 
-    python benchmarks/model_shapes.py --models DIR -o folder  # full width, few layers, real numbers
-    python benchmarks/model_shapes.py --one DIR --tp N  # a tiny model split by transformers
-    python benchmarks/model_shapes.py --architectures  # all that transformers knows, on the meta device
+    # full width, few layers, real numbers
+    python benchmarks/model_shapes.py --models DIR -o folder
+    # a tiny model split by transformers
+    python benchmarks/model_shapes.py --one DIR --tp N
+    # all architectures that transformers knows, on the meta device
+    python benchmarks/model_shapes.py --architectures
 
 Each model runs in a separate process. The tests run tiny models through the same functions.
 """
@@ -113,34 +116,34 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def expected(layers: tuple[Layer, ...]) -> Counter[Product]:
     """Return the products of layers, unfused; of experts those of one layer each, once."""
-    found: Counter[Product] = Counter()
+    counts: Counter[Product] = Counter()
     for layer in layers:
         if layer.experts is None:
-            found[Product(layer.name, layer.n, layer.k, layer.dtype, layer.bias)] += layer.count
+            counts[Product(layer.name, layer.n, layer.k, layer.dtype, layer.bias)] += layer.count
         else:
             for n, k in ((layer.k * (2 if layer.experts.gated else 1), layer.n), (layer.n, layer.k)):
-                found[Product(layer.name, n, k, layer.dtype, topk=layer.experts.topk)] += layer.count
-    return found
+                counts[Product(layer.name, n, k, layer.dtype, topk=layer.experts.topk)] += layer.count
+    return counts
 
 
 def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[Product]:
     """Return what was recorded; of experts, how many layers have them and to how many a token went."""
     banks = [layer.name for layer in layers if layer.experts is not None]
-    found: Counter[Product] = Counter()
+    counts: Counter[Product] = Counter()
     of_banks: defaultdict[tuple[str, int, int, str], list[Product]] = defaultdict(list)
     for product, calls in products.calls.items():
         bank = next((name for name in banks if product.name.startswith(f"{name}.")), "")
         if bank:
             of_banks[bank, product.n, product.k, product.dtype].append(product)
         else:
-            found[product] += calls
+            counts[product] += calls
     for (bank, n, k, dtype), parts in of_banks.items():
         depth = bank.count(".") + 1
         places = {".".join(name.split(".")[:depth]) for part in parts for name in products.places[part]}
         rows = sum(products.rows[part] for part in parts)
         sides = len({part.name for part in parts})  # 2 where gate and up are separate weights
-        found[Product(bank, n * sides, k, dtype, topk=rows // sides // tokens // len(places))] += len(places)
-    return found
+        counts[Product(bank, n * sides, k, dtype, topk=rows // sides // tokens // len(places))] += len(places)
+    return counts
 
 
 def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) -> list[str]:
@@ -154,8 +157,9 @@ def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) ->
 
 
 def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
-    """Return settings of full width with few layers, one of them dense if the model has such, and
-    as many experts as a token goes to.
+    """Return settings of full width with few layers and as many experts as a token goes to.
+
+    One of the layers is dense if the model has dense ones.
     """
     small = copy.deepcopy(raw)
     small.pop("quantization_config", None)  # the products of transformers, which those of quantised layers stand for
@@ -194,10 +198,10 @@ def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], ob
 def check(folder: Path) -> dict[str, Any]:
     """Return one model's row of the table."""
     raw = shrunk(json.loads((folder / "config.json").read_text()))
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "config.json").write_text(json.dumps(raw))
-        layers = layers_of_model(Path(place), fuse=False).layers
-        products, parameters = ran(Path(place))
+    with tempfile.TemporaryDirectory() as work:
+        (Path(work) / "config.json").write_text(json.dumps(raw))
+        layers = layers_of_model(Path(work), fuse=False).layers
+        products, parameters = ran(Path(work))
     return {
         "model": folder.name,
         "layers": raw["num_hidden_layers"],
@@ -212,23 +216,23 @@ def sharded(folder: Path, tp: int) -> dict[str, Any]:
     """Return the row of rank 0 of *tp* for a tiny model that transformers splits by its own plan, a
     process each, over gloo.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as work:
         module = read(folder).module.to_empty(device="cpu")
         for parameter in module.parameters():
             parameter.data.fill_(0.01)
-        module.save_pretrained(place)
-        ranks = [multiprocessing.get_context("fork").Process(target=_rank, args=(place, rank, tp)) for rank in range(tp)]
+        module.save_pretrained(work)
+        ranks = [multiprocessing.get_context("fork").Process(target=_rank, args=(work, rank, tp)) for rank in range(tp)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join()
-        seen = Path(place) / "row.json"
-        if not seen.exists():
+        result = Path(work) / "row.json"
+        if not result.exists():
             raise RuntimeError(f"{folder}: the ranks ended with {[rank.exitcode for rank in ranks]}")
-        return {"model": folder.name, **json.loads(seen.read_text())}
+        return {"model": folder.name, **json.loads(result.read_text())}
 
 
-def _rank(place: str, rank: int, tp: int) -> None:
+def _rank(work: str, rank: int, tp: int) -> None:
     """Load one rank's part and run a pass; rank 0 writes what disagrees."""
     import torch.distributed as dist
     import transformers
@@ -237,17 +241,15 @@ def _rank(place: str, rank: int, tp: int) -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(tp)}
-    dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=tp)
-    module = transformers.AutoModelForCausalLM.from_pretrained(
-        place, dtype=torch.bfloat16, distributed_config=DistributedConfig(tp_size=tp)
-    )
+    dist.init_process_group("gloo", init_method=f"file://{work}/meeting", rank=rank, world_size=tp)
+    module = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.bfloat16, distributed_config=DistributedConfig(tp_size=tp))
     products = Products(module)
     with torch.no_grad(), products:
         module(input_ids=torch.arange(TOKENS).reshape(1, TOKENS), use_cache=False)
     if rank == 0:
-        wrong = disagreements(products, layers_of_model(Path(place), tp, fuse=False).layers, TOKENS)
+        wrong = disagreements(products, layers_of_model(Path(work), tp, fuse=False).layers, TOKENS)
         row = {"kinds": len(products.calls), "products": sum(products.calls.values()), "wrong": wrong}
-        (Path(place) / "row.json").write_text(json.dumps(row))
+        (Path(work) / "row.json").write_text(json.dumps(row))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -287,10 +289,10 @@ def architectures() -> int:
 
 def _architecture(raw: dict[str, Any]) -> tuple[str, list[str]]:
     """Return the verdict on one architecture, and what disagrees."""
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "config.json").write_text(json.dumps(raw, default=str))
-        layers = layers_of_model(Path(place), fuse=False).layers
-        module = read(Path(place)).module
+    with tempfile.TemporaryDirectory() as work:
+        (Path(work) / "config.json").write_text(json.dumps(raw, default=str))
+        layers = layers_of_model(Path(work), fuse=False).layers
+        module = read(Path(work)).module
     inputs = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long, device="meta")}
     if module.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]

@@ -1,8 +1,11 @@
 """Measure a whole model with the table and without: prefill and decode, eager, compiled and
 captured, in interleaved rounds.
 
-    python benchmarks/model_speed.py --home DIR --only capture tune  # capture and tune into DIR, measure nothing
-    python benchmarks/model_speed.py --home DIR --batch 1 -o one  # with the table that DIR has
+    # capture and tune into DIR, without measuring
+    python benchmarks/model_speed.py --home DIR --only capture tune
+    # with the table that DIR has
+    python benchmarks/model_speed.py --home DIR --batch 1 -o one
+
     python benchmarks/model_speed.py --home DIR --batch 32 --only captured --check
 
 ``--only`` names the stages, each of which prints how long it took. Tuning resumes where another run
@@ -83,7 +86,7 @@ class Cell:
 
     @property
     def fine(self) -> bool:
-        """Whether the logits agree and tunedgemm is not slower."""
+        """Return whether the logits agree and tunedgemm is not slower."""
         return self.agree and self.over("tunedgemm")[2] >= SLOWER
 
     def row(self) -> dict[str, Any]:
@@ -106,16 +109,16 @@ def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: d
     same = agree(truth, logits["torch"], logits["tunedgemm"])
     cells = []
     for phase in phases:
-        place = run_llama.PHASES.index(phase)
-        work, each = (asked.prefill, 1) if phase == PREFILL else (asked.decode, asked.steps)
+        index = run_llama.PHASES.index(phase)
+        work, tokens = (asked.prefill, 1) if phase == PREFILL else (asked.decode, asked.steps)
         samples: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for number in range(rounds[phase] + 1):
             for arm in random.sample(list(ARMS), len(ARMS)):
                 with run_llama.ARMS[ARMS[arm]]():
-                    run = ready[ARMS[arm]][place]
+                    run = ready[ARMS[arm]][index]
                     taken = run_llama.seconds(lambda work=work, run=run: work(run), device)
                 if number:  # the first round fills caches and finds compiled code again
-                    samples[arm].append(1e3 * taken / each)
+                    samples[arm].append(1e3 * taken / tokens)
         cells.append(Cell(mode, phase, samples, same))
     return cells
 
@@ -202,8 +205,8 @@ def kept(folder: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str,
 
 
 def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
-    """Build the model, measure the stages that the result lacks, keep each as it is done; return
-    all cells.
+    """Build the model, measure the stages that the result lacks, save after each; return all
+    cells.
     """
     captured = arguments.home / "bf16_untuned_gemm.csv"
     answered = covered(captured) if captured.exists() else "no captured shapes"

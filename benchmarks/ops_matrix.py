@@ -1,12 +1,15 @@
 """Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a
 check that has just passed.
 
-    python benchmarks/ops_matrix.py  # every check that needs only a CPU, and the conformance suite
-    python benchmarks/ops_matrix.py --gpu "H200"  # the column of the GPU that is present
+    # every check that needs only a CPU, and the conformance suite
+    python benchmarks/ops_matrix.py
+    # the column of the GPU that is present
+    python benchmarks/ops_matrix.py --gpu "H200"
+
     python benchmarks/ops_matrix.py --fill "real file" a8w8 "812 rows"
 
-A cell that is not filled keeps its text; tests/ops/test_every_op.py compares the file with what holds
-now.
+A cell that is not filled keeps its text; tests/ops/test_every_op.py compares the file with what
+holds now.
 """
 
 from __future__ import annotations
@@ -93,9 +96,9 @@ def torchs(op: Op, device: Device) -> str:
     for shape in shapes:
         operands = _operands(op, shape, device)
         wanted = op.reference(shape, operands)
-        found = backend.solutions(shape, device)
-        assert found, f"{shape}: torch lists nothing"
-        bound = [(solution, backend.bind(solution, shape, device)) for solution in found]
+        solutions = backend.solutions(shape, device)
+        assert solutions, f"{shape}: torch lists nothing"
+        bound = [(solution, backend.bind(solution, shape, device)) for solution in solutions]
         launchers = [launcher for _, launcher in bound if isinstance(launcher, Launcher)]  # a processor may lack what a route needs
         assert isinstance(bound[0][1], Launcher), f"{shape}: {bound[0]}"
         for launcher in launchers:
@@ -110,7 +113,7 @@ def round_trip(op: Op) -> str:
         tuned, untuned = Path(folder) / "tuned.csv", Path(folder) / "untuned.csv"
         native = Solution("torch", "native")
         rows = [
-            Row(shape=shape, gfx="gfx942", cu_num=304, device="", solution=native, us=place + 1.0) for place, shape in enumerate(shapes)
+            Row(shape=shape, gfx="gfx942", cu_num=304, device="", solution=native, us=index + 1.0) for index, shape in enumerate(shapes)
         ]
         write_rows(tuned, op, rows)
         text = tuned.read_text()
@@ -120,7 +123,7 @@ def round_trip(op: Op) -> str:
         write_rows(tuned, op, read)
         assert tuned.read_text() == text
         untuned.write_text(Sheet([*op.columns.key, *op.columns.own], [Record(cells=op.columns.format(shape)) for shape in shapes]).text())
-        assert [found.shape for found in read_untuned(untuned, op)] == shapes
+        assert [row.shape for row in read_untuned(untuned, op)] == shapes
     return f"{len(rows)} rows"
 
 
@@ -135,7 +138,7 @@ def tuned(op: Op, output: Path) -> str:
     options = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu", resume=False)
     shapes = _cheapest(op)
     report = tune(op.name, shapes, output, options, registry=Registry())
-    failed = [f"{one.task.shape}: {one.reason or one.timings}" for one in report.failed]
+    failed = [f"{outcome.task.shape}: {outcome.reason or outcome.timings}" for outcome in report.failed]
     assert not failed and len(report.outcomes) == len(shapes), failed
     return f"{len(shapes)} shapes"
 
@@ -207,7 +210,7 @@ def read(path: Path = RESULT) -> dict[str, dict[str, str]]:
 def text(cells: dict[str, dict[str, str]]) -> str:
     """Return the page."""
     lines = [f"| op | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines += [f"| `{name}` | {' | '.join(found.get(column, '') for column in COLUMNS)} |" for name, found in cells.items()]
+    lines += [f"| `{name}` | {' | '.join(cell.get(column, '') for column in COLUMNS)} |" for name, cell in cells.items()]
     return TITLE + "\n".join(lines) + "\n"
 
 
@@ -226,10 +229,10 @@ def main(words: list[str] | None = None) -> int:
         checks = lambda op: {column: torchs(op, current_device())}  # noqa: E731
     elif arguments.fill:
         checks = lambda op: {column: cell for column, name, cell in arguments.fill if name == op.name}  # noqa: E731
-    found = {name: cells.get(name, {}) | checks(op_named(name)) for name in ops()}
+    filled = {name: cells.get(name, {}) | checks(op_named(name)) for name in ops()}
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text(found))
-    print(text(found))
+    page.write_text(text(filled))
+    print(text(filled))
     return 0
 
 

@@ -1,13 +1,15 @@
 """Write shapes.csv, the products of four models as serving engines run them, or an untuned file of
 some of its shapes.
 
-    python benchmarks/shapes.py --models DIR  # shapes.csv, from DIR/<model>/config.json
-    python benchmarks/shapes.py --shapes decode --op a8w8 -o folder  # folder/a8w8-shapes.csv, for `tunedgemm tune -i`
+    # shapes.csv, from DIR/<model>/config.json
+    python benchmarks/shapes.py --models DIR
+    # folder/a8w8-shapes.csv, for `tunedgemm tune -i`
+    python benchmarks/shapes.py --shapes decode --op a8w8 -o folder
 
 Columns of shapes.csv: model, tp, layer, N, K, M, subsets. One row a (model, tp, layer, M);
 ``subsets`` is a list joined by semicolons. Projections that engines fuse are one product here: q, k
 and v; gate and up; DeepSeek's two down-projections of attention. Column-parallel ones are cut along
-N and row-parallel ones along K. README.md of this folder says the rest.
+N and row-parallel ones along K. README.md of this folder describes the subsets.
 """
 
 from __future__ import annotations

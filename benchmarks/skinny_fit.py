@@ -1,19 +1,24 @@
-"""Fit the times of the plugin `skinny`, by which it orders what is worth timing, and say how well they predict.
+"""Fit the weights by which the plugin `skinny` orders its solutions, and report how well they predict.
 
 ::
 
     python benchmarks/skinny_fit.py --report
-    python benchmarks/skinny_fit.py results/…/skinny-trials.csv new.trials.jsonl --report --compact all.csv --out fitted.json
+    python benchmarks/skinny_fit.py results/…/skinny-trials.csv new.trials.jsonl --report \\
+        --compact all.csv --out fitted.json
 
-Reads what was timed, from files of three kinds: the table that ``--compact`` writes, which is also the default; trial logs of the tuner;
-and JSON lines of [M, N, K, kernel name, splitK, us, us of torch], bf16, or with an op of 8 bits, fp8, at the end. Names that the plugin
-refuses, timings that failed and those of other devices than ``--device`` are passed over. Of what was timed twice the last counts, but
-what was only screened gives way to all else: name older files first, and leave out those of kernels that have become quicker.
+Reads timings from files of three kinds: the table that ``--compact`` writes, which is also the
+default; trial logs of the tuner; and JSON lines. A line is [M, N, K, kernel name, splitK, us, us of
+torch], bf16, or with an op of 8 bits, fp8, at the end. Kernels that the plugin refuses, failed
+timings and those of other devices than ``--device`` are skipped. Of two timings of one solution the
+last counts, but any other replaces one that was only screened. Name older files first, and leave
+out those of kernels that have become faster.
 
-The fit, one for each family: ridge regression of log(us / floor) on `features`, the timings of a shape weighed by how near they come to
-its best. The report leaves one shape out at a time, fits the rest, and orders the timings of that shape as the plugin would: how much
-longer than the best timed the best of the first 1, 5, 12, 24 takes, the geometric mean and the worst of all shapes. The last table
-lists each shape as the plugin would with weights that leave it out, and compares the first of the list that was timed with F.linear.
+The fit is a ridge regression of log(us / floor) on `features` for each family. A timing weighs more
+the closer it is to the best of its shape. The report leaves out one shape at a time, fits the rest,
+and orders the timings of that shape as the plugin would. It prints the time of the best of the
+first 1, 5, 12 and 24 over the best: the geometric mean and the worst of all shapes. The last table
+lists each shape with weights fitted without it. It compares the first timed solution of the list
+with F.linear.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from tunedgemm.errors import PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.log import read_log
 from tunedgemm_skinny import cost
-from tunedgemm_skinny.names import FAMILIES, kernel_of
+from tunedgemm_skinny.names import FAMILIES, parse_name
 from tunedgemm_skinny.names import KernelConfig as Kernel
 from tunedgemm_skinny.space import enumerate_kernels as choices
 from tunedgemm_skinny.space import spread
@@ -44,25 +49,26 @@ TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"
 FITTED = HERE.parent / "plugins" / "skinny" / "tunedgemm_skinny" / "fitted.json"
 H200 = "sm_90:132:nvidia-h200"
 FIELDS = ("op", "M", "N", "K", "B", "dtype", "scale", "kernelName", "splitK", "us")
-#: In the place of a kernel's name: F.linear, or torch's own call for the op.
+#: Stands for a kernel's name: F.linear, or torch's own call for the op.
 TORCH = "torch"
-#: What a timing e times as long as the best of its shape and family weighs: exp(-_WEIGHT); and what each weight of a feature costs.
+#: Exponent of a timing's weight: e times as long as the best of its shape and family weighs
+#: exp(-_WEIGHT); and the penalty of each squared weight of a feature.
 _WEIGHT, _RIDGE = 3.0, 4.0
-#: Spread of a feature at least, which its weight is judged by.
+#: Least spread by which a feature is scaled.
 _RARE = 0.5
-#: Timings of a shape from which it is left out once.
+#: Least timings of a shape that the report leaves out once.
 _ENOUGH = 20
 _FIRST = (1, 5, 12, 24)
-#: Of each family and shape, as many first guesses are compared with what they took.
+#: First predictions of each family and shape that are compared with their times.
 _GUESSED = 8
 #: Digits of a weight.
 _DIGITS = 6
-#: Most rows of x of the classes in which the first guess is compared with F.linear.
+#: Most rows of x of the classes in which the first prediction is compared with F.linear.
 _CLASSES = (1, 2, 4, 8, 16, 32, 64)
-#: MiB of the weight of these classes.
+#: Most MiB of the weight of these classes.
 _MIB = (16, 64, 128, 256, 1024)
 
-#: Fields of an op in lists, which name none.
+#: Fields of an op's shapes in JSON lines, which name none.
 _OF: dict[str, dict[str, str]] = {
     "a16w16": {},
     "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
@@ -70,36 +76,36 @@ _OF: dict[str, dict[str, str]] = {
 }
 
 Chosen = tuple[Kernel, int]
-#: Of each shape, what was timed, in microseconds; and torch's call.
+#: Shape -> solution -> microseconds.
 Times = dict[Shape, dict[Chosen, float]]
-#: Family -> of each shape, how much too little was guessed: logarithms.
+#: Family -> shape -> logarithm of the time over the prediction.
 Hopes = dict[str, dict[Shape, float]]
 
 
 @attrs.define
 class Trials:
-    """What was timed: kernels with numbers of splits, and torch's own call, both in microseconds."""
+    """Timings of kernels with numbers of splits, and of torch's own call, in microseconds."""
 
     kernels: Times = attrs.field(factory=dict)
     torch: dict[Shape, float] = attrs.field(factory=dict)
     passed: int = 0
 
     def add(self, shape: Shape, name: str, splits: int, us: float, screened: bool = False) -> None:
-        """One timing; a later one of the same takes its place, unless it was only screened."""
+        """Add a timing, which replaces an earlier one of the same unless it was only screened."""
         if name == TORCH:
             self.torch[shape] = us
             return
         try:
-            kernel = kernel_of(name)
+            kernel = parse_name(name)
         except PluginError:
             self.passed += 1
             return
-        found = self.kernels.setdefault(shape, {})
-        found[kernel, splits or 1] = found.get((kernel, splits or 1), us) if screened else us
+        times = self.kernels.setdefault(shape, {})
+        times[kernel, splits or 1] = times.get((kernel, splits or 1), us) if screened else us
 
 
 def read(paths: Iterable[Path], device: Device) -> Trials:
-    """The timings of some files.
+    """Read the timings of some files.
 
     Raises:
         TableError: a trial log cannot be read.
@@ -152,8 +158,8 @@ def compact(trials: Trials, path: Path, device: Device) -> None:
     """Write the table of all timings, in the order of shapes and names."""
     rows = [
         (shape, kernel.name, splits if splits > 1 else 0, us)
-        for shape, found in trials.kernels.items()
-        for (kernel, splits), us in found.items()
+        for shape, times in trials.kernels.items()
+        for (kernel, splits), us in times.items()
     ]
     rows += [(shape, TORCH, 0, us) for shape, us in trials.torch.items()]
     lines = sorted(
@@ -169,53 +175,53 @@ def compact(trials: Trials, path: Path, device: Device) -> None:
 
 @attrs.frozen(eq=False)
 class Sums:
-    """What a regression needs of one shape and family: the weighted products of features with each other and with the logarithms."""
+    """Weighted sums of one shape and family: features times features, and features times logarithms."""
 
     products: np.ndarray
     answers: np.ndarray
 
 
 class Fit:
-    """The regression of one family: over all shapes, or all but one."""
+    """Regression of one family over all shapes, or all but one."""
 
     def __init__(self, family: str, times: Times, device: Device) -> None:
-        """Judge every timing of the family by its features, each feature by its spread."""
-        mine = {shape: {at: us for at, us in found.items() if at[0].family == family} for shape, found in times.items()}
-        rows = {shape: np.array([cost.features(*at, shape, device) for at in found], float) for shape, found in mine.items() if found}
+        """Compute the features of every timing of the family, scaled by their spread."""
+        mine = {shape: {at: us for at, us in timed.items() if at[0].family == family} for shape, timed in times.items()}
+        rows = {shape: np.array([cost.features(*at, shape, device) for at in timed], float) for shape, timed in mine.items() if timed}
         everything = np.concatenate(list(rows.values()))
         self._spread = everything.std(0)
-        # What never differs has no weight, and what is rare is not trusted more than what is not.
+        # A constant feature has no weight; a rare one is not trusted more than others.
         self._spread = np.where(self._spread < 1e-9, np.inf, np.maximum(self._spread, _RARE))
         self._mean = everything.mean(0)
         self._mean[0], self._spread[0] = 0.0, 1.0
         self._sums = {shape: self._summed(rows[shape], shape, mine[shape], device) for shape in rows}
 
-    def _summed(self, rows: np.ndarray, shape: Shape, found: Mapping[Chosen, float], device: Device) -> Sums:
+    def _summed(self, rows: np.ndarray, shape: Shape, times: Mapping[Chosen, float], device: Device) -> Sums:
         scaled = (rows - self._mean) / self._spread
-        answers = np.log(np.array(list(found.values())) / cost.floor_of(shape, device))
+        answers = np.log(np.array(list(times.values())) / cost.floor_of(shape, device))
         weighed = scaled.T * np.exp(-_WEIGHT * (answers - answers.min()))
         return Sums(weighed @ scaled, weighed @ answers)
 
     def weights(self, without: Shape | None = None) -> np.ndarray:
-        """The weight of each feature, fitted to all shapes but one."""
-        sums = [each for shape, each in self._sums.items() if shape != without]
+        """Fit the weight of each feature to all shapes but one."""
+        parts = [sums for shape, sums in self._sums.items() if shape != without]
         ridge = _RIDGE * np.eye(len(self._mean))
         ridge[0, 0] = 1e-6
-        if not sums:
+        if not parts:
             return np.zeros(len(self._mean))
-        solved = np.linalg.solve(sum(each.products for each in sums) + ridge, sum(each.answers for each in sums)) / self._spread
+        solved = np.linalg.solve(sum(sums.products for sums in parts) + ridge, sum(sums.answers for sums in parts)) / self._spread
         solved[0] -= solved @ self._mean
         return solved
 
 
 def fit(times: Times, device: Device) -> dict[str, Fit]:
-    """The regressions of the families that were timed."""
-    timed = {kernel.family for found in times.values() for kernel, _ in found}
+    """Return the regression of each family that was timed."""
+    timed = {kernel.family for solutions in times.values() for kernel, _ in solutions}
     return {kind.family: Fit(kind.family, times, device) for kind in FAMILIES if kind.family in timed}
 
 
 def written(fits: Mapping[str, Fit], trials: Trials, device: Device) -> str:
-    """The data file of the plugin."""
+    """Return the text of the plugin's data file."""
     hopes = hoped(guesses(fits, trials.kernels, device), trials.kernels, device)
     weights = {}
     for family, values in weights_of(fits, hopes).items():
@@ -226,18 +232,24 @@ def written(fits: Mapping[str, Fit], trials: Trials, device: Device) -> str:
 
 
 def guesses(fits: Mapping[str, Fit], times: Times, device: Device) -> Times:
-    """Of every shape what the regressions over all the others say of what was timed for it: logarithms of times over the floor."""
-    told = {}
-    for shape, found in times.items():
-        weights = {family: each.weights(shape) for family, each in fits.items()}
-        told[shape] = {at: float(np.dot(weights[at[0].family], cost.features(*at, shape, device))) for at in found}
-    return told
+    """Predict the times of each shape with the weights fitted without it.
+
+    The predictions are logarithms of times over the floor.
+    """
+    predicted = {}
+    for shape, solutions in times.items():
+        weights = {family: regression.weights(shape) for family, regression in fits.items()}
+        predicted[shape] = {at: float(np.dot(weights[at[0].family], cost.features(*at, shape, device))) for at in solutions}
+    return predicted
 
 
-def hoped(told: Times, times: Times, device: Device) -> Hopes:
-    """Family -> of each shape what its first guesses took beyond what was guessed: the more there is to choose from, the more was hoped."""
+def hoped(predicted: Times, times: Times, device: Device) -> Hopes:
+    """Map each family and shape to the mean excess of its first solutions over their predictions.
+
+    The excess grows with the number of solutions, since the least prediction is chosen.
+    """
     beyond: Hopes = {kind.family: {} for kind in FAMILIES}
-    for shape, guessed in told.items():
+    for shape, guessed in predicted.items():
         for family, means in beyond.items():
             first = sorted((cost_of, times[shape][at]) for at, cost_of in guessed.items() if at[0].family == family)[:_GUESSED]
             if len(first) == _GUESSED:
@@ -246,8 +258,8 @@ def hoped(told: Times, times: Times, device: Device) -> Hopes:
 
 
 def weights_of(fits: Mapping[str, Fit], hopes: Hopes, without: Shape | None = None) -> dict[str, np.ndarray]:
-    """Family -> its weights by all shapes but one, what was hoped added."""
-    weights = {family: each.weights(without) for family, each in fits.items()}
+    """Map each family to its weights without one shape, with the mean excess added."""
+    weights = {family: regression.weights(without) for family, regression in fits.items()}
     for family, values in weights.items():
         values[0] += _mean(hopes[family], without)
     return weights
@@ -258,11 +270,11 @@ def _mean(hopes: Mapping[Shape, float], without: Shape | None = None) -> float:
     return float(np.mean(means)) if means else 0.0
 
 
-def quality(told: Mapping[Chosen, float], found: Mapping[Chosen, float]) -> list[float]:
-    """Spearman's rank correlation; then how much longer the best of the first few takes than the best."""
-    order, best = spread(told), min(found.values())
-    by_guess, by_time = _ranks([told[at] for at in found]), _ranks(list(found.values()))
-    return [float(np.corrcoef(by_guess, by_time)[0, 1]), *(min(found[at] for at in order[:first]) / best for first in _FIRST)]
+def quality(predicted: Mapping[Chosen, float], times: Mapping[Chosen, float]) -> list[float]:
+    """Return Spearman's rank correlation, then the time of the best of the first few over the best."""
+    order, best = spread(predicted), min(times.values())
+    by_guess, by_time = _ranks([predicted[at] for at in times]), _ranks(list(times.values()))
+    return [float(np.corrcoef(by_guess, by_time)[0, 1]), *(min(times[at] for at in order[:first]) / best for first in _FIRST)]
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
@@ -272,18 +284,20 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def report(trials: Trials, fits: Mapping[str, Fit], device: Device) -> Iterator[str]:
-    """The lines of both tables, in Markdown."""
-    told = guesses(fits, trials.kernels, device)
-    hopes = hoped(told, trials.kernels, device)
-    told = {shape: {at: guess + _mean(hopes[at[0].family], shape) for at, guess in guessed.items()} for shape, guessed in told.items()}
+    """Yield the lines of both tables, in Markdown."""
+    predicted = guesses(fits, trials.kernels, device)
+    hopes = hoped(predicted, trials.kernels, device)
+    predicted = {
+        shape: {at: guess + _mean(hopes[at[0].family], shape) for at, guess in guessed.items()} for shape, guessed in predicted.items()
+    }
     yield "| family | shapes | timings | Spearman | " + " | ".join(f"best of {first}, worst" for first in _FIRST) + " |"
     yield "|---|---|---|---|" + "---|" * len(_FIRST)
     for family in (*fits, "all"):
         results, count = [], 0
-        for shape, found in trials.kernels.items():
-            mine = {at: us for at, us in found.items() if family in (at[0].family, "all")}
+        for shape, times in trials.kernels.items():
+            mine = {at: us for at, us in times.items() if family in (at[0].family, "all")}
             if len(mine) >= _ENOUGH:
-                results.append(quality({at: told[shape][at] for at in mine}, mine))
+                results.append(quality({at: predicted[shape][at] for at in mine}, mine))
                 count += len(mine)
         if results:
             table = np.array(results)
@@ -294,23 +308,23 @@ def report(trials: Trials, fits: Mapping[str, Fit], device: Device) -> Iterator[
 
 
 def _first_guesses(trials: Trials, fits: Mapping[str, Fit], hopes: Hopes, device: Device) -> Iterator[str]:
-    """The table of first guesses of bf16 against F.linear."""
-    found = {}
+    """Yield the table of first predictions of bf16 against F.linear."""
+    gains = {}
     for shape, times in trials.kernels.items():
         if shape.op == "a16w16" and shape in trials.torch and len(times) >= _ENOUGH:
             at = next((at for at in listed(shape, weights_of(fits, hopes, shape), device) if at in times), None)
-            found.update({shape: trials.torch[shape] / times[at]} if at else {})
+            gains.update({shape: trials.torch[shape] / times[at]} if at else {})
     yield "| M up to | MiB of the weight up to | shapes of a16w16 | first guess is quicker | F.linear over it, least and median |"
     yield "|---|---|---|---|---|"
     for (below, most), (small, large) in itertools.product(itertools.pairwise((0, *_CLASSES)), itertools.pairwise((0, *_MIB))):
-        ratios = [ratio for shape, ratio in found.items() if below < shape.m <= most and small < shape.n * shape.k / 2**19 <= large]
+        ratios = [ratio for shape, ratio in gains.items() if below < shape.m <= most and small < shape.n * shape.k / 2**19 <= large]
         if ratios:
             wins = sum(ratio > 1 for ratio in ratios)
             yield f"| {most} | {large} | {len(ratios)} | {wins} | {min(ratios):.3f}, {float(np.median(ratios)):.3f} |"
 
 
 def listed(shape: Shape, weights: Mapping[str, np.ndarray], device: Device) -> list[Chosen]:
-    """What the plugin would list for a shape with other weights than it ships."""
+    """List the solutions of a shape as the plugin would with these weights."""
     shipped = cost.weights
     cost.weights = lambda: {family: values.tolist() for family, values in weights.items()}
     try:
@@ -325,14 +339,14 @@ def main() -> int:
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", default=[TRIALS], help=f"default: {TRIALS.relative_to(HERE)}")
     parser.add_argument("--device", type=device_of_text, default=H200, help=f"GFX:CU:NAME that the timings are of (default: {H200})")
     parser.add_argument("--out", type=Path, help=f"the data file of the plugin ({FITTED.name})")
-    parser.add_argument("--compact", type=Path, help="one table of all that was read")
-    parser.add_argument("--report", action="store_true", help="say how good the fit is")
+    parser.add_argument("--compact", type=Path, help="write one table of all timings")
+    parser.add_argument("--report", action="store_true", help="print how good the fit is")
     arguments = parser.parse_args()
     trials = read(arguments.logs, arguments.device)
     if not trials.kernels:
         parser.error(f"no timing of a kernel of skinny on {arguments.device} in {', '.join(map(str, arguments.logs))}")
     fits = fit(trials.kernels, arguments.device)
-    print(f"{sum(map(len, trials.kernels.values()))} timings of {len(trials.kernels)} shapes, {trials.passed} passed over")
+    print(f"{sum(map(len, trials.kernels.values()))} timings of {len(trials.kernels)} shapes, {trials.passed} skipped")
     if arguments.compact:
         compact(trials, arguments.compact, arguments.device)
     if arguments.out:

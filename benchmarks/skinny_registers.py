@@ -1,14 +1,18 @@
-"""Registers, spilled bytes and shared memory of the kernels that the plugin `skinny` lists first, as NVRTC's assembler tells them.
+"""Measure registers, spilled bytes and shared memory of the first kernels that `skinny` lists.
+
+The figures are those of NVRTC's assembler.
 
 ::
 
     python benchmarks/skinny_registers.py --csv registers.csv
-    python benchmarks/skinny_registers.py --op a8w8 --m 1 16 --count 60 --device sm_100:148 --csv registers.csv
+    python benchmarks/skinny_registers.py --op a8w8 --m 1 16 --count 60 --device sm_100:148 \\
+        --csv registers.csv
 
-Needs no GPU. The whole list of all shapes would be thousands of compiles, so these are the distinct ones behind the first 12
-solutions (``--count``) of each shape of the subset `decode` of shapes.csv at M of 1, 2, 4, 8, 16, 32 and 64, each compiled once.
-``M`` are the numbers of rows that one compile was asked for, ``splitK`` those of parts, where 0 is none; ``shared`` is the most dynamic
-shared memory that a block has for any of its shapes. ``spilled`` counts stores and loads of a thread, in bytes of code.
+Needs no GPU. All solutions of all shapes would be thousands of compiles. So this compiles the first
+12 solutions (``--count``) of each shape of the subset `decode` of shapes.csv at M of 1, 2, 4, 8,
+16, 32 and 64, each program once. ``M`` lists the rows that a compile serves, ``splitK`` its splits
+(0: none). ``shared`` is the most dynamic shared memory of a block for any of its shapes.
+``spilled`` counts stores and loads of a thread, in bytes of code.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import LaunchError
 from tunedgemm.shape import Shape
 from tunedgemm_skinny import rtc, skinny
-from tunedgemm_skinny.names import kernel_of
+from tunedgemm_skinny.names import parse_name
 from tunedgemm_skinny.resources import shared_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -44,7 +48,7 @@ FIELDS = ("op", "kernelName", "M", "splitK", "dtype", "outdtype", "registers", "
 
 @attrs.frozen
 class Compile:
-    """What a compiler is given: a program's text and the options."""
+    """A program's text and the compiler's options."""
 
     source: str
     options: tuple[str, ...]
@@ -52,7 +56,7 @@ class Compile:
 
 @attrs.frozen
 class Resources:
-    """What a kernel takes: 32-bit registers a thread, bytes of it spilled and on its stack; static shared memory of a block in bytes."""
+    """32-bit registers, spilled bytes and stack bytes of a thread; static shared bytes of a block."""
 
     registers: int
     spilled: int
@@ -71,32 +75,32 @@ class Use:
 
 @attrs.define(eq=False)
 class Noting:
-    """In place of a compiler: notes what it would compile, and refuses it, so that nothing is kept."""
+    """A compiler that records each compile and refuses it, so that nothing is cached."""
 
     version: str = "none"
     noted: list[Compile] = attrs.field(factory=list)
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> bytes:
-        """Note it."""
+        """Record the compile and refuse it."""
         self.noted.append(Compile(source, tuple(options)))
         raise rtc.RefusedError(f"{name} is not compiled", "")
 
 
 def wanted(shapes: Iterable[Shape], count: int, device: Device) -> dict[Compile, list[Use]]:
-    """The distinct compiles behind the first solutions of some shapes, each with all that it serves."""
-    found: dict[Compile, list[Use]] = {}
+    """Map the distinct compiles of the first solutions of some shapes to the shapes they serve."""
+    uses: dict[Compile, list[Use]] = {}
     for shape in shapes:
         noting = Noting()
         backend = attrs.evolve(skinny, compiler=lambda _, noting=noting: noting)
         for solution in itertools.islice(backend.enumerate_solutions(shape, device), count):
             with contextlib.suppress(LaunchError):
                 backend.prepare(solution, shape, device)
-            found.setdefault(noting.noted.pop(), []).append(Use(shape, solution.kernel_name, solution.split_k))
-    return found
+            uses.setdefault(noting.noted.pop(), []).append(Use(shape, solution.kernel_name, solution.split_k))
+    return uses
 
 
 def compilers() -> ModuleType:
-    """The module of the plugin's tests that asks a compiler what a program takes."""
+    """Load the module of the plugin's tests that reads a program's resources from a compiler."""
     path = HERE.parent / "plugins" / "skinny" / "tests" / "compilers.py"
     spec = importlib.util.spec_from_file_location("skinny_compilers", path)
     assert spec is not None and spec.loader is not None
@@ -106,16 +110,16 @@ def compilers() -> ModuleType:
 
 
 def compiled(work: Compile) -> Resources:
-    """What one compile takes; runs in a process of the pool."""
+    """Return the resources of one compile; runs in a process of the pool."""
     code = compilers().nvrtc().compile(work.source, work.options)
     return Resources(code.registers, code.spilled, code.stack, code.shared)
 
 
-def rows_of(found: dict[Compile, list[Use]], resources: Sequence[Resources], device: Device) -> Iterator[dict[str, object]]:
-    """One row of the CSV for each compile."""
-    for uses, taken in zip(found.values(), resources, strict=True):
+def rows_of(compiles: dict[Compile, list[Use]], resources: Sequence[Resources], device: Device) -> Iterator[dict[str, object]]:
+    """Yield one row of the CSV for each compile."""
+    for uses, taken in zip(compiles.values(), resources, strict=True):
         first = uses[0].shape
-        shared = max(shared_bytes(kernel_of(use.kernel_name), use.splits or 1, use.shape, device.gfx) for use in uses)
+        shared = max(shared_bytes(parse_name(use.kernel_name), use.splits or 1, use.shape, device.gfx) for use in uses)
         yield {
             "op": first.op, "kernelName": uses[0].kernel_name, "M": joined(use.shape.m for use in uses),
             "splitK": joined(use.splits for use in uses), "dtype": first.dtype, "outdtype": first.outdtype, **attrs.asdict(taken),
@@ -124,14 +128,14 @@ def rows_of(found: dict[Compile, list[Use]], resources: Sequence[Resources], dev
 
 
 def joined(numbers: Iterable[int]) -> str:
-    """Distinct numbers in their order, between spaces."""
+    """Join distinct numbers in their order by spaces."""
     return " ".join(map(str, sorted(set(numbers))))
 
 
 def main() -> int:
     """Choose, compile, write and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, help="a row for each compile; a line with # says what of")
+    parser.add_argument("--csv", type=Path, help="write a row for each compile, after a comment with the device and the shapes")
     parser.add_argument("--op", choices=[op for op in skinny.OPS if op in SHAPES], default=skinny.OPS[0])
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--count", type=int, default=COUNT, help=f"solutions of each shape (default: {COUNT})")
@@ -139,16 +143,16 @@ def main() -> int:
     parser.add_argument("--device", type=device_of_text, default="sm_90:132:nvidia-h200", help="GFX:CU[:NAME] (default: an H200)")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    beside = rtc.beside(rtc.NVRTC)
-    if not beside:
-        parser.error(f"there is no NVRTC: {rtc.NVRTC.hint}")
+    libraries = rtc.beside(rtc.NVRTC)
+    if not libraries:
+        parser.error(f"NVRTC not found; {rtc.NVRTC.hint}")
     shapes = [shape for _, shape in shapes_of([arguments.subset], arguments.op) if shape.m in arguments.m]
-    found = wanted(shapes, arguments.count, arguments.device)
+    compiles = wanted(shapes, arguments.count, arguments.device)
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
-        resources = list(pool.map(compiled, found))
-    rows = sorted(rows_of(found, resources, arguments.device), key=lambda row: (-int(row["spilled"]), row["kernelName"], row["M"]))
+        resources = list(pool.map(compiled, compiles))
+    rows = sorted(rows_of(compiles, resources, arguments.device), key=lambda row: (-int(row["spilled"]), row["kernelName"], row["M"]))
     if arguments.csv:
-        day, version = datetime.datetime.now(datetime.timezone.utc).date(), rtc.bind_functions(rtc.NVRTC, beside[0]).version
+        day, version = datetime.datetime.now(datetime.timezone.utc).date(), rtc.bind_functions(rtc.NVRTC, libraries[0]).version
         about = f"{arguments.device}; {version}; {day}; the first {arguments.count} of each of {len(shapes)} shapes of {arguments.subset}"
         with arguments.csv.open("w", newline="") as file:
             file.write(f"# {about}\n")

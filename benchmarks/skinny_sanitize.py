@@ -1,16 +1,21 @@
-"""Run kernels of the plugin `skinny` under NVIDIA's compute-sanitizer: addresses (memcheck) and races in shared memory (racecheck).
+"""Run kernels of the plugin `skinny` under NVIDIA's compute-sanitizer.
+
+memcheck checks addresses, racecheck races in shared memory.
 
 ::
 
-    python benchmarks/skinny_sanitize.py [--tool memcheck racecheck] [--op OP ...] [--most N] [--list]
+    python benchmarks/skinny_sanitize.py [--tool memcheck racecheck] [--op OP ...] [--most N] \\
+        [--list]
 
-Tiny products with tails of every op that the plugin covers. Of what the plugin lists for them, and of the neighbours of that, so many
-solutions are taken that each pair of properties of each family occurs: every parameter of a kernel's name at its first value and beyond,
-with a split and without. A parameter that is new counts like the others.
+The shapes are tiny products with tails, of every op that the plugin covers. Of the listed solutions
+and their neighbours it runs enough to cover each pair of properties of each family. Properties are
+every parameter of a kernel's name at its first value and beyond, with a split and without. New
+parameters are included automatically.
 
-Each tool first has to find the errors of a kernel that is wrong on purpose. Then all cases run in one child process; if it is not
-clean, its halves do, down to single cases. One line a case; exit 1 where one is at fault, 2 where there is no tool or no GPU.
-``--list`` prints the cases, for the device that is present or an H200, and needs neither.
+Each tool first has to find the errors of a kernel that is wrong on purpose. Then all cases run in
+one child process; if it is not clean, its halves do, down to single cases. Prints one line a case.
+Exits 1 where a case is at fault, 2 without the tool or a GPU. ``--list`` needs neither: it prints
+the cases for the present device or an H200.
 """
 
 from __future__ import annotations
@@ -40,29 +45,31 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.launching import Case as Checked
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm_skinny import native as driver
-from tunedgemm_skinny import rtc, skinny
+from tunedgemm_skinny import driver, rtc, skinny
 from tunedgemm_skinny.build import ENTRY
-from tunedgemm_skinny.names import kernel_of
+from tunedgemm_skinny.names import parse_name
 
-#: What `--list` is for where there is no GPU.
+#: Device of `--list` without a GPU.
 H200 = Device("sm_90", 132, "nvidia-h200")
-#: M, N and K: rows for every family, rows of the weight that fill no block, a K with tails of every width of a load.
+#: M, N and K: rows for every family, weight rows that fill no block, a K with tails of every load
+#: width.
 SIZES = ((3, 37, 1048), (8, 50, 1001), (1, 33, 1030), (17, 37, 1096), (61, 50, 2100))
-#: What N and K are rounded up to where an op has no operands of a size otherwise: whole scales of mxfp4, whole packs of shuffled weights.
+#: Multiples of N and K for ops whose operands need them: whole scales of mxfp4, whole packs of
+#: shuffled weights.
 STEPS_OF_OPERANDS = ((1, 1), (1, 32), (16, 32), (16, 64), (32, 128))
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-#: Steps of `refine` from what is listed: some parameters go with others only.
+#: Steps of `refine` from the list: some parameters occur only with others.
 STEPS = 3
-#: Where CUDA's tools lie below a toolkit's folder.
-PLACES = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
+#: Paths of the tool below a toolkit's folder.
+PATHS = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", re.MULTILINE)
 FINDING = re.compile(r"^=+ (?!COMPUTE-SANITIZER|.*SUMMARY)(\S.*)", re.MULTILINE)
-#: Exit statuses of a child that the tool or the child itself ends with.
+#: Exit statuses of a child, set by the tool or by the child.
 FOUND, WRONG = 99, 3
 SECONDS = 500
 CONTROL = "control"
-#: Reads what another warp of the block may not have written yet, and writes one element beyond its output.
+#: Reads elements that another warp of the block may not have written yet, and writes one element
+#: beyond its output.
 PLANTED = """
 extern "C" __global__ void %s(float *out) {
     __shared__ float values[64];
@@ -74,19 +81,19 @@ extern "C" __global__ void %s(float *out) {
 
 @attrs.frozen
 class Case:
-    """A solution of a shape, and its place in the list of all cases."""
+    """A solution of a shape, and its index in the list of all cases."""
 
     shape: Shape
     solution: Solution
-    place: int = -1
+    index: int = -1
 
     def __str__(self) -> str:
         return f"{self.shape} {self.solution}"
 
 
 def properties(case: Case) -> set[tuple[object, ...]]:
-    """What makes a case worth running: each pair of parameters, first value or beyond; the shape's dtypes and tail."""
-    kernel, shape = kernel_of(case.solution.kernel_name), case.shape
+    """Return the properties of a case: pairs of parameters, first value or beyond; dtypes and tail."""
+    kernel, shape = parse_name(case.solution.kernel_name), case.shape
     beyond: dict[str, bool] = {"split": case.solution.split_k > 0}
     for field in attrs.fields(type(kernel)):
         value = getattr(kernel, field.name)
@@ -94,11 +101,11 @@ def properties(case: Case) -> set[tuple[object, ...]]:
     pairs = itertools.combinations(sorted(beyond.items()), 2)
     width = next(width for width in (8, 4, 2, 1) if shape.k % width == 0)
     plain = {(name, getattr(shape, name)) for name in ("dtype", "outdtype", "bias_dtype", "scale", "layout")}
-    return {(shape.op, kernel.family, *told) for told in (*pairs, *plain, ("width", width), ("rows", shape.m))}
+    return {(shape.op, kernel.family, *property_) for property_ in (*pairs, *plain, ("width", width), ("rows", shape.m))}
 
 
 def tiny_shapes(op: str, device: Device) -> Iterator[Shape]:
-    """Tiny shapes with tails in all the dtypes and layouts that an op's examples have, those that the plugin takes."""
+    """Yield tiny shapes with tails in the dtypes and layouts of an op's examples that fit the plugin."""
     kinds = {attrs.evolve(shape, m=1, n=1, k=1): shape for shape in shapes_of(op)}
     for shape, (m, n, k) in itertools.product(kinds.values(), SIZES):
         tiny = next(filter(exists, (resized(shape, m, n + -n % rows, k + -k % columns) for rows, columns in STEPS_OF_OPERANDS)), None)
@@ -107,7 +114,7 @@ def tiny_shapes(op: str, device: Device) -> Iterator[Shape]:
 
 
 def resized(shape: Shape, m: int, n: int, k: int) -> Shape | None:
-    """The shape with other sizes; None where its op restricts them."""
+    """Return the shape with other sizes; None where its op restricts them."""
     try:
         return attrs.evolve(shape, m=m, n=n, k=k)
     except ShapeError:
@@ -115,7 +122,7 @@ def resized(shape: Shape, m: int, n: int, k: int) -> Shape | None:
 
 
 def exists(shape: Shape | None) -> bool:
-    """Whether there are operands of a shape: packs of a shuffled weight and blocks of scales are whole."""
+    """Return whether a shape has operands: packs of a shuffled weight and blocks of scales are whole."""
     if shape is None:
         return False
     try:
@@ -126,39 +133,46 @@ def exists(shape: Shape | None) -> bool:
 
 
 def listed(shape: Shape, device: Device) -> list[Solution]:
-    """What the plugin lists for a shape, and some of what is up to three steps of its `refine` away: splits of small products are."""
-    found = dict.fromkeys(skinny.enumerate_solutions(shape, device))
-    kinds = {frozenset(properties(Case(shape, solution))): solution for solution in found}
+    """List the plugin's solutions of a shape and some of those up to three steps of `refine` away.
+
+    Splits of small products are only found by `refine`.
+    """
+    solutions = dict.fromkeys(skinny.enumerate_solutions(shape, device))
+    kinds = {frozenset(properties(Case(shape, solution))): solution for solution in solutions}
     for _ in range(STEPS):
-        near = dict.fromkeys(near for solution in kinds.values() for near in skinny.refine(solution, shape, device) if near not in found)
-        found |= near
+        neighbours = (near for solution in kinds.values() for near in skinny.refine(solution, shape, device))
+        near = dict.fromkeys(solution for solution in neighbours if solution not in solutions)
+        solutions |= near
         kinds = {frozenset(properties(Case(shape, solution))): solution for solution in near}
-    return list(found)
+    return list(solutions)
 
 
 def chosen(ops: Iterable[str], device: Device, most: int) -> list[Case]:
-    """For each op the fewest cases, about, that have all properties between them; *most* at most."""
+    """Choose about the fewest cases of each op that cover all properties; *most* at most."""
     cases: list[Case] = []
     for op in ops:
-        found = dict.fromkeys(Case(shape, solution) for shape in tiny_shapes(op, device) for solution in listed(shape, device))
-        having = {case: properties(case) for case in found}
+        candidates = dict.fromkeys(Case(shape, solution) for shape in tiny_shapes(op, device) for solution in listed(shape, device))
+        having = {case: properties(case) for case in candidates}
         missing = set().union(*having.values())
         for _ in range(most):
             if not missing:
                 break
             best = max(having, key=lambda case: len(having[case] & missing))
             missing -= having[best]
-            cases.append(attrs.evolve(best, place=len(cases)))
+            cases.append(attrs.evolve(best, index=len(cases)))
     return cases
 
 
 def sanitizer() -> str | None:
-    """The file of compute-sanitizer: on PATH, in the toolkit that the environment names, in the usual folders; None where it is nowhere."""
-    if found := shutil.which("compute-sanitizer"):
-        return found
+    """Find compute-sanitizer on PATH, in the environment's toolkit or in the usual folders.
+
+    Returns None where it is not found.
+    """
+    if on_path := shutil.which("compute-sanitizer"):
+        return on_path
     named = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     usual = [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
-    files = (folder / place for folder in (*named, *usual) for place in PLACES)
+    files = (folder / path for folder in (*named, *usual) for path in PATHS)
     return next((str(file) for file in files if os.access(file, os.X_OK) and file.is_file()), None)
 
 
@@ -167,26 +181,26 @@ class Child:
     """A child process under a tool.
 
     Attributes:
-        file: of compute-sanitizer.
-        tool: which of its tools.
-        cases: a file of the list of cases, which takes too long to be made again under a tool.
+        file: path of compute-sanitizer.
+        tool: one of its tools.
+        cases: file of the list of cases, which would take too long to choose again under a tool.
     """
 
     file: str
     tool: str
     cases: Path
 
-    def command(self, told: str) -> list[str]:
-        """Its command line; *told* are the places of cases, or `CONTROL`."""
+    def command(self, selection: str) -> list[str]:
+        """Return the command line; *selection* is the indices of cases, or `CONTROL`."""
         options = ["--tool", self.tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no", "--kernel-name", f"kns={ENTRY}"]
-        return [self.file, *options, sys.executable, str(Path(__file__).resolve()), "--child", str(self.cases), told]
+        return [self.file, *options, sys.executable, str(Path(__file__).resolve()), "--child", str(self.cases), selection]
 
-    def fault(self, told: str) -> str:
-        """What is wrong in a run; "" for a clean one."""
-        # Each tensor in an allocation of its own, so that memcheck knows its end.
+    def fault(self, selection: str) -> str:
+        """Return the fault of a run; "" for a clean one."""
+        # Each tensor gets a separate allocation, so that memcheck knows its end.
         environment, pipe = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, subprocess.PIPE
         options = {"env": environment, "stdout": pipe, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        with subprocess.Popen(self.command(told), **options) as process:
+        with subprocess.Popen(self.command(selection), **options) as process:
             try:
                 output, _ = process.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
@@ -196,7 +210,7 @@ class Child:
 
 
 def fault_of(output: str, status: int) -> str:
-    """What a tool and the process under it say, in a line; "" where there were no errors and all cases were right."""
+    """Return the fault in a tool's output and exit status, in a line; "" for none."""
     counts = SUMMARY.findall(output)
     if not counts:
         return f"no summary, status {status}: {' '.join(output.split()[-40:])}"
@@ -208,10 +222,10 @@ def fault_of(output: str, status: int) -> str:
 
 
 def halved(cases: Sequence[Case], fault: Callable[[str], str]) -> Iterator[tuple[Case, str]]:
-    """Each case with what is wrong with it; *fault* asks for some at once, by their places."""
-    found = fault(",".join(str(case.place) for case in cases))
-    if not found or len(cases) == 1:
-        yield from ((case, found) for case in cases)
+    """Yield each case with its fault; *fault* runs several cases at once, by their indices."""
+    reason = fault(",".join(str(case.index) for case in cases))
+    if not reason or len(cases) == 1:
+        yield from ((case, reason) for case in cases)
         return
     half = len(cases) // 2
     yield from halved(cases[:half], fault)
@@ -219,7 +233,10 @@ def halved(cases: Sequence[Case], fault: Callable[[str], str]) -> Iterator[tuple
 
 
 def run(case: Case, device: Device) -> str:
-    """In a child: launch a case twice, for a split has to leave its counters as it found them; what is wrong with the outputs."""
+    """Launch a case twice in a child and return the fault of its outputs.
+
+    Twice, because a split has to reset its counters.
+    """
     op = op_named(case.shape.op)
     try:
         operands = op.make_inputs(case.shape, device.torch_device, 0)
@@ -236,7 +253,7 @@ def run(case: Case, device: Device) -> str:
 
 
 def run_control(device: Device) -> None:
-    """In a child: launch the kernel that is wrong on purpose."""
+    """Launch the kernel that is wrong on purpose, in a child."""
     code = rtc.loaded(rtc.NVRTC).compile(PLANTED % ENTRY, "control.cpp", [f"--gpu-architecture={device.gfx}"])
     out, loaded = torch.zeros(64, device=device.torch_device), loaded_driver(driver.CUDA)
     function = driver.function_of(loaded, code, ENTRY, device.index)
@@ -246,26 +263,26 @@ def run_control(device: Device) -> None:
     torch.cuda.synchronize()
 
 
-def child(file: Path, told: str, device: Device) -> int:
-    """What a child does: the cases of a file with these places, or the control."""
-    if told == CONTROL:
+def child(file: Path, selection: str, device: Device) -> int:
+    """Run the selected cases of a file, or the control, in a child."""
+    if selection == CONTROL:
         run_control(device)
         return 0
     cases: list[Case] = pickle.loads(file.read_bytes())
-    for place in map(int, told.split(",")):
-        if fault := run(cases[place], device):
-            print(f"{cases[place]}: {fault}")
+    for index in map(int, selection.split(",")):
+        if fault := run(cases[index], device):
+            print(f"{cases[index]}: {fault}")
             return WRONG
     return 0
 
 
 def judged(under: Child, cases: Sequence[Case]) -> int:
-    """Run the control and all cases under a tool, print a line for each; how many are at fault."""
+    """Run the control and all cases under a tool, print a line for each; return how many fail."""
     bad = 0
     if under.tool in ("memcheck", "racecheck"):
-        found = under.fault(CONTROL)
-        print(f"{under.tool} control: {found or 'nothing found in a kernel that is wrong on purpose'}", flush=True)
-        bad += " found: " not in found
+        reason = under.fault(CONTROL)
+        print(f"{under.tool} control: {reason or 'nothing found in a kernel that is wrong on purpose'}", flush=True)
+        bad += " found: " not in reason
     for case, fault in halved(cases, under.fault):
         print(f"{under.tool} {case}: {fault or 'ok'}", flush=True)
         bad += bool(fault)
@@ -292,9 +309,9 @@ def main() -> int:
         return 0
     file = sanitizer()
     if file is None:
-        parser.error("compute-sanitizer is neither on PATH nor below CUDA_HOME or /usr/local/cuda; it comes with the CUDA toolkit")
+        parser.error("compute-sanitizer not found on PATH, below CUDA_HOME or /usr/local/cuda; install the CUDA toolkit")
     if present.kind != "nvidia":
-        parser.error("there is no NVIDIA GPU; --list shows the cases without one")
+        parser.error("NVIDIA GPU not found; --list prints the cases without one")
     with tempfile.TemporaryDirectory(prefix="tunedgemm-sanitize-") as folder:
         listed_in = Path(folder) / "cases"
         listed_in.write_bytes(pickle.dumps(cases))

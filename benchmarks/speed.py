@@ -2,9 +2,13 @@
 samples kept.
 
     python benchmarks/speed.py --table tuned.csv --shapes llama70b-tp8 -o speed
+
     python benchmarks/speed.py --op a8w8 --table tuned.csv --shapes layers
+
     python benchmarks/speed.py --table tuned.csv --shapes decode --arms inductor
+
     python benchmarks/speed.py --op fmoe --table tuned.csv --shapes shapes.csv --arms experts
+
     python benchmarks/speed.py --table t.csv --shapes layers --layout columns128 --plain t.csv
 
 A gain is the median of the per-round ratios, torch over the winner, with its 95 % interval by order
@@ -22,9 +26,9 @@ any other name
     Another of torch's routes to the result.
 
 ``--layout`` asks for shapes with shuffled weights. F.linear and torch's own calls still take plain
-ones, as do the winners of the table named by ``--plain``, which are timed in the same rounds. All
-of them get the same bytes: no product's time depends on their order. The floor is 1.5 us, for a
-launch and its ramp, and the bytes of both operands and the output over the read rate of this run.
+ones. So do the winners of the table named by ``--plain``, timed in the same rounds. All of them get
+the same bytes: no product's time depends on their order. The floor has two parts: 1.5 us for a
+launch and its ramp, and the bytes of operands and output over the read rate of this run.
 "slower" means that the whole interval is below 0.98. Run it twice, in two processes: the second
 confirms the first.
 """

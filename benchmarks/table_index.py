@@ -1,27 +1,26 @@
-"""What a table of a million rows costs: loading it from CSV and from the index on disk, memory, and
+"""Measure a table of a million rows: loading it from CSV and from the index on disk, memory, and
 look-ups.
 
-Two synthetic tables of the bf16 product in AITER's columns, made by a seeded generator. ``plain``:
-2,000 pairs of N and K, each on one of four devices, with 500 M, as if somebody had tuned every
-layer of every model for every batch. ``adversarial``: no two rows share an N and K, a kernel's
-name, a solidx or an error ratio, so that nothing that is remembered of one line helps with another.
+A seeded generator writes two tables of the bf16 product in AITER's columns. ``plain`` has 2,000
+pairs of N and K, each on one of four devices, with 500 M: every layer of every model for every
+batch.
+In ``adversarial`` no two rows share an N and K, a kernel's name, a solidx or an error ratio.
+Caching parts of one line therefore does not help with another.
 
 Each load is a separate process; the growth of its peak resident memory is counted from after the
-imports. Look-ups are what `Table.candidates` takes to its first answer, for shapes that are there,
+imports. A look-up is the time of `Table.candidates` to its first answer, for shapes of the table
 drawn at random:
 
-- ``first``: the shape was never asked for before; the row's line is parsed and the Row, its Shape
-  and its Solution are made. The first one in each 256th of the table also makes the dict of that
-  part, in about a millisecond; the figure is the mean of 2,000.
-- ``hit``: the shape was asked for before, and the same Shape object is asked for again, as a
-  dispatcher that keeps it does.
-- ``hit of an equal shape``: asked for before by a Shape that is equal and another object, whose
-  hash is not known yet.
-- ``miss``: never asked for before, and no rung of the ladder has a row: the pin, the exact M, the
-  finely and coarsely padded one.
+- ``first``: the first look-up of a shape, which parses the row's line and makes the Row, its Shape
+  and its Solution. The first one in each 256th of the table also makes the dict of that part, in
+  about a millisecond; the figure is the mean of 2,000.
+- ``hit``: a later look-up with the same Shape object, as a dispatcher that keeps it does.
+- ``hit of an equal shape``: a later look-up with another, equal Shape, whose hash is not known yet.
+- ``miss``: the first look-up of a shape without a row at any M: pinned, exact, finely and coarsely
+  padded.
 
-The goals are for ``hit`` and ``miss``. A first look-up costs a line's parsing and is paid once a
-shape; it has no goal.
+The goals are for ``hit`` and ``miss``. A first look-up parses a line, once a shape, and has no
+goal.
 """
 
 from __future__ import annotations
@@ -109,13 +108,13 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
         return [(Shape("a16w16", m, n + off, k), devices[gfx, units]) for gfx, units, m, n, k in keys]
 
     def timed(asked: list[tuple[Shape, Device]], *, there: bool) -> float:
-        found, candidates = [None] * len(asked), table.candidates
+        matches, candidates = [None] * len(asked), table.candidates
         start = time.perf_counter()
         for at, (shape, device) in enumerate(asked):
-            found[at] = next(candidates(shape, device), None)
+            matches[at] = next(candidates(shape, device), None)
         took = time.perf_counter() - start
-        if any((match is not None) is not there for match in found) or (
-            there and any(match.row.shape != s for match, (s, _) in zip(found, asked, strict=True))
+        if any((match is not None) is not there for match in matches) or (
+            there and any(match.row.shape != s for match, (s, _) in zip(matches, asked, strict=True))
         ):
             raise RuntimeError("look-up: wrong answer; a shape with a row missed, or one without was found")
         return took / len(asked) * 1e6

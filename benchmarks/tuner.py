@@ -2,7 +2,9 @@
 scales over devices.
 
     python benchmarks/tuner.py --only cost --count 40 --budget 540 -o tuner
+
     python benchmarks/tuner.py --only stability --count 24 -o tuner
+
     python benchmarks/tuner.py --only scaling --shapes decode --count 104 --devices 1 2 4 -o tuner
 
 cost
@@ -84,7 +86,7 @@ def deadline(arguments: argparse.Namespace) -> float:
 
 
 def seconds_until(until: float) -> float:
-    """Return the seconds that are left, as a budget: 0 is no limit."""
+    """Return the seconds that are left, as a budget (0: unlimited)."""
     return 0.0 if until == float("inf") else max(1.0, until - time.monotonic())
 
 
@@ -188,7 +190,7 @@ def cost(arguments: argparse.Namespace, shapes: list[Shape]) -> int:
             if device.kind != "cpu":
                 torch.cuda.empty_cache()
             print(f"{keys[key]}: {record['timed']} solutions, loss {record['loss']:+.2%}, {record['device_s']:.2f} s for all", flush=True)
-    log = {kind: {key: record for key, record in found.items() if key in keys} for kind, found in read_log(path, KINDS).items()}
+    log = {kind: {key: record for key, record in records.items() if key in keys} for kind, records in read_log(path, KINDS).items()}
     failed, rows = [record["shape"] for record in log["tuned"].values() if record["winner"] is None], cost_rows(log)
     totals = cost_totals(rows)
     summary = [f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in totals.items()]
@@ -212,12 +214,12 @@ def against(registry: Registry, shape: Shape, pair: tuple[Solution, Solution], d
     workload = Workload(op_named(OP), shape, device, seed=2)
     workload(launchers, WARMUP)
     us = {solution: answer.us for solution, answer in workload(launchers, rounds).items() if isinstance(answer, Samples)}
-    found, control = ratio(us[first], us[second]), ratio(us[first], us[again])
-    tie = found[1] <= 1 + DEFAULT_TIE and found[2] >= 1 / (1 + DEFAULT_TIE)
+    gain, control = ratio(us[first], us[second]), ratio(us[first], us[again])
+    tie = gain[1] <= 1 + DEFAULT_TIE and gain[2] >= 1 / (1 + DEFAULT_TIE)
     return {
         **sizes(shape), "first": str(first), "second": str(second), "verdict": "same" if first == second else "tie" if tie else "differ",
-        "first_us": interval(us[first])[0], "second_us": interval(us[second])[0], "ratio": found, "control": control,
-        "loss_first": max(0.0, found[0] - 1), "loss_second": max(0.0, 1 / found[0] - 1),
+        "first_us": interval(us[first])[0], "second_us": interval(us[second])[0], "ratio": gain, "control": control,
+        "loss_first": max(0.0, gain[0] - 1), "loss_second": max(0.0, 1 / gain[0] - 1),
     }  # fmt: skip
 
 

@@ -30,9 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what goe
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip by name what is marked ``gpu`` where there is none; what is of plugins does not count as covering the core.
+    """Skip tests marked ``gpu`` without a GPU, and exclude the plugins' tests from the core's coverage.
 
-    Processes that share the files among them begin with those that take longest.
+    Processes of pytest-xdist start with the files that take longest.
     """
     for item in items:
         if HERE not in item.path.parents:
@@ -52,7 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Children of a test that is marked ``no_cover`` are not traced either: it takes Python's lines four times as long."""
+    """Do not trace the children of a test marked ``no_cover`` either.
+
+    Tracing makes Python's lines four times as slow.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("no_cover"):
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
@@ -61,7 +64,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a libtype one that is not installed, in this process."""
+    """Hide an installed libtype in this process."""
 
     def hidden(libtype: str) -> None:
         real = registry.entry_points
@@ -106,13 +109,13 @@ def faults_of() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def shape() -> Shape:
-    """A small shape of the first op."""
+    """Return a small shape of the first op."""
     return Shape("a16w16", 4, 32, 64)
 
 
 @pytest.fixture
 def cpu() -> Device:
-    """The CPU as the device that is present."""
+    """Return the CPU as the present device."""
     from tunedgemm.device import device_of
 
     return device_of(-1)
@@ -120,7 +123,7 @@ def cpu() -> Device:
 
 @pytest.fixture(scope="session")
 def as_module() -> Callable[[Path], ModuleType]:
-    """Load a script as a module of its name; its folder is on the path while it is executed."""
+    """Load a script as a module of its name, with its folder on the path meanwhile."""
 
     def load(path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -136,7 +139,10 @@ def as_module() -> Callable[[Path], ModuleType]:
 
 @pytest.fixture
 def trial_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial log of right solutions of the libtype ``fake`` on a CPU: (shape, kernel, parts of K, microseconds) each."""
+    """Write a trial log of correct solutions of the libtype ``fake`` on a CPU.
+
+    Each is (shape, kernel, splits of K, microseconds).
+    """
 
     def write(*trials: tuple[Shape, str, int, float]) -> Path:
         texts = [line("run", "r", op="a16w16")]
@@ -153,7 +159,7 @@ def trial_log(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def child() -> Callable[..., str]:
-    """Run Python source in a fresh process that finds these folders first; returns what it printed."""
+    """Run Python source in a fresh process with these folders first on its path; return its output."""
 
     def run(source: str, *folders: Path) -> str:
         path = os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
@@ -167,14 +173,14 @@ def child() -> Callable[..., str]:
 
 @pytest.fixture
 def fake_plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put the distributions ``fake-plugin`` and ``fake-plugin-rival`` on the path, as pip would have installed them."""
+    """Put the distributions ``fake-plugin`` and ``fake-plugin-rival`` on the path, as if installed."""
     monkeypatch.syspath_prepend(str(HERE))
     return HERE
 
 
 @pytest.fixture
 def faulty_plugin(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put the distribution ``faulty-backend`` on the path, for the processes that a test starts, too."""
+    """Put the distribution ``faulty-backend`` on the path, also of processes that a test starts."""
     folder = HERE / "faulty_plugin"
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
@@ -184,7 +190,10 @@ def faulty_plugin(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same CPU here and in processes that a test starts: one thread, which never waits for others on a busy machine."""
+    """Use one CPU thread here and in processes that a test starts, so that they have the same device.
+
+    One thread never waits for others on a busy machine.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -196,7 +205,10 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def file_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
-    """Let no file of this process grow beyond so many bytes inside a block: writing takes a part and then fails."""
+    """Limit the files of this process to so many bytes inside a block.
+
+    Writing stores a part and then fails.
+    """
 
     @contextlib.contextmanager
     def limit(size: int) -> Iterator[None]:
@@ -212,25 +224,25 @@ def file_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture
 def no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that writes captured counts leaves the test alone."""
+    """Keep the thread that writes captured counts idle during the test."""
     monkeypatch.setattr("tunedgemm.workload.capture._INTERVAL", 3600.0)
 
 
 @pytest.fixture
 def repository() -> Path:
-    """The root of the repository."""
+    """Return the root of the repository."""
     return HERE.parent
 
 
 @pytest.fixture
 def golden() -> Path:
-    """Files of earlier versions, written once and only read since."""
+    """Return the folder of files of earlier versions, which are never rewritten."""
     return HERE / "golden"
 
 
 @pytest.fixture
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which this process and its children import."""
+    """Return a folder from which this process and its children import."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
     return tmp_path

@@ -10,9 +10,10 @@ from tunedgemm.libtypes import BUILTIN, RANK
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "tunedgemm"
 
-#: Lowest first: a module imports from its own room and from those before it. The files of the root stand below all folders.
+#: Lowest first: a module imports only from its folder and those before it. The root's files are
+#: below all folders.
 ROOMS = ("ops", "backends", "table", "workload", "tuner", "dispatch", "analysis", "integrations", "cli", "testing")
-#: Menus, which hand on names of the rooms above.
+#: Menus, which re-export names of the rooms above.
 MENUS = ("__init__", "__main__", "plugin", "tools")
 #: library -> the only modules and rooms that import it
 ONLY_IN = {
@@ -75,7 +76,7 @@ def test_every_folder_is_a_room():
 
 
 def test_imports_go_down():
-    """No module imports from a room above its own, and the tuner is loaded by dispatch on a miss alone."""
+    """No module imports from a room above its own, and dispatch loads the tuner only on a miss."""
 
     def upward(path: Path) -> set[str]:
         own = module_name(path)
@@ -122,7 +123,7 @@ def test_public_code_is_documented():
 
 
 def test_plugins_import_the_menus_only():
-    """A plugin imports `tunedgemm.plugin` and `tunedgemm.tools`, its tests `tunedgemm.testing` and `tunedgemm` too."""
+    """A plugin imports only `plugin` and `tools` of the core; its tests also `testing` and `tunedgemm`."""
 
     def strange(path: Path) -> set[str]:
         known = {name for name in imports(path) if name.split(".")[0] == "tunedgemm"}

@@ -71,7 +71,7 @@ print(open(FOLDER + "/out.csv").read())
 
 @pytest.fixture
 def arrival(tmp_path):
-    """Make a folder with an unknown plugin, its conformance test, and shapes to tune."""
+    """Write a folder with a new plugin, its conformance test, and shapes to tune."""
     folder = tmp_path / "arrival"
     (folder / "fresh-1.dist-info").mkdir(parents=True)
     (folder / "fresh-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1\n")
@@ -83,7 +83,7 @@ def arrival(tmp_path):
 
 
 def check_arrival(output: str, core: Path) -> None:
-    """The op is listed, its conformance test passed, and it was tuned, over this core."""
+    """The core lists the op, passes its conformance test and tunes it."""
     lines = output.splitlines()
     module, *names = lines[0].split()
     assert module == str(core / "tunedgemm" / "__init__.py")
@@ -94,7 +94,7 @@ def check_arrival(output: str, core: Path) -> None:
 
 @pytest.mark.slow
 def test_an_op_and_a_backend_of_others_arrive_without_a_change(arrival, child):
-    """Both by entry points: nothing of the core knows their names, and everything works with them."""
+    """Both are found by entry points: the core does not know their names, and everything works."""
     (arrival / "relu16.py").write_text(OP)
     entry_points = arrival / "fresh-1.dist-info" / "entry_points.txt"
     entry_points.write_text(entry_points.read_text() + "[tunedgemm.ops]\nrelu16 = relu16:op\n")
@@ -103,7 +103,7 @@ def test_an_op_and_a_backend_of_others_arrive_without_a_change(arrival, child):
 
 @pytest.mark.slow
 def test_an_op_of_ours_is_one_file(arrival, child, tmp_path):
-    """A file dropped into the core's ops/ is an op: no list names it."""
+    """A file in the core's ops/ is an op without being listed."""
     core = shutil.copytree(CORE, tmp_path / "core" / "tunedgemm", ignore=shutil.ignore_patterns("__pycache__")).parent
     (core / "tunedgemm" / "ops" / "relu16.py").write_text(OP)
     check_arrival(child(f"FOLDER = {str(arrival)!r}\n{TUNE}", core, arrival), core)

@@ -14,14 +14,14 @@ from tunedgemm.errors import UserError
     ("gfx", "kind", "text"), [("gfx942", "amd", "304 CUs"), ("sm_90", "nvidia", "304 SMs"), ("cpu-avx2", "cpu", "304 threads")]
 )
 def test_kinds(gfx, kind, text):
-    """The architecture tells the maker and the unit that is counted."""
+    """The architecture determines the vendor and the unit that is counted."""
     device = Device(gfx, 304, "some-name")
     assert device.kind == kind
     assert str(device) == f"{gfx}, {text} (some-name)"
 
 
 def test_identity_leaves_out_index_and_versions():
-    """The second of two equal GPUs, or another torch, is the same device to a table."""
+    """The second of two equal GPUs is the same device to a table, as is one with another torch."""
     one, other = Device("sm_90", 132, "h", 0, (("torch", "2.9"),)), Device("sm_90", 132, "h", 1)
     assert one == other
     assert hash(pickle.loads(pickle.dumps(one))) == hash(other)
@@ -61,7 +61,7 @@ def test_the_cpu():
     ],
 )
 def test_processors(monkeypatch, text, gfx, name):
-    """What /proc/cpuinfo says on other machines becomes their device."""
+    """/proc/cpuinfo of other machines gives their devices."""
     monkeypatch.setattr("pathlib.Path.read_text", lambda self: text)
     found = device_module._cpu.__wrapped__(8)
     assert (found.gfx, found.cu_num) == (gfx, 8)
@@ -90,7 +90,7 @@ def test_a_system_without_cpuinfo(monkeypatch):
     ],
 )
 def test_gpus(monkeypatch, hip, properties, expected):
-    """A GPU is described by what its driver says."""
+    """A GPU's description comes from its driver."""
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
     found = device_module._gpu.__wrapped__(1)
@@ -99,13 +99,13 @@ def test_gpus(monkeypatch, hip, properties, expected):
 
 
 def test_the_default_device(monkeypatch):
-    """The default is the CPU where no GPU is present."""
+    """Without a GPU the default device is the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert current_device() == device_of(-1)
 
 
 def test_slugs():
-    """Names become words joined by dashes."""
+    """Product names become words joined by hyphens."""
     assert slug("AMD Instinct™ MI300X (OAM)") == "amd-instinct-mi300x-oam"
 
 
@@ -115,7 +115,7 @@ def test_a_device_in_words():
 
 
 def test_a_device_from_a_users_text():
-    """GFX:CU may be followed by the product's name or slug; any other text is refused with an example."""
+    """GFX:CU[:NAME] is parsed, with the maker's or the tables' name; an error shows the format."""
     assert device_of_text("gfx942:304") == Device("gfx942", 304)
     assert device_of_text("sm_90:132:NVIDIA H200") == device_of_text("sm_90:132:nvidia-h200") == Device("sm_90", 132, "nvidia-h200")
     for text in ("gfx942", "gfx942:", ":304", "gfx942:many", "gfx942:-1", "H200:132"):

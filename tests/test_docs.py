@@ -1,4 +1,4 @@
-"""The documents say what there is, and what they show works."""
+"""The documents are complete, and their examples run."""
 
 import argparse
 import os
@@ -32,7 +32,7 @@ LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 VARIABLE = re.compile(r"\b(?:(?:AITER|TUNEDGEMM|GTUNE)_[A-Z0-9_]*[A-Z0-9]|HIP_ONLINE_TUNING)\b")
 
 
-#: Of the backends of this repository that are installed.
+#: Options of the installed backends of this repository.
 OPTIONS = sorted({option for backend in Registry().select("all") if backend.libtype in owners() for option in backend.options}, key=str)
 
 
@@ -41,7 +41,7 @@ def name(page):
 
 
 def blocks(*languages):
-    """(page, number, text) of each fenced block in one of the languages."""
+    """Return (page, number, text) of each fenced block in one of the languages."""
     for page in PAGES:
         for number, (language, text) in enumerate(BLOCK.findall(page.read_text()), 1):
             if language in languages:
@@ -49,7 +49,7 @@ def blocks(*languages):
 
 
 def shell_lines():
-    """Every line of a shell block, as words without comments and leading assignments."""
+    """Yield every line of a shell block, as words without comments and leading assignments."""
     for block in blocks("sh", "bash"):
         for line in block.values[1].splitlines():
             words = shlex.split(line, comments=True)
@@ -60,7 +60,7 @@ def shell_lines():
 
 
 def subcommands():
-    """Our own subcommands and their parsers, those of plugins left out."""
+    """Return the core's subcommands and their parsers, without those of plugins."""
     choices = next(action for action in cli.parser(())._actions if isinstance(action, argparse._SubParsersAction))
     return {command.name: choices.choices[command.name] for command in cli.commands()}
 
@@ -75,12 +75,12 @@ def variables():
 
 
 def columns():
-    """Every column that a table of any op may have when it is written."""
+    """Return every column that a written table of any op may have."""
     return sorted({(op.name, column) for op in ops().values() for column in ("gfx", "cu_num", *op.columns.key, *op.columns.values)})
 
 
 def in_code(word):
-    """Whether the pages have *word*, whole, inside `code`."""
+    """Return whether the pages have *word*, whole, inside `code`."""
     return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", code) for code in re.findall(r"`([^`\n]+)`", TEXT))
 
 
@@ -100,7 +100,7 @@ def test_flags_of_tune(flag):
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
 def test_flags_of_our_backends(option):
-    """Each is described in docs/tuning.md with its variable and its default."""
+    """Each option is described in docs/tuning.md with its variable and default."""
     page = (ROOT / "docs" / "tuning.md").read_text()
     default = f"`{option.default}`" if option.default else "none"
 
@@ -183,7 +183,7 @@ def found_blocks(page, language):
 
 
 def captured(folder, *command, **environment):
-    """What a command captures into *folder*: the calls of each M, N and K."""
+    """Return what a command captures into *folder*: the calls of each M, N and K."""
     home = folder / "home"
     subprocess.run(
         [sys.executable, *command],
@@ -196,7 +196,7 @@ def captured(folder, *command, **environment):
     return {(row.shape.m, row.shape.n, row.shape.k): row.calls for row in rows}
 
 
-#: a model that knows nothing of tunedgemm
+#: a model that does not import tunedgemm
 PLAIN = "import torch\nwith torch.inference_mode(): torch.nn.Linear(64, 32)(torch.randn(3, 64))\n"
 
 
@@ -208,7 +208,7 @@ def test_capturing_block(tmp_path):
 
 
 def test_sitecustomize_block(tmp_path):
-    """The `sitecustomize` captures a model that knows nothing of it, in a new process."""
+    """The `sitecustomize` captures an unchanged model in a new process."""
     source = next(text for text in found_blocks("which-shapes.md", "python") if "sitecustomize" in text)
     (tmp_path / "sitecustomize.py").write_text(source)
 
@@ -217,7 +217,7 @@ def test_sitecustomize_block(tmp_path):
 
 @pytest.mark.parametrize("words", shell_lines())
 def test_shell_lines(words):
-    """Our own commands parse with the real parser, and make's targets exist."""
+    """The core's commands parse with the real parser, and make's targets exist."""
     if words[0] == "tunedgemm":
         cli.parser(words[1:]).parse_args(words[1:])
     if words[0] == "make":
@@ -228,14 +228,14 @@ def test_shell_lines(words):
 
 
 def slugs(page):
-    """The anchors of a page's headings, as code hosts make them."""
+    """Return the anchors of a page's headings, as code hosts make them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links(page):
-    """Relative links lead to files of this repository, and to headings that are there."""
+    """Relative links lead to existing files and headings of this repository."""
     broken = []
     for link in LINK.findall(BLOCK.sub("", page.read_text())):
         path, _, anchor = link.partition("#")
@@ -248,7 +248,7 @@ def test_links(page):
 
 @pytest.mark.slow
 def test_main_job(tmp_path):
-    """What `make tune` runs captures, tunes and dispatches a small model, and its outputs agree."""
+    """`make tune` captures, tunes and dispatches a small model, and its outputs agree."""
     answer = subprocess.run(
         [sys.executable, ROOT / "examples" / "models" / "tune_llama.py", "--small", "--iters", "5", "--rounds", "3", "--home", tmp_path],
         capture_output=True,

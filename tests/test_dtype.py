@@ -17,13 +17,13 @@ def test_every_spelling_is_one_text(text):
     ("text", "short"), [("f32", "fp32"), ("half", "fp16"), ("fp8", "fp8_e4m3fn"), ("i8", "int8"), ("dtypes.fp8", "fp8_e4m3fn")]
 )
 def test_aliases(text, short):
-    """Short words of AITER's flags."""
+    """AITER's flags have short dtype words."""
     assert parse_dtype(text) == short
 
 
 @pytest.mark.parametrize("text", ["", "bf17", "torch.", "__import__('os').system('true')", "x" * 500])
 def test_other_texts_are_refused(text):
-    """A text outside the list is an error that shows it, cut short, and lists what is known."""
+    """An unknown text is an error that shows it, truncated, and lists the known ones."""
     with pytest.raises(DtypeError, match="known: bf16, fp16") as caught:
         parse_dtype(text)
     assert len(str(caught.value)) < 400

@@ -1,4 +1,4 @@
-"""errors: one tree, and every mistake of a user is also the builtin error that code would expect."""
+"""errors: one hierarchy, in which each user error is also the builtin error that code expects."""
 
 import inspect
 
@@ -33,6 +33,6 @@ def test_mistakes_are_builtin_errors_too(kind, builtin):
 
 
 def test_a_plugin_that_fails_is_no_mistake_of_the_user():
-    """The command line prints a UserError without a traceback; a plugin's fault keeps its own."""
+    """The command line prints a UserError without a traceback, and a plugin's fault with one."""
     assert not issubclass(errors.PluginError, errors.UserError)
     assert issubclass(errors.OutOfResources, errors.LaunchError)

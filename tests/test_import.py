@@ -26,7 +26,7 @@ def test_importing_the_package_loads_nothing(child):
     "module", ["tunedgemm.plugin", "tunedgemm.backends.registry", "tunedgemm.table.lookup", "tunedgemm.workload.capture"]
 )
 def test_values_and_tables_need_no_torch(child, module):
-    """A plugin is described, a table read and a shape noted without torch."""
+    """Describing a plugin, reading a table and noting a shape do not load torch."""
     assert child(f"import sys, {module}\nprint('torch' in sys.modules, 'pandas' in sys.modules)") == "False False"
 
 
@@ -41,7 +41,7 @@ def test_dispatch_needs_no_tuner(child):
 
 @pytest.mark.parametrize("name", tunedgemm.__all__)
 def test_the_menu_is_real(name):
-    """Every name of the menu can be had, and is listed by dir()."""
+    """Every name of the menu exists and is listed by dir()."""
     assert getattr(tunedgemm, name) is not None
     assert name in dir(tunedgemm)
 

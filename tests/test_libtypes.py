@@ -22,18 +22,18 @@ from tunedgemm.libtypes import (
 
 
 def test_rank():
-    """Ours in their order, others by name after them, the built-in one last."""
+    """Our libtypes are first in their order, then others by name; the built-in one is last."""
     assert sorted([BUILTIN, "zebra", "ant", *reversed(RANK)], key=rank) == [*RANK, "ant", "zebra", BUILTIN]
 
 
 def test_others_join_untuned_calls_only_when_asked():
-    """An installed third party does not change untuned calls: the list names our own alone."""
+    """An installed third party does not change untuned calls: the list has only our libtypes."""
     assert set(UNTUNED) < set(RANK)
 
 
 @pytest.mark.parametrize(("text", "libtype"), [("hipblast", "hipblaslt"), (" asm ", "asm"), ("mine", "mine")])
 def test_names_of_old_files(text, libtype):
-    """Old names become ours, unknown ones stay."""
+    """Old names become ours; unknown ones are kept."""
     assert canonical(text) == libtype
 
 
@@ -41,12 +41,12 @@ def test_names_of_old_files(text, libtype):
     ("kernel", "libtype"), [("_ZN5aiter24bf16gemm", "asm"), ("flydsl_gemm", "flydsl"), ("a8w8_rowwise_256x", "ck"), ("", "ck")]
 )
 def test_kernels_of_files_without_a_libtype(kernel, libtype):
-    """The start of a kernel's name tells whose it is."""
+    """The start of a kernel's name identifies its libtype."""
     assert libtype_of_kernel(kernel) == libtype
 
 
 def test_the_pip_command_comes_from_our_extras(monkeypatch):
-    """A libtype of an extra has a pip command, another has none, and none without our metadata."""
+    """A libtype has a pip command if an installed distribution's extra names it."""
     required = ["attrs>=24", "tunedgemm-hipblaslt>=0.1 ; extra == 'cublaslt'", 'ray>=2 ; extra == "ray"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: required)
     assert owners() == {"cublaslt": "tunedgemm-hipblaslt"}
@@ -61,7 +61,7 @@ def test_the_pip_command_comes_from_our_extras(monkeypatch):
 
 
 def test_what_aiter_names():
-    """All libtypes of AITER's tables are known, and AITER's own have no plugin to install."""
+    """Every libtype of AITER's tables is known; those that only AITER has have no plugin to install."""
     assert all(known(libtype) for libtype in AITER)
     assert [libtype for libtype in AITER if absent(libtype)] == list(AITERS_OWN)
     assert not {*AITERS_OWN} & {*RANK} and not any(map(pip_hint, AITERS_OWN))
@@ -69,7 +69,7 @@ def test_what_aiter_names():
 
 
 def test_joint_libtypes():
-    """A row of two backends' stages: known where both are, and run by neither."""
+    """A row with stages of two backends is known where both are, and neither runs it."""
     assert known("asm+ck") and not known("asm+ckk")
     assert absent("asm+ck") == "its stages belong to asm and ck: no installed backend runs both"
     assert absent("ck") == ""

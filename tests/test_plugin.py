@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tunedgemm import plugin, tools
 
-#: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
+#: Names that `CONTRACT` = 1 promises. Removing one is a new contract.
 WORDS = """
 CONTRACT Columns Command Device Driver DriverInterface LaunchError Launcher Op Option Options OutOfResources Outcome Planned PluginError
 Progress Row Shape Solution Table Tolerance TunedGemmError Unsupported UserError artifact bind_driver cache_folder console device_context
@@ -32,7 +32,7 @@ def test_every_name_can_be_had_from_the_contract_as_before():
 
 
 def test_tune_is_late(child):
-    """The tuner is loaded when it is asked for, not with the menus."""
+    """The tuner is loaded on first use, not with the menus."""
     loaded = "'tunedgemm.tuner' in sys.modules"
     source = f"import sys\nfrom tunedgemm import plugin, tools\nprint({loaded})\nprint(tools.tune.__name__, {loaded})"
     assert child(source).splitlines() == ["False", "tune True"]

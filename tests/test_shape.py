@@ -10,7 +10,7 @@ from tunedgemm.shape import MAX_SIZE, Shape
 
 
 def test_defaults_follow_the_activations():
-    """Output and bias default to the dtype of the activations; without bias its dtype is ""."""
+    """Output and bias default to the dtype of the activations; without a bias its dtype is empty."""
     assert Shape("a16w16", 1, 2, 3, dtype="torch.float16").outdtype == "fp16"
     assert Shape("a16w16", 1, 2, 3, epilogue="bias").bias_dtype == "bf16"
     assert Shape("a16w16", 1, 2, 3, bias_dtype="fp32").bias_dtype == ""
@@ -38,7 +38,7 @@ def test_spellings_make_one_key():
     ],
 )
 def test_bad_fields_are_named(fields, message):
-    """A field that is wrong is named with what it may be and what it was."""
+    """An error of a field names it, the allowed values and the given one."""
     with pytest.raises(ShapeError, match=message):
         Shape(**{"op": "a16w16", "m": 1, "n": 2, "k": 3, **fields})
 
@@ -54,7 +54,7 @@ def test_other_bad_fields():
 
 
 def test_an_empty_batch_is_a_shape():
-    """M may be zero: a batch without rows is asked for, too."""
+    """M may be zero: batches without rows occur."""
     assert Shape("a16w16", 0, 2, 3).m == 0
 
 
@@ -84,13 +84,13 @@ def test_further_fields_are_read_by_name():
 
 
 def test_shapes_are_frozen():
-    """A key cannot change."""
+    """A shape is immutable."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         Shape("a16w16", 1, 2, 3).m = 2
 
 
 def test_another_number_of_rows_is_as_good_as_a_new_shape():
-    """Equal to it, with its hash, its text and its dict, pickled like it; and m is checked like any."""
+    """A shape with another M equals one made from scratch, in hash, text, dict and pickle; M is checked."""
     shape = Shape("a16w16", 4, 16, 32, "fp16", "fp32", "bias", "fp32", layout="aiter16x16", extra={"B": 2})
     hash(shape)
     other = shape.with_m(9)

@@ -9,7 +9,7 @@ from tunedgemm.solution import Solution, Unsupported
 
 
 def test_identity_is_libtype_name_and_split():
-    """Index, claims and further columns are no part of it."""
+    """Index, claims and further columns are not part of the identity."""
     plain = Solution("mine", "k", 2)
     assert plain == Solution("mine", "k", 2, solidx=7, deterministic=False, batch_invariant=True, extra=(("block_m", 32),))
     assert len({plain, Solution("mine", "k", 4), Solution("mine", "l", 2), Solution("other", "k", 2)}) == 4
@@ -24,25 +24,25 @@ def test_names_fit_a_csv_field(name):
 
 @pytest.mark.parametrize("libtype", ["", "a b", "a,b", "a/b"])
 def test_libtypes_are_words(libtype):
-    """A libtype stands in comma lists and file names."""
+    """A libtype must fit into comma lists and file names."""
     with pytest.raises(ValueError, match="libtype"):
         Solution(libtype)
 
 
 def test_split_is_a_number():
-    """splitK is a whole number whatever it means to the backend."""
+    """splitK is an integer, whatever its meaning to the backend."""
     with pytest.raises(TypeError):
         Solution("mine", "k", "2")
 
 
 def test_round_trip():
-    """Every field survives the trial log, the claims as well."""
+    """Every field survives the trial log, including the claims."""
     solution = Solution("mine", "k", 2, 7, False, True, (("a", 1), ("b", "x")))
     assert attrs.astuple(Solution.from_dict(json.loads(json.dumps(solution.to_dict())))) == attrs.astuple(solution)
 
 
 def test_text():
-    """libtype:kernel, with the split where there is one."""
+    """The text is libtype:kernel, with the split where there is one."""
     assert str(Solution("mine", "k")) == "mine:k"
     assert str(Solution("mine", "k", 3)) == "mine:k splitK=3"
 

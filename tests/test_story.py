@@ -16,7 +16,7 @@ from tunedgemm.tuner import Options, tune
 
 
 def test_a_captured_shape_is_tuned_stored_and_dispatched_to_its_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workload's shapes are captured, its fastest right solution wins, and the next call runs that one."""
+    """A workload's shapes are captured, the fastest correct solution wins, and the next call runs it."""
     calls: list[str] = []
 
     def call(solution, shape, x, weight, bias=None):

@@ -1,4 +1,4 @@
-"""The third-party example, installed as a wheel in a separate environment, works with the core."""
+"""The third-party example works as a wheel in a separate environment, without a change to the core."""
 
 import csv
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The python of a fresh environment: the running one's packages, and the example as a wheel."""
+    """Make an environment with the running one's packages and the example's wheel; return its python."""
     folder = tmp_path_factory.mktemp("thirdparty")
     source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -25,8 +25,7 @@ def installed(tmp_path_factory):
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths that .pth files of the running environment add (editable installs) have to be found as
-    # well.
+    # Paths from .pth files of the running environment (editable installs) must be found as well.
     (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     (wheel,) = (folder / "wheels").glob("*.whl")
     _run([*pip, "--python", str(python), "install", *offline, str(wheel)])
@@ -52,7 +51,7 @@ def test_the_registry_finds_it(installed, tmp_path):
 
 
 def test_it_passes_the_conformance_suite(installed, tmp_path):
-    """Its own tests, which are four lines, pass where it is installed."""
+    """The example's tests, which are four lines, pass where it is installed."""
     tests = shutil.copytree(EXAMPLE / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     summary = _run([installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests], cwd=tmp_path).splitlines()[-1]
     assert "passed" in summary

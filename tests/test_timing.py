@@ -22,7 +22,7 @@ def test_round_trip(status):
 
 
 def test_status_words_are_closed():
-    """Another word is an error."""
+    """An unknown status is an error."""
     with pytest.raises(ValueError, match="status"):
         Timing(SHAPE, SOLUTION, "fine")
 

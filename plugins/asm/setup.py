@@ -1,4 +1,4 @@
-"""The C extension: optional, for where there is no C compiler ctypes launches; one build serves all versions of Python from 3.10."""
+"""Build the C extension, one for Python 3.10 and later; without a C compiler ctypes launches."""
 
 from setuptools import Extension, setup
 

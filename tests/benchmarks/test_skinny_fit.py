@@ -116,7 +116,7 @@ def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
     log.write_text("".join(json.dumps({**json.loads(timing.to_json()), **here, **differing}) + "\n" for differing, timing in timings))
     trials = fitting.read([lists, log], h200)
     eight = Shape("a8w8", 16, 64, 512, dtype="fp8", outdtype="bf16", scale="row")
-    kernel = fitting.kernel_of(NAME)
+    kernel = fitting.parse_name(NAME)
     assert trials.kernels == {SHAPE: {(kernel, 1): 7.0, (kernel, 2): 5.0}, eight: {(kernel, 2): 3.5}}
     assert trials.torch == {SHAPE: 11.0, eight: 4.0}
     assert trials.passed == 4

@@ -1,4 +1,7 @@
-"""A plugin that keeps the contract with as few arguments as it can, and has an option; its distribution is the folder beside this one."""
+"""A plugin that keeps the contract with the fewest arguments, and has an option.
+
+Its distribution is the neighbouring folder.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,7 @@ OPTIONS = (SPACE,)
 
 @hookimpl
 def supports(shape: Shape) -> bool | Unsupported:
-    """Plain weights, and outputs of the activations' dtype."""
+    """Accept plain weights and outputs of the activations' dtype."""
     if shape.layout != "row" or shape.scale != "none" or shape.outdtype != shape.dtype or shape.bias_dtype not in ("", shape.dtype):
         return Unsupported("takes plain operands of one dtype")
     return True
@@ -20,7 +23,7 @@ def supports(shape: Shape) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
-    """The same two for every shape, and a third where the full space is asked for."""
+    """Yield the same two for every shape, and a third in the full space."""
     yield Solution("fake", "linear")
     yield Solution("fake", "product", split_k=1)
     if SPACE.value() == "full":
@@ -29,7 +32,7 @@ def enumerate_solutions() -> Iterator[Solution]:
 
 @hookimpl
 def run(operands: tuple[Any, ...], solution: Solution) -> Any:
-    """Arguments in another order than the specification's."""
+    """Run a solution; the arguments are in another order than the specification's."""
     import torch
 
     if solution.kernel_name == "linear":

@@ -1,10 +1,13 @@
-"""Plugins that break the contract, each in one way; each is an entry point of the distribution beside this folder."""
+"""Plugins that break the contract, each in one way.
+
+Each is an entry point of the distribution in the neighbouring folder.
+"""
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
 
 class Plain:
-    """The hooks that a backend needs, in order to break one at a time."""
+    """Hooks that a backend needs, of which each subclass breaks one."""
 
     OPS = ("a16w16",)
     libtype = "plain"
@@ -80,7 +83,7 @@ class NotSolutions(Plain):
 
 
 class Raising(Plain):
-    """Raises wherever it can."""
+    """Backend that raises in every hook."""
 
     libtype = "fake_raising"
 
@@ -108,7 +111,7 @@ class Raising(Plain):
 
 
 class Refusing(Plain):
-    """Refuses at the last moment, as a library without a kernel for the shape does."""
+    """Backend that refuses in `bind`, as a library without a kernel for the shape does."""
 
     libtype = "fake_refusing"
 
@@ -118,7 +121,7 @@ class Refusing(Plain):
 
 
 class Vague(Plain):
-    """Answers of other types than the contract's."""
+    """Backend whose answers have other types than the contract's."""
 
     libtype = "fake_vague"
 

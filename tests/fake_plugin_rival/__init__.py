@@ -1,4 +1,4 @@
-"""A plugin that claims libtypes which others have."""
+"""A plugin that claims libtypes of others."""
 
 from tunedgemm.plugin import Solution, hookimpl
 
@@ -7,17 +7,17 @@ OPS = ("a16w16",)
 
 @hookimpl
 def supports() -> bool:
-    """Everything."""
+    """Accept every shape."""
     return True
 
 
 @hookimpl
 def enumerate_solutions() -> list[Solution]:
-    """One, under a name that is not its own."""
+    """Return one solution, under another plugin's libtype."""
     return [Solution("fake", "rival")]
 
 
 @hookimpl
 def run(operands: tuple) -> object:
-    """Not reached: the libtype belongs to another distribution."""
+    """Fail: the libtype belongs to another distribution, so this is never reached."""
     raise AssertionError("the rival was launched")

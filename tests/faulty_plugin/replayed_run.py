@@ -1,4 +1,7 @@
-"""A tuning run of which every time is known beforehand, for tests that kill it: importable by the process that is to be killed."""
+"""A tuning run with known times, for tests that kill its process.
+
+The process that is killed imports this module.
+"""
 
 import gc
 import random
@@ -29,13 +32,16 @@ def _call(solution: Solution, shape: Shape, *operands: Any) -> Any:
 
 
 def backends() -> Registry:
-    """Two backends of several solutions each, and torch's."""
-    one = fake_backend("turbo", solutions=("zeros", *FINE, "raises"), call=_call)
-    return fake_registry(one, fake_backend("diesel", solutions=FINE[:3], call=_call))
+    """Return two backends of several solutions each, and torch's."""
+    turbo = fake_backend("turbo", solutions=("zeros", *FINE, "raises"), call=_call)
+    return fake_registry(turbo, fake_backend("diesel", solutions=FINE[:3], call=_call))
 
 
 def record(log: Path) -> None:
-    """Write a trial log with a time for every solution of every shape; other ones at every shape, the same in every process."""
+    """Write a trial log with a time for every solution of every shape.
+
+    Times differ from shape to shape, and are the same in every process.
+    """
     lines = []
     for shape in SHAPES:
         for backend in backends().select("all"):
@@ -47,6 +53,6 @@ def record(log: Path) -> None:
 
 def run(table: Path, log: Path, shapes: Sequence[Shape] = SHAPES) -> None:
     """Tune into the table with the times of the log, in this process."""
-    gc.freeze()  # what the process was forked with is not collected again and again
+    gc.freeze()  # objects from before the fork are not collected again and again
     tune(shapes=list(shapes), output=table, options=Options(iters=9, warmup=1), registry=backends(), bench=Replay(log))
     sys.stdout.flush()

@@ -71,7 +71,7 @@ def made(
     _place(sections)
     rodata, text = sections[3].offset, sections[4].offset
     table = bytearray(24)
-    for index, name in enumerate(symbols):  # code at a page of its own, as linkers place it; descriptors where they lie in the file
+    for index, name in enumerate(symbols):  # code starts a page, as linkers place it; descriptors keep their offsets in the file
         table += struct.pack("<IBBHQQ", starts[name], 0x12, 3, 5, text + 4 * index, 4)
         table += struct.pack("<IBBHQQ", starts[f"{name}.kd"], 0x11, 3, 4, rodata + 64 * index, 64)
     sections[1].content = bytes(table)

@@ -175,7 +175,7 @@ def test_every_value_matters(
     first = plain(kernel, 2, CASES[abi][0][0])
     for name in first.values:
         if name == "beta":
-            continue  # there is no C that it would be multiplied by
+            continue  # it would scale C, which these products do not have
         for label, amend in (("+1", lambda value: value + 1), ("half", lambda value: type(value)(value / 2)), ("0", lambda _: 0)):
             values = [
                 plain(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]

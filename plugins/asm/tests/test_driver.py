@@ -17,7 +17,7 @@ from tunedgemm_asm.driver import ENDS, HIP, function_of
 
 @pytest.fixture
 def library(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Return a fake driver of its own for gfx942."""
+    """Return a separate fake driver for gfx942."""
     monkeypatch.setenv("FAKE_GFX", "gfx942")
     return bind_driver(HIP, str(fake.copy_of()))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_asm.gcn.cost import cost
+from tunedgemm_asm.gcn.cost import cost_of
 from tunedgemm_asm.gcn.frame import frame_of
 from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.registers import MOST, Reg, Registers
@@ -104,7 +104,7 @@ def test_what_a_step_takes(failing):
     """A step loads and multiplies each element once, and large tiles are bound by MFMA."""
 
     def check(config):
-        taken = cost(config)
+        taken = cost_of(config)
         assert taken.step["mfma"] * config.target.depth == config.blocks * 64
         loads = config.loads_a + config.loads_b + (2 * config.blocks_n if config.shuffled else 0)
         assert taken.step["vmem"] == loads
@@ -124,7 +124,7 @@ def test_what_fits_on_a_compute_unit(failing):
 
     def check(gfx, name, waves):
         config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
-        assert cost(config).waves == waves
+        assert cost_of(config).waves == waves
 
     assert not failing(
         check,

@@ -13,7 +13,7 @@ from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Op
 from tunedgemm_asm.launch import arguments_of
-from tunedgemm_asm.limits import unsupported_config
+from tunedgemm_asm.limits import unfit_config
 from tunedgemm_asm.manifest import KernelConfig as PackedConfig
 
 pytestmark = pytest.mark.sweep
@@ -60,7 +60,7 @@ def compute(gcn, config, m, n, k, *, splits=1, outdtype="bf16", bias=True, order
     layout = "aiter16x16" if config.shuffled else "row"
     epilogue = {"epilogue": "bias", "bias_dtype": outdtype} if bias else {}
     shape = Shape("a16w16", m, n, k, outdtype=outdtype, layout=layout, **epilogue)
-    assert not unsupported_config(kernel, splits, shape)
+    assert not unfit_config(kernel, splits, shape)
     problem = arguments_of(kernel, splits, shape)
     draw = np.random.default_rng(zlib.crc32(f"{config.name}{m}{n}{k}".encode()))
     x = numbers.bf16(draw.standard_normal((m, k))) if x is None else x

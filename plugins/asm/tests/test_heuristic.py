@@ -14,7 +14,7 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import heuristic
 from tunedgemm_asm.cost import rank
-from tunedgemm_asm.limits import unsupported
+from tunedgemm_asm.limits import unfit
 from tunedgemm_asm.names import resolve
 
 MI300X = Device("gfx942", 304, "amd-instinct-mi300x")
@@ -46,7 +46,7 @@ def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
         assert (guess is not None) is bool(asm.supports(shape, device)), shape
         if guess is not None:
             kernel, splits = resolve(guess, shape, device, found)
-            assert unsupported(found.kernels[kernel.name], splits, shape) is None
+            assert unfit(found.kernels[kernel.name], splits, shape) is None
 
 
 @gfx942

@@ -15,7 +15,7 @@ from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
 from tunedgemm_asm import launch
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.limits import RULES, parts_of, unsupported
+from tunedgemm_asm.limits import RULES, parts_of, unfit
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -109,22 +109,22 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
     )
-    assert "needs two splits or more (got 1)" in unsupported(split, 1, PRODUCT)
-    assert unsupported(split, 8, PRODUCT) is None
-    assert "cannot cut K=512 into 9 splits of whole steps of 64" in unsupported(split, 9, PRODUCT)
-    assert "1 to 16 splits (got 17)" in unsupported(split, 17, attrs.evolve(PRODUCT, k=4096))
-    assert unsupported(whole, 1, PRODUCT) is None
-    assert "does not split K (got 2 splits)" in unsupported(whole, 2, PRODUCT)
+    assert "needs two splits or more (got 1)" in unfit(split, 1, PRODUCT)
+    assert unfit(split, 8, PRODUCT) is None
+    assert "cannot cut K=512 into 9 splits of whole steps of 64" in unfit(split, 9, PRODUCT)
+    assert "1 to 16 splits (got 17)" in unfit(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert unfit(whole, 1, PRODUCT) is None
+    assert "does not split K (got 2 splits)" in unfit(whole, 2, PRODUCT)
     exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
-    assert unsupported(split, 2, exactly) is None
-    assert "1032 tiles with split-K; there are 1024 counters" in unsupported(split, 2, over)
-    assert unsupported(whole, 1, over) is None
+    assert unfit(split, 2, exactly) is None
+    assert "1032 tiles with split-K; there are 1024 counters" in unfit(split, 2, over)
+    assert unfit(whole, 1, over) is None
     int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
-    assert [splits for splits in range(1, 9) if not unsupported(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
+    assert [splits for splits in range(1, 9) if not unfit(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
     fp4 = kernels[fake.ROWS["f4gemm"][1]["knl_name"]]
-    assert [splits for splits in range(1, 17) if not unsupported(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
+    assert [splits for splits in range(1, 17) if not unfit(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
     own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
-    assert [splits for splits in range(1, 9) if not unsupported(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
+    assert [splits for splits in range(1, 9) if not unfit(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
     assert parts_of(own.kernel, 4, attrs.evolve(PRODUCT, k=320)) == 3
 
 
@@ -140,15 +140,15 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     """The plugin's kernels support ragged N and operands above 4 GiB."""
     kernels = asm.catalog("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
-    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
+    assert unfit(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
     biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
-    assert "adds a bias in fp32, not bf16" in unsupported(plain_weight, 1, biased)
-    assert unsupported(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) is None
-    assert "N % 4 = 0 (N=102)" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
-    assert "N % 16 = 0 (N=100)" in unsupported(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
-    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) is None
-    assert "addresses 2147483648 bytes of x" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
-    assert "has 4194304 tiles along a grid axis" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+    assert "adds a bias in fp32, not bf16" in unfit(plain_weight, 1, biased)
+    assert unfit(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) is None
+    assert "N % 4 = 0 (N=102)" in unfit(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
+    assert "N % 16 = 0 (N=100)" in unfit(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
+    assert unfit(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) is None
+    assert "addresses 2147483648 bytes of x" in unfit(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along a grid axis" in unfit(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
@@ -188,8 +188,8 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     own = found.kernels["tunedgemm_bf16_32x32_pf2"]
     for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
         without = Named(own, {**own.dtypes, operand: ()})
-        assert unsupported(without, 1, shape) == f"{own.kernel.name} supports {operand} in no dtype (pack narrow), not {dtype}"
-    assert unsupported(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
+        assert unfit(without, 1, shape) == f"{own.kernel.name} supports {operand} in no dtype (pack narrow), not {dtype}"
+    assert unfit(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
 
 
 def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:

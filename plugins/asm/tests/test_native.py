@@ -119,10 +119,10 @@ def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
 def test_an_extension_of_another_text_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extension of another version is ignored."""
     monkeypatch.setattr(native.importlib, "import_module", lambda _: SimpleNamespace(Launch=None))
-    assert native._loaded() is None
+    assert native._load_extension() is None
     current = SimpleNamespace(VERSION=native._VERSION)
     monkeypatch.setattr(native.importlib, "import_module", lambda _: current)
-    assert native._loaded() is current
+    assert native._load_extension() is current
 
 
 @ways

@@ -19,8 +19,8 @@ from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx import launch as ptx_launch
-from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
@@ -138,7 +138,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
     first = launcher.call(*given)
     assert cuda.descriptors == 7
-    launcher.call(*given)  # the first output is held, so this one lies elsewhere
+    launcher.call(*given)  # the first output is held, so this one has another address
     assert cuda.descriptors == 8
     check(first, given, SMALL)
     pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)
@@ -211,7 +211,7 @@ def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
     ):
         answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
         assert isinstance(answer, Unsupported) and reason in str(answer)
-    assert "described, not present" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
+    assert "device: not present (got sm_90" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
     assert "is not a kernel" in asm.lacks(Solution("asm", "any"), H200)
     assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
 
@@ -250,7 +250,7 @@ def test_the_list_of_a_shape(failing: Any) -> None:
         listed = list(asm.enumerate_solutions(shape, H200))
         assert 0 < len(listed) <= MOST
         assert len(set(listed)) == len(listed)
-        assert [(config_of(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
+        assert [(parse_name(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
         assert listed == list(asm.enumerate_solutions(shape, H200))
         for near in refine("asm", listed[0], shape, H200):
             assert asm.lacks(near, H200) == "" and near != listed[0]
@@ -281,12 +281,12 @@ def test_what_shows_of_promotion() -> None:
 
     def shown(config: KernelConfig) -> float:
         """Microseconds that promotion costs a shape of one tile."""
-        return cost(attrs.evolve(config, promoted=True), 1, like, 132) - cost(config, 1, like, 132)
+        return cost_of(attrs.evolve(config, promoted=True), 1, like, 132) - cost_of(config, 1, like, 132)
 
     shared = KernelConfig(128, 128, 6)
     assert shown(KernelConfig(64, 128, 6, 1)) > 2 * shown(shared) > 0
     promoted = attrs.evolve(shared, promoted=True)
-    assert cost(promoted, 1, blocks, 132) - cost(promoted, 1, like, 132) > shown(shared)
+    assert cost_of(promoted, 1, blocks, 132) - cost_of(promoted, 1, like, 132) > shown(shared)
 
 
 def test_sums_of_fp8_are_added_in_float32() -> None:
@@ -296,7 +296,7 @@ def test_sums_of_fp8_are_added_in_float32() -> None:
     assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
     assert not any(enumerate_candidates(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
     near = {
-        config_of(each.kernel_name).promoted
+        parse_name(each.kernel_name).promoted
         for each in refine("asm", Solution("asm", KernelConfig(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)
     }
     assert near == {True, False}

@@ -14,7 +14,7 @@ from tunedgemm.plugin import Device, LaunchError, Shape
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import arguments_of
-from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, Variant
 from tunedgemm_asm.ptx.space import TURNS, enumerate_candidates, enumerate_configs
 
@@ -115,7 +115,7 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
             Variant(config, dtype, "bf16", bias, splits > 1 or config.stream, scale=scale, **layout)
             for config, splits in enumerate_candidates(shape, H200)[:8]
         ]
-        listed = [config for config in enumerate_configs(shape) if not unsupported(config, 2, shape)]
+        listed = [config for config in enumerate_configs(shape) if not unfit(config, 2, shape)]
         others = [Variant(config, dtype, "bf16", bias, True, scale=scale, **layout) for config in listed[m % 9 :: 9]]
         assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 

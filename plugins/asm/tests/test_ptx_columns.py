@@ -17,8 +17,8 @@ from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import arguments_of
-from tunedgemm_asm.ptx.limits import unsupported
-from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, config_of
+from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, encode_map
 
@@ -199,8 +199,8 @@ def test_lists_are_those_of_plain_weights(failing: Any) -> None:
         assert list(refine("asm", first, shape, H200)) == list(refine("asm", first, plain, H200))
         untuned = asm.heuristic_fallback(shape, H200)
         assert untuned is not None
-        config = config_of(untuned.kernel_name)
-        assert (unsupported(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
+        config = parse_name(untuned.kernel_name)
+        assert (unfit(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
 
     assert not failing(
         check,

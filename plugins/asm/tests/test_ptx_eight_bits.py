@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tunedgemm.plugin import Shape
-from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig
 from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 
@@ -151,7 +151,7 @@ def test_what_a_plan_does_not_take(failing: Any) -> None:
     """Configurations refuse dtypes and scales that they do not support."""
 
     def check(config: KernelConfig, shape: Shape, reason: str) -> None:
-        assert reason in unsupported(config, 1, shape)
+        assert reason in unfit(config, 1, shape)
 
     assert not failing(
         check,

@@ -16,8 +16,8 @@ import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.limits import unsupported
-from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.resources import BLOCK_SHARED
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
@@ -180,7 +180,7 @@ def test_each_kind_computes_its_product(device: Device, nan_first: None, failing
     def check(kind: str, sizes: tuple[int, int, int]) -> None:
         like, config, splits = KINDS[kind]
         shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-        if reason := unsupported(config, splits, shape):
+        if reason := unfit(config, splits, shape):
             pytest.skip(reason)
         given = operands(shape, device)
         assert fault(bound(config, splits, shape, device).call(*given), given, shape, config.promoted) == ""
@@ -233,7 +233,7 @@ def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
         m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
         outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
         shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
-        splits = chance.choice([1, *(parts for parts in range(1, 7) if not unsupported(config, parts, shape))])
+        splits = chance.choice([1, *(parts for parts in range(1, 7) if not unfit(config, parts, shape))])
         given = operands(shape, device, seed)
         launcher = bound(config, splits, shape, device)
         first = launcher.call(*given)
@@ -252,10 +252,10 @@ def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: No
         like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
         shape = attrs.evolve(like, m=m, n=n, k=k)
         listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
-        near = [each for solution in listed for each in refine("asm", solution, shape, device) if config_of(each.kernel_name).panels]
+        near = [each for solution in listed for each in refine("asm", solution, shape, device) if parse_name(each.kernel_name).panels]
         given = operands(shape, device, seed)
         for solution in chance.sample(listed + near, 4):
-            config = config_of(solution.kernel_name)
+            config = parse_name(solution.kernel_name)
             assert fault(bound(config, solution.split_k, shape, device).call(*given), given, shape, config.promoted) == "", (
                 shape,
                 solution,

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.limits import unsupported
-from tunedgemm_asm.ptx.names import config_of
+from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.names import parse_name
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 PROFILE = Path(__file__).parents[3] / "benchmarks/results/h200-2026-11-23/asm/a8w8-profile.csv"
@@ -50,8 +50,8 @@ def test_it_takes_the_call_with_sums_as_exact_as_torchs(failing: Any) -> None:
         shape = attrs.evolve(LIKE, m=m, n=weight[0], k=weight[1], outdtype="fp16")
         solution = asm.heuristic_fallback(shape, H200)
         assert isinstance(solution, Solution)
-        config = config_of(solution.kernel_name)
-        assert (config.promoted, config.cluster, solution.split_k, unsupported(config, 1, shape)) == (True, 1, 1, None)
+        config = parse_name(solution.kernel_name)
+        assert (config.promoted, config.cluster, solution.split_k, unfit(config, 1, shape)) == (True, 1, 1, None)
         assert asm.heuristic_fallback(shape, H200) == solution
 
     assert not failing(

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Shape, Solution
-from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -52,7 +52,7 @@ def fitting(name: str, kinds: dict[str, Any]) -> list[tuple[Solution, Shape]]:
     for shape, config, *rest in kinds.values():
         tailed = attrs.evolve(shape, **tails(config)) if name == "plain" else shape
         splits = rest[0] if rest else 1
-        if not unsupported(config, splits, tailed):
+        if not unfit(config, splits, tailed):
             found.append((Solution("asm", config.name, splits), tailed))
     return found
 

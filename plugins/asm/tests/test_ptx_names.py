@@ -15,8 +15,8 @@ from tunedgemm_asm.ptx import matrix
 from tunedgemm_asm.ptx.abi import ABI, SCALED, argument, declaration
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import arguments_of
-from tunedgemm_asm.ptx.limits import unsupported
-from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
+from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.order import place_of
 
 CONFIG = KernelConfig(128, 160, 5)
@@ -38,7 +38,7 @@ def test_names_round_trip() -> None:
     assert [config.name for config in configs[4:6]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
     configs += [KernelConfig(128, 192, 5, turns=True, stream=True), KernelConfig(128, 256, 4, promoted=True, panels=2, stream=True)]
     assert [config.name for config in configs[6:]] == ["ptx_128x192_s5_c2_x1_g8_t_k_r1", "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1"]
-    assert [config_of(config.name) for config in configs] == configs
+    assert [parse_name(config.name) for config in configs] == configs
 
 
 def test_what_cannot_be_is_refused(failing: Any) -> None:
@@ -46,7 +46,7 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
 
     def check(name: str, reason: str) -> None:
         with pytest.raises(PluginError, match=re.escape(reason)):
-            config_of(name)
+            parse_name(name)
 
     assert not failing(
         check,
@@ -180,7 +180,7 @@ def test_empty_parts_of_k_are_refused(failing: Any) -> None:
     """Splits without a step are refused."""
 
     def check(splits: int, k: int, reason: str) -> None:
-        assert reason in unsupported(CONFIG, splits, attrs.evolve(SHAPE, k=k))
+        assert reason in unfit(CONFIG, splits, attrs.evolve(SHAPE, k=k))
 
     assert not failing(
         check,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
-from tunedgemm_asm.ptx.cost import cost
+from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.limits import unsupported
-from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
+from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine, with_panels
 
 pytestmark = pytest.mark.sweep
@@ -154,7 +154,7 @@ def test_names_and_memory() -> None:
     """`_b` in the name counts panel buffers, with shared memory computed by hand."""
     wide, odd = KernelConfig(128, 256, 4, panels=2), KernelConfig(128, 224, 4, promoted=True, panels=6)
     assert (wide.name, odd.name) == ("ptx_128x256_s4_c2_x1_g8_b2_r1", "ptx_128x224_s4_c2_x1_g8_p_b6_r1")
-    assert [config_of(config.name) for config in (wide, odd)] == [wide, odd]
+    assert [parse_name(config.name) for config in (wide, odd)] == [wide, odd]
     assert (wide.panel_columns, wide.panel_bytes, wide.all_panels, wide.shared_bytes) == (64, 8192, 4, 4 * (49152 + 16) + 4 * 8192 + 8)
     assert (odd.panel_columns, odd.panel_bytes, odd.all_panels, odd.shared_bytes) == (32, 4096, 7, 4 * (45056 + 16) + 12 * 4096 + 8)
     assert (KernelConfig(256, 112, 3, panels=1).panel_bytes, KernelConfig(256, 112, 3, panels=1).all_panels) == (2048, 14)
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
 
     def check(name: str, reason: str) -> None:
         with pytest.raises(PluginError, match=re.escape(reason)):
-            config_of(name)
+            parse_name(name)
 
     assert not failing(
         check,
@@ -183,9 +183,9 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
 def test_outputs_that_threads_have_to_store() -> None:
     """Panels are refused for fp32 outputs and unaligned rows."""
     config, shape = KernelConfig(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
-    assert unsupported(config, 1, shape) is None
+    assert unfit(config, 1, shape) is None
     for other in (attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, n=7172)):
-        assert "stores 16-bit outputs with TMA: needs N %" in unsupported(config, 1, other)
+        assert "stores 16-bit outputs with TMA: needs N %" in unfit(config, 1, other)
         assert not any(each.panels for each, _ in enumerate_candidates(other, H200))
     for changes in ({"outdtype": "fp32"}, {"together": 2}):
         with pytest.raises(PluginError, match="TMA stores 16-bit outputs"):
@@ -209,7 +209,7 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
     assert 0 < sum(config.panels > 0 for config, _ in listed) <= 8 and len(listed) <= 64
     assert not any(config.panels for config, _ in enumerate_candidates(attrs.evolve(like, m=64), H200))
     for config, splits in listed[:12]:
-        near = [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, splits), like, H200)]
+        near = [parse_name(each.kernel_name) for each in refine("asm", Solution("asm", config.name, splits), like, H200)]
         assert sum((each.panels > 0) != (config.panels > 0) for each in near) <= 1
         assert config.consumers == 1 or config.turns or any((each.panels > 0) != (config.panels > 0) for each in near)
 
@@ -217,7 +217,7 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
 def test_what_the_model_expects() -> None:
     """The model's cost of panels is that computed by hand."""
     shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
-    loss = cost(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
+    loss = cost_of(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost_of(direct, 1, shape, 132)
     assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 

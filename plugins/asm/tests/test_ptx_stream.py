@@ -11,10 +11,10 @@ import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm_asm.ptx.cost import cost
+from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.launch import arguments_of
-from tunedgemm_asm.ptx.limits import shared_evenly, unsupported
-from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
+from tunedgemm_asm.ptx.limits import shared_evenly, unfit
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.shares import MOST_RANGES, shares_of
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 
@@ -249,12 +249,10 @@ def test_a_problem_in_numbers() -> None:
 def test_what_cannot_be_is_refused() -> None:
     """Stream-K rejects other splits, too many steps and variants without split-K."""
     config, shape = KernelConfig(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
-    assert unsupported(config, 1, shape) is None
-    assert "shares 1440 times 128 steps along K" in unsupported(config, 2, shape) and "with splitK 1 (got 2)" in unsupported(
-        config, 2, shape
-    )
-    assert "at most, of 65536 at most for a tile" in unsupported(config, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
-    assert "1073741824 at most" in unsupported(config, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
+    assert unfit(config, 1, shape) is None
+    assert "shares 1440 times 128 steps along K" in unfit(config, 2, shape) and "with splitK 1 (got 2)" in unfit(config, 2, shape)
+    assert "at most, of 65536 at most for a tile" in unfit(config, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
+    assert "1073741824 at most" in unfit(config, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
     with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: stream-K needs a variant that splits K"):
         Variant(config, "bf16", "bf16")
 
@@ -278,10 +276,10 @@ def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool
     stream = [config for config, splits in found if config.stream and splits == 1]
     assert bool(stream) == listed and len(stream) <= 8 and len(found) <= MOST
     assert all(config.stream is False or splits == 1 for config, splits in found)
-    best = min(cost(config, splits, shape, 132) for config, splits in found if not config.stream)
+    best = min(cost_of(config, splits, shape, 132) for config, splits in found if not config.stream)
     for config in stream:
-        assert cost(config, 1, shape, 132) < cost(attrs.evolve(config, stream=False), 1, shape, 132)
-        assert cost(config, 1, shape, 132) <= 1.05 * best
+        assert cost_of(config, 1, shape, 132) < cost_of(attrs.evolve(config, stream=False), 1, shape, 132)
+        assert cost_of(config, 1, shape, 132) <= 1.05 * best
 
 
 def test_neighbours_share_steps_or_not() -> None:
@@ -293,7 +291,7 @@ def test_neighbours_share_steps_or_not() -> None:
     config = KernelConfig(128, 128, 7)
     stream = attrs.evolve(config, stream=True)
     assert Solution("asm", stream.name, 1) in near(config, WIDE) and Solution("asm", config.name, 1) in near(stream, WIDE)
-    others = [each for each in near(stream, WIDE) if config_of(each.kernel_name).stream]
+    others = [each for each in near(stream, WIDE) if parse_name(each.kernel_name).stream]
     assert len(others) > 5 and {each.split_k for each in others} == {1}
     whole = attrs.evolve(WIDE, m=12 * 128, n=11 * 128)
     assert Solution("asm", stream.name, 1) not in near(config, whole)
@@ -305,5 +303,9 @@ def test_the_model_shares_work_evenly() -> None:
     config, stream = KernelConfig(128, 128, 7), KernelConfig(128, 128, 7, stream=True)
     shape = Shape("a16w16", 128 * 11, 128 * 18, 16384)
     assert shared_evenly(stream, shape, 132).length == 128
-    one, two, shared = cost(config, 1, attrs.evolve(shape, n=128 * 12), 132), cost(config, 1, shape, 132), cost(stream, 1, shape, 132)
+    one, two, shared = (
+        cost_of(config, 1, attrs.evolve(shape, n=128 * 12), 132),
+        cost_of(config, 1, shape, 132),
+        cost_of(stream, 1, shape, 132),
+    )
     assert (one + two) / 2 < shared < (one + two) / 2 + 0.44 * one / 2 + 8 < two

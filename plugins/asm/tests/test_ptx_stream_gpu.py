@@ -13,7 +13,7 @@ import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.tools import ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
@@ -101,7 +101,7 @@ def test_each_kind_computes_its_product(device: Device, nan_first: None, failing
         (like, config), (high, wide) = KINDS[kind], GRIDS[grid]
         shape = attrs.evolve(like, n=128 * wide - 20) if config.swapped else attrs.evolve(like, m=128 * high - 37, n=128 * wide - 20)
         shape = attrs.evolve(shape, n=shape.n // 8 * 8) if config.panels else shape
-        if reason := unsupported(config, 1, shape):
+        if reason := unfit(config, 1, shape):
             pytest.skip(reason)
         given = operands(shape, device)
         assert fault(bound(config, shape, device).call(*given), given, shape) == ""

@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import MOST, TURNS, enumerate_candidates, refine
 
 pytestmark = pytest.mark.sweep
@@ -146,7 +146,7 @@ def test_neighbours_take_turns_or_not() -> None:
     """`refine` switches ping-pong on where an SM has several tiles and enough registers."""
 
     def near(config: KernelConfig, shape: Shape) -> list[KernelConfig]:
-        return [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, 1), shape, H200)]
+        return [parse_name(each.kernel_name) for each in refine("asm", Solution("asm", config.name, 1), shape, H200)]
 
     shared, turns = KernelConfig(128, 160, 5), KernelConfig(128, 160, 5, turns=True)
     assert turns in near(shared, SIXTEEN) and shared in near(turns, SIXTEEN)
@@ -163,12 +163,12 @@ def test_what_is_stored_under_products_costs_no_time() -> None:
     turns, shared = KernelConfig(128, 128, 7, turns=True), KernelConfig(128, 128, 7)
     long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)
     # One consumer stores a whole tile, which two shared before.
-    stored = cost(turns, 1, long, 132) - cost(shared, 1, long, 132)
+    stored = cost_of(turns, 1, long, 132) - cost_of(shared, 1, long, 132)
     assert stored > 0
 
     def more(config: KernelConfig, shape: Shape) -> float:
         """Microseconds of nine more tiles on each SM."""
-        return cost(config, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost(config, 1, shape, 132)
+        return cost_of(config, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost_of(config, 1, shape, 132)
 
     assert more(shared, long) - more(turns, long) == pytest.approx(9 * stored, rel=0.01)
     # With four steps both consumers multiply for less time than they store.

@@ -1,4 +1,4 @@
-"""AITER's own rows of libtype asm: each finds its kernel under its own architecture, or is a miss with the reason."""
+"""Rows of libtype asm in AITER's tables: each finds its kernel, or is a miss with a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def asm_rows() -> ModuleType:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """A table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for one each; the other manifests are empty."""
+    """Write a table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for one.
+
+    The other manifests are empty.
+    """
     (configs := tmp_path / "configs").mkdir()
     (manifests := tmp_path / "manifests").mkdir()
     for gfx, own in (("gfx942", "old"), ("gfx950", "new")):
@@ -55,7 +58,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: tuple[Path, Path]) -> None:
-    """Counted apart from names of no manifest; other libtypes and rows that never win are not counted; refusals have their reason."""
+    """Kernels of other architectures count apart from unknown names, and refusals have reasons.
+
+    Other libtypes and rows that never win are not counted.
+    """
     configs, manifests = files
     counted = {gfx: counts for _, _, gfx, counts in asm_rows.asm_lines(configs, asm_rows.asm_kernels(manifests))}
 
@@ -68,7 +74,7 @@ def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: t
 def test_the_page_says_all_of_it(
     asm_rows: ModuleType, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line a table and architecture, the sums, the reasons; without AITER's files it says that there was nothing."""
+    """The report has a line for each table and architecture, sums and reasons, or says it is empty."""
     options = ["--only", "asm"]
     assert asm_rows.main([*options, "--manifests", str(files[1]), "--configs", str(files[0]), "-o", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "asm.md").read_text()
@@ -81,7 +87,10 @@ def test_the_page_says_all_of_it(
 
 @pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
 def test_every_real_row_resolves(asm_rows: ModuleType) -> None:
-    """All bf16 rows of gfx950, all of the other ops that the plugin covers: under their own architecture, within their kernels' limits."""
+    """All rows of covered ops find a kernel of their architecture, within the kernel's limits.
+
+    Of bf16 these are the rows of gfx950.
+    """
     found = asm_rows.asm_kernels(AITER / "manifests")
     bf16, others = [], []
     for _, op, gfx, counts in asm_rows.asm_lines(AITER / "configs", found):

@@ -1,7 +1,7 @@
 """Register the backend ``asm``: GEMM kernels as AMD code objects and as PTX generated for Hopper.
 
 The code objects are AITER's, those of other packs, and those of this plugin's generator.
-Importing this module loads no torch, driver or pack.
+Importing this package loads neither torch nor a driver nor a pack.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Asm:
         libtype: libtype of its solutions.
         catalog: returns the kernels for an architecture.
         driver: returns the driver library; called when the first kernel is loaded.
-        host: device that a CPU stands for, where the library emulates one in host memory.
+        host: device that a CPU emulates, if any; *driver* then returns a library for host memory.
     """
 
     libtype: str = "asm"
@@ -53,90 +53,90 @@ class Asm:
         """Return a digest of all code objects for the device, since a kernel's name does not
         identify its code.
         """
-        gfx = self._seen(device).gfx
+        gfx = self._limiting_device(device).gfx
         return self.catalog(gfx).version if gfx in abi.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
         """Yield a line for each pack with its hash and for each refusal; on Hopper, name the
         assembler.
         """
-        if self._seen(device).gfx == ptx_limits.GFX:
+        if self._limiting_device(device).gfx == ptx_limits.GFX:
             return ptx_launch.details()
         from tunedgemm_asm import packs
 
-        return packs.lines(self.catalog(self._seen(device).gfx))
+        return packs.lines(self.catalog(self._limiting_device(device).gfx))
 
     def lacks(self, solution: Solution, device: Device) -> str:
         """Return why the solution's kernel is missing on the device, or an empty text."""
         if device.gfx == ptx_limits.GFX:
             return ptx_names.unknown(solution.kernel_name)
-        return self.catalog(self._seen(device).gfx).missing(solution.kernel_name)
+        return self.catalog(self._limiting_device(device).gfx).missing(solution.kernel_name)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the architecture's static limits, and that a pack has a kernel for the shape."""
-        if (seen := self._seen(device)).gfx == ptx_limits.GFX:
-            return self._able(shape, seen)
-        return limits.supports(shape, seen, self._kernels(seen))
+        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+            return self._supported(shape, limiting)
+        return limits.supports(shape, limiting, self._kernels(limiting))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """Yield every kernel that takes the shape, with every number of splits worth timing, best
         guess first.
         """
-        if (seen := self._seen(device)).gfx == ptx_limits.GFX:
-            return ptx_space.enumerate_solutions(self.libtype, shape, seen)
-        return space.enumerate_solutions(self.libtype, shape, seen, self._kernels(seen))
+        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+            return ptx_space.enumerate_solutions(self.libtype, shape, limiting)
+        return space.enumerate_solutions(self.libtype, shape, limiting, self._kernels(limiting))
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """Yield the neighbours of a generated Hopper kernel; kernels of packs have none."""
-        seen = self._seen(device)
-        return ptx_space.refine(self.libtype, solution, shape, seen) if seen.gfx == ptx_limits.GFX else ()
+        limiting = self._limiting_device(device)
+        return ptx_space.refine(self.libtype, solution, shape, limiting) if limiting.gfx == ptx_limits.GFX else ()
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Assemble a Hopper kernel into the artifact cache; code objects need no preparation."""
-        if (seen := self._seen(device)).gfx == ptx_limits.GFX:
-            ptx_launch.prepare(solution, shape, seen)
+        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+            ptx_launch.prepare(solution, shape, limiting)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, or None."""
-        if (seen := self._seen(device)).gfx == ptx_limits.GFX:
-            return ptx_heuristic.heuristic_fallback(self.libtype, shape, seen)
-        return heuristic.heuristic_fallback(self.libtype, shape, seen, self._kernels(seen))
+        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+            return ptx_heuristic.heuristic_fallback(self.libtype, shape, limiting)
+        return heuristic.heuristic_fallback(self.libtype, shape, limiting, self._kernels(limiting))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the checked code and return a launcher for exactly this shape."""
-        seen = self._seen(device)
-        if not (able := self._able(shape, seen)):
-            return Unsupported(str(able))
-        if not self._present(device):
-            return Unsupported(f"{device} is described, not present")
-        if seen.gfx == ptx_limits.GFX:
-            return ptx_launch.bind(self.driver, solution, shape, seen, device.torch_device)
-        return launch.bind(self.driver, self.catalog(seen.gfx), solution, shape, seen, device.torch_device)
+        limiting = self._limiting_device(device)
+        if not (supported := self._supported(shape, limiting)):
+            return Unsupported(str(supported))
+        if not self._is_present(device):
+            return Unsupported(f"device: not present (got {device})")
+        if limiting.gfx == ptx_limits.GFX:
+            return ptx_launch.bind(self.driver, solution, shape, limiting, device.torch_device)
+        return launch.bind(self.driver, self.catalog(limiting.gfx), solution, shape, limiting, device.torch_device)
 
-    def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
+    def _supported(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check whether any kernel could serve the shape on the device, whatever packs are
         installed.
         """
         if device.gfx == ptx_limits.GFX:
             return ptx_limits.supports(shape, device)
-        reason = limits.unsupported_device(shape, device)
+        reason = limits.unsupported(shape, device)
         return Unsupported(reason) if reason else True
 
     def _kernels(self, device: Device) -> limits.Kernels:
         """Return the kernels for the device; look for packs only on architectures that have some."""
         return self.catalog(device.gfx).kernels if device.gfx in abi.FP8 else {}
 
-    def _present(self, device: Device) -> bool:
+    def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
-    def _seen(self, device: Device) -> Device:
-        """Return the device whose limits apply."""
+    def _limiting_device(self, device: Device) -> Device:
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 

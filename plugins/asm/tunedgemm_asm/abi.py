@@ -109,10 +109,10 @@ class Abi:
         Raises:
             PluginError: the layout has no such field.
         """
-        found = self._by_name.get(name)
-        if found is None:
+        field = self._by_name.get(name)
+        if field is None:
             raise PluginError(f"abi {self.name}: no field {name!r}; fields: {', '.join(self._by_name)}")
-        return found
+        return field
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, Field]:

@@ -166,9 +166,9 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
         if part.header.get("p_type", part.header.get("sh_type")) in ("PT_NOTE", "SHT_NOTE"):
             for note in part.iter_notes():
                 if note["n_name"] == "AMDGPU" and note["n_type"] in (_NOTE, "NT_AMDGPU_METADATA"):
-                    found = msgpack.unpackb(_bytes(note["n_desc"]))
-                    if isinstance(found, dict):
-                        return found
+                    metadata = msgpack.unpackb(_bytes(note["n_desc"]))
+                    if isinstance(metadata, dict):
+                        return metadata
     raise PackError("no AMDGPU metadata")
 
 

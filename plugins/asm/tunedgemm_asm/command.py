@@ -133,9 +133,9 @@ def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
     """
     owners: dict[tuple[str, str], Pack] = {}
     for folder in folders:
-        found, problems = packs.in_folder(folder)
+        usable, problems = packs.in_folder(folder)
         faults, notes = list(problems), []
-        for pack in found:
+        for pack in usable:
             where = f"pack {pack.name} ({pack.folder})"
             faults += [f"{where}: {name}: {reason}" for name, reason in pack.refused.items()]
             faults += [f"{where}: {remark}" for remark in pack.remarks]
@@ -143,7 +143,7 @@ def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
             faults += _of_code(pack)
             faults += [f"{where}: {reason}" for reason in _given(pack, owners)]
             notes += [f"{where}: {note}" for note in _notes(pack)]
-        yield Verdict(folder, found, tuple(faults), tuple(notes))
+        yield Verdict(folder, usable, tuple(faults), tuple(notes))
 
 
 def _of_code(pack: Pack) -> Iterator[str]:

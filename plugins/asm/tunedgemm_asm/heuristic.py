@@ -6,7 +6,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 
 from tunedgemm_asm.cost import rank
-from tunedgemm_asm.limits import Kernels, unsupported, unsupported_device
+from tunedgemm_asm.limits import Kernels, unfit, unsupported
 from tunedgemm_asm.manifest import KernelConfig
 from tunedgemm_asm.names import Candidate, auto_splits, solution_of
 
@@ -54,15 +54,15 @@ def guess(shape: Shape, device: Device, kernels: Kernels) -> Candidate | None:
 
     Only AITER's kernels are candidates, because they run in production. The code object is checked.
     """
-    if unsupported_device(shape, device):
+    if unsupported(shape, device):
         return None
     fitting = []
     for pack_kernel in kernels.values():
         if pack_kernel.of_aiter and shape.op in pack_kernel.abi.ops and not _ragged(pack_kernel.kernel, shape):
             splits = auto_splits(pack_kernel.kernel, shape, device)
-            if not unsupported(pack_kernel, splits, shape):
+            if not unfit(pack_kernel, splits, shape):
                 fitting.append((rank(pack_kernel.kernel, splits, shape, device), pack_kernel, splits))
-    for _, pack_kernel, splits in sorted(fitting, key=lambda each: each[0]):
+    for _, pack_kernel, splits in sorted(fitting, key=lambda ranked: ranked[0]):
         if not pack_kernel.unfit():
             return pack_kernel.kernel, splits
     return None

@@ -99,14 +99,14 @@ def _call(
         if zeroed:
             memory.zero_()  # ordered by the stream, also in a graph
         out = memory if rows == shape.m else memory[: shape.m]
-        addresses = [memory.data_ptr(), x.data_ptr(), weight.data_ptr(), *(each.data_ptr() for each in others)]
+        addresses = [memory.data_ptr(), x.data_ptr(), weight.data_ptr(), *(tensor.data_ptr() for tensor in others)]
         if zeros is not None:
             addresses.append(zeros.data_ptr())
         # Only these names hold both buffers during capture: freed early, one could overlap the
         # other.
         held = [workspace(scratch, where)] if scratch else []
         held += [semaphores(counters, where)] if counters else []
-        if status := launch(stream(index), *addresses, *(each.data_ptr() for each in held)):
+        if status := launch(stream(index), *addresses, *(tensor.data_ptr() for tensor in held)):
             failed(status)
         return out if x.dim() == 2 else out.view(*x.shape[:-1], n)
 
@@ -170,7 +170,7 @@ class LaunchArguments:
 
 
 def arguments_of(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Return the arguments of a kernel for a shape that `limits.unsupported_config` accepts."""
+    """Return the arguments of a kernel for a shape that `limits.unfit_config` accepts."""
     return _MAKERS[kernel.abi](kernel, splits, shape)
 
 

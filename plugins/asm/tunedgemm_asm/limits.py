@@ -39,9 +39,8 @@ class Rules:
         splits: most splits of K.
         meet: how splits meet: ``semaphore`` (split-K kernels have two splits or more) or ``output``
             (added to the output).
-        parts: how K is cut: ``counted`` (each split has a number of steps), ``aligned`` (equal
-            splits,
-            rounded up to steps, none empty) or ``even`` (a power of two that divides K).
+        parts: how K is cut. ``counted``: each split has a number of steps; ``aligned``: equal
+            splits, rounded up to steps, none empty; ``even``: a power of two that divides K.
         ordered: whether splits are added in a fixed order, which makes the bits reproducible.
         numbered: whether tiles are numbered along grid x, at most `MAX_TILES`.
         wide: whether operands and output may exceed `MAX_BYTES`, because each tile has a 64-bit
@@ -83,7 +82,7 @@ def ceil_div(size: int, step: int) -> int:
 
 def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
     """Return True, or why none of the *kernels* of the device's architecture takes the shape."""
-    if reason := unsupported_device(shape, device):
+    if reason := unsupported(shape, device):
         return Unsupported(reason)
     reasons: dict[str, str] = {}
     for name, pack_kernel in kernels.items():
@@ -97,7 +96,7 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
     return Unsupported(f"no kernel of {shape.op} supports the shape: {examples}")
 
 
-def unsupported_device(shape: Shape, device: Device) -> str | None:
+def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no kernel can serve the shape on the device, whatever packs exist, or None."""
     if device.gfx not in FP8:
         return f"{device.gfx} is not supported; code objects exist for {' and '.join(FP8)}, generated PTX for sm_90"
@@ -115,12 +114,12 @@ def _missing(op: str, gfx: str) -> str:
     return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
-def unsupported(pack_kernel: PackKernel, splits: int, shape: Shape) -> str | None:
+def unfit(pack_kernel: PackKernel, splits: int, shape: Shape) -> str | None:
     """Return why a pack's kernel cannot serve a shape with this many splits, or None."""
-    return unsupported_config(pack_kernel.kernel, splits, shape) or _named(pack_kernel.kernel, _dtypes(pack_kernel, shape))
+    return unfit_config(pack_kernel.kernel, splits, shape) or _named(pack_kernel.kernel, _dtypes(pack_kernel, shape))
 
 
-def unsupported_config(kernel: KernelConfig, splits: int, shape: Shape) -> str | None:
+def unfit_config(kernel: KernelConfig, splits: int, shape: Shape) -> str | None:
     """Return why a kernel of any pack cannot serve a shape with this many splits, or None."""
     return _named(kernel, _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape))
 

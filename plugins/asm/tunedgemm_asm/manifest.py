@@ -133,7 +133,7 @@ def _cells(line: str) -> list[str]:
 def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
     kernels: list[KernelConfig] = []
     refused: dict[str, str] = {}
-    places: dict[str, list[int]] = {}
+    lines_of: dict[str, list[int]] = {}
     for line, text in lines:
         try:
             cells = _cells(text)
@@ -142,15 +142,15 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
             continue
         row = dict(zip(header, cells, strict=False))
         label = " ".join(row.get("knl_name", "").split())[:MAX_NAME] or f"line {line}"
-        places.setdefault(label, []).append(line)
+        lines_of.setdefault(label, []).append(line)
         try:
             _check_width(cells, header)
             kernels.append(_kernel(row, abi))
         except PackError as error:
             refused[label] = f"{name} line {line}: {error}"
-    for label, found in places.items():
-        if len(found) > 1:
-            refused[label] = f"{name}: listed {len(found)} times, in lines {', '.join(map(str, found))}"
+    for label, numbers in lines_of.items():
+        if len(numbers) > 1:
+            refused[label] = f"{name}: listed {len(numbers)} times, in lines {', '.join(map(str, numbers))}"
     return Manifest(tuple(kernel for kernel in kernels if kernel.name not in refused), refused, remarks)
 
 
@@ -205,15 +205,15 @@ def place_of(folder: Path, file: str) -> Path:
         UnreadableError: it does not exist or cannot be examined.
     """
     try:
-        place = (folder / file).resolve()
-        within, exists = place.is_relative_to(folder.resolve()), place.is_file()
+        path = (folder / file).resolve()
+        within, exists = path.is_relative_to(folder.resolve()), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself raises RuntimeError up to Python 3.12
         raise UnreadableError(f"{file[:80]}: {_reason(error)}") from error
     if not within:
-        raise PackError(f"{file} is outside the pack's folder: {place}")
+        raise PackError(f"{file} is outside the pack's folder: {path}")
     if not exists:
         raise UnreadableError(f"file not found: {file}")
-    return place
+    return path
 
 
 def content_of(folder: Path, file: str, most: int) -> bytes:

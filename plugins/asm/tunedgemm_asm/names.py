@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
-from tunedgemm_asm.limits import RULES, ceil_div, unsupported
+from tunedgemm_asm.limits import RULES, ceil_div, unfit
 from tunedgemm_asm.manifest import KernelConfig
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def resolve(solution: Solution, shape: Shape, device: Device, catalog: Catalog) 
         raise PluginError(catalog.missing(solution.kernel_name))
     pack_kernel = catalog.kernels[solution.kernel_name]
     splits = _splits(solution, pack_kernel.kernel, shape, device)
-    if reason := unsupported(pack_kernel, splits, shape):
+    if reason := unfit(pack_kernel, splits, shape):
         raise PluginError(reason)
     return pack_kernel.kernel, splits
 

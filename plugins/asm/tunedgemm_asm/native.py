@@ -24,12 +24,11 @@ _ADDRESS = 8
 #: HIP_LAUNCH_PARAM_BUFFER_POINTER and HIP_LAUNCH_PARAM_BUFFER_SIZE (hip_runtime_api.h).
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
-
 #: Version of ``shim.c``.
 _VERSION = 4
 
 
-def _loaded() -> Any:
+def _load_extension() -> Any:
     try:
         extension = importlib.import_module("tunedgemm_asm._shim")
     except ImportError:  # installed without a C compiler
@@ -37,7 +36,7 @@ def _loaded() -> Any:
     return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older source
 
 
-_extension = _loaded()
+_extension = _load_extension()
 
 #: (stream, addresses of slots in order, addresses used only by tensor maps) -> the driver's status.
 #: A failed tensor map returns its negated status or raises LaunchError.
@@ -92,18 +91,18 @@ class LaunchPlan:
         if len(self.maps) > MOST_MAPS:
             raise PluginError(f"at most {MOST_MAPS} tensor maps (got {len(self.maps)})")
         taken = sorted(
-            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a tensor map") for each in self.maps)]
+            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((map_.slot, MAP_BYTES, "a tensor map") for map_ in self.maps)]
         )
         for (slot, size, what), after in itertools.zip_longest(taken, [begin for begin, *_ in taken[1:]], fillvalue=len(self.arguments)):
             if slot < 0 or slot + size > after:
                 raise PluginError(f"{what} at byte {slot} of {len(self.arguments)} runs into byte {after}")
-        if sources := {each.source for each in self.maps} - set(range(self.addresses)):
+        if sources := {map_.source for map_ in self.maps} - set(range(self.addresses)):
             raise PluginError(f"tensor map of address {min(sources)}: out of range; a launch takes {self.addresses} addresses")
 
     @property
     def addresses(self) -> int:
         """Return the number of addresses that a launch takes."""
-        return len({*range(len(self.slots)), *(each.source for each in self.maps)})
+        return len({*range(len(self.slots)), *(map_.source for map_ in self.maps)})
 
 
 def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
@@ -114,7 +113,7 @@ def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
 def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
     """Return the launch through `shim.c`."""
     driver = function.driver
-    made = _extension.Launch(
+    launch = _extension.Launch(
         driver.address("launch"),
         function.address,
         plan.grid,
@@ -125,9 +124,9 @@ def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
         ENDS[driver.interface.kind],
         function,
         driver.address("describe") if plan.maps else 0,
-        tuple((each.slot, each.source, each.operand.type, *each.operand.dimensions, each.operand.kinds) for each in plan.maps),
+        tuple((map_.slot, map_.source, map_.operand.type, *map_.operand.dimensions, map_.operand.kinds) for map_ in plan.maps),
     )
-    return made.launch  # type: ignore[no-any-return]
+    return launch.launch  # type: ignore[no-any-return]
 
 
 def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
@@ -135,14 +134,14 @@ def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into
     pointers, size_t, count = ctypes.c_void_p * 5, ctypes.c_size_t, plan.addresses
-    maps = [(each.slot, each.source, Pool(function.driver, each.operand, plan.index)) for each in plan.maps]
+    maps = [(map_.slot, map_.source, Pool(function.driver, map_.operand, plan.index)) for map_ in plan.maps]
 
     def launch(stream: int, *addresses: int) -> int:
         if len(addresses) != count:
             raise TypeError(f"launch takes a stream and {count} addresses (got {len(addresses) + 1} arguments)")
         buffer, size = ctypes.create_string_buffer(arguments, len(arguments)), size_t(len(arguments))
-        for slot, each in zip(slots, addresses, strict=False):
-            pack(buffer, slot, each)
+        for slot, value in zip(slots, addresses, strict=False):
+            pack(buffer, slot, value)
         for slot, source, pool in maps:
             ctypes.memmove(ctypes.addressof(buffer) + slot, pool[addresses[source]], MAP_BYTES)
         if not end:

@@ -274,11 +274,11 @@ def _unusable(kernel: KernelConfig, said: Descriptor, folder: Path) -> str:
 def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[str, ...]]:
     """Return the packs in and below a folder, and the faults of others."""
     packs, problems = [], []
-    for place, said in descriptor.below(folder):
+    for path, said in descriptor.below(folder):
         try:
             if isinstance(said, PackError):
                 raise said
-            packs.append(read_pack(said, place, source))
+            packs.append(read_pack(said, path, source))
         except PackError as error:
             problems.append(str(error))
     if not packs and not problems:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tunedgemm.plugin import Device, Shape, Solution
 
 from tunedgemm_asm.cost import rank
-from tunedgemm_asm.limits import RULES, Kernels, supports, unsupported
+from tunedgemm_asm.limits import RULES, Kernels, supports, unfit
 from tunedgemm_asm.manifest import KernelConfig
 from tunedgemm_asm.names import Candidate, most_splits, solution_of
 
@@ -26,7 +26,7 @@ def enumerate_candidates(shape: Shape, device: Device, kernels: Kernels) -> list
         for pack_kernel in kernels.values()
         if shape.op in pack_kernel.abi.ops
         for splits in splits_of(pack_kernel.kernel, shape, device)
-        if not unsupported(pack_kernel, splits, shape)
+        if not unfit(pack_kernel, splits, shape)
     ]
     return sorted(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device))
 

@@ -63,7 +63,7 @@ def test_every_name_of_an_op_is_read_and_written_again() -> None:
     for op in sorted(TABLES.values()):
         seen: Counter[str] = Counter()
         for libtype, name in rows_of(op):
-            parse = xdl.parse if libtype == "ck" else tile.parse
+            parse = xdl.parse_name if libtype == "ck" else tile.parse_name
             assert parse(name, op).name == name
             seen[libtype] += 1
         assert seen["ck"] > 20
@@ -90,7 +90,7 @@ def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
             if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
                 beyond += 1
                 continue
-            assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
+            assert family.unfit(instance, int(row["splitK"]), shape, device) is None
             rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
         assert len(set(rendered.values())) == len(rendered) > 8
         assert beyond < 12
@@ -121,7 +121,7 @@ def test_rows_of_two_ck_stages_resolve_and_are_listed() -> None:
             device = Device("gfx950" if row["cu_num"] == "256" else "gfx942", int(row["cu_num"]))
             pair = xdl_family.parse(name, "fmoe")
             assert pair.name == name
-            assert xdl_family.unfit(pair, int(row["ksplit"]), shape, device) == ""
+            assert xdl_family.unfit(pair, int(row["ksplit"]), shape, device) is None
             assert (pair, 0) in xdl_family.enumerate_instances(shape, device, True)
             rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.enumerate_instances(shape, device, False))
             sources |= {part: xdl_family.render(*part) for part in split_stages(pair, problem_of(shape, device.gfx))}
@@ -134,7 +134,7 @@ def test_a_changed_digit_changes_the_instance() -> None:
     """A name with one digit changed is refused or is written back as changed."""
     for op in sorted(TABLES.values()):
         for libtype, name in dict.fromkeys(rows_of(op)):
-            parse = xdl.parse if libtype == "ck" else tile.parse
+            parse = xdl.parse_name if libtype == "ck" else tile.parse_name
             for place, sign in enumerate(name):
                 if not sign.isdigit():
                     continue

@@ -19,7 +19,7 @@ def form_of(shape: Shape) -> tuple[str, ...]:
 
 
 class OnGpu(BackendConformance):
-    """Compile instances as they are needed: the suite binds without preparing."""
+    """Compile instances on demand: the suite binds without preparing."""
 
     #: A compilation takes up to a minute.
     max_solutions: ClassVar[int] = 3

@@ -12,7 +12,7 @@ from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
 from tunedgemm_ck.native import load_object
 from tunedgemm_ck.problem import Problem
 
@@ -236,7 +236,7 @@ def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_p
 )
 def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path) -> None:
     """An object exports two functions, spills no register, and does not serialise wgmma."""
-    target = Target(FAMILY, parse(name, problem.op), problem, toolchain.cuda)
+    target = Target(FAMILY, parse_name(name, problem.op), problem, toolchain.cuda)
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
     source.write_text(target.source, "utf-8")
     said = compiled(source, made, target, "-Xptxas=-v")

@@ -57,10 +57,10 @@ def test_both_stages_share_24_instances_at_most() -> None:
 def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
     """Listed pairs are unique, fit, have rising costs, and are rebuilt from their names."""
     listed = list(FAMILY.enumerate_instances(shape, HOPPER, False))
-    assert bool(listed) == (FAMILY.unsupported(shape, HOPPER) == "")
+    assert bool(listed) == (FAMILY.unsupported(shape, HOPPER) is None)
     assert len(set(listed)) == len(listed)
     assert not [chosen for chosen in listed if FAMILY.unfit(*chosen, shape, HOPPER)]
-    costs = [space.cost(stages, shape, HOPPER) for stages, _ in listed]  # type: ignore[arg-type]
+    costs = [space.cost_of_stages(stages, shape, HOPPER) for stages, _ in listed]  # type: ignore[arg-type]
     assert costs == sorted(costs)
     assert [FAMILY.parse(stages.name, "fmoe") for stages, _ in listed] == [stages for stages, _ in listed]
 
@@ -143,7 +143,7 @@ def test_the_reason_names_the_unfit_stage() -> None:
 def test_block_scales_need_their_tiles() -> None:
     """Block scales need 128 rows of the weight along either side of the tile."""
     shape, good = _shape(64, 2048, 768, kind="per_1x128", q_dtype="fp8_e4m3fn"), CutlassInstance(128, 16, 128, swap=True)
-    assert FAMILY.unfit(Stages(good, good), 0, shape, HOPPER) == ""
+    assert FAMILY.unfit(Stages(good, good), 0, shape, HOPPER) is None
     assert "128 rows of the weight" in FAMILY.unfit(Stages(good, attrs.evolve(good, swap=False)), 0, shape, HOPPER)
 
 

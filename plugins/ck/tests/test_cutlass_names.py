@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tunedgemm.plugin import PluginError
-from tunedgemm_ck.cutlass.names import EXAMPLE, REVISION, CutlassInstance, parse
+from tunedgemm_ck.cutlass.names import EXAMPLE, REVISION, CutlassInstance, parse_name
 from tunedgemm_ck.cutlass.space import listed_instances
 
 SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", False), ("sm_90", "int8", False)]
@@ -17,7 +17,7 @@ def test_names_are_unique() -> None:
     """A name rebuilds all parameters, and no two instances of the full space share one."""
     for gfx, dtype, blocks in SPACES:
         every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
-        assert [parse(each.name, "a16w16") for each in every] == list(every)
+        assert [parse_name(each.name, "a16w16") for each in every] == list(every)
         assert len({each.name for each in every}) == len(every)
         assert len(every) > (20 if blocks or gfx == "sm_80" else 150)
 
@@ -52,7 +52,7 @@ def test_other_names_are_refused_with_what_is_unknown() -> None:
     ]
     for name, reason in cases:
         with pytest.raises(PluginError) as caught:
-            parse(name, "a8w8")
+            parse_name(name, "a8w8")
         assert reason in str(caught.value)
         assert repr(name) in str(caught.value)
         assert "a8w8" in str(caught.value)
@@ -64,7 +64,7 @@ def test_a_changed_character_changes_the_instance(instance: CutlassInstance, dat
     place = data.draw(st.integers(0, len(instance.name) - 1))
     changed = instance.name[:place] + data.draw(st.sampled_from("0124678x_rkn")) + instance.name[place + 1 :]
     try:
-        found = parse(changed, "a16w16")
+        found = parse_name(changed, "a16w16")
     except PluginError:
         return
     assert found.name == changed

@@ -13,7 +13,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
 from tunedgemm_ck.cutlass.limits import OPS, unfit, unsupported
-from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
 from tunedgemm_ck.cutlass.space import enumerate_instances, enumerate_neighbours, listed_instances
 
 HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
@@ -59,7 +59,7 @@ def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Dev
     assert not [chosen for chosen in listed if unfit(*chosen, shape, device)]
     costs = [cost_of(*chosen, shape, device) for chosen in listed]
     assert costs == sorted(costs)
-    assert bool(listed) == (unsupported(shape, device) == "")
+    assert bool(listed) == (unsupported(shape, device) is None)
 
 
 def test_few_rows_get_swapped_operands_first() -> None:
@@ -153,7 +153,7 @@ def test_unfit_instances_have_reasons() -> None:
     ]
     for instance, split, reason in cases:
         shape = _shape("a16w16", 256, 256, 4096)
-        assert unsupported(shape, HOPPER) == ""
+        assert unsupported(shape, HOPPER) is None
         assert reason in unfit(instance, split, shape, HOPPER)
 
 
@@ -161,13 +161,13 @@ def test_a_grid_has_its_limits() -> None:
     """The grid's second axis limits blocks of one tile each, but not persistent blocks."""
     shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
     assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
-    assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) == ""
+    assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) is None
 
 
 def test_fp8_has_half_the_accumulators() -> None:
     """fp8 tiles have half the accumulators of int8 tiles."""
     wide = CutlassInstance(128, 256, 128)
-    assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
+    assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) is None
     assert "exceed 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
     assert max(each.accumulators for each in listed_instances("sm_90", "fp8_e4m3fn", False, True)) == 64
 
@@ -175,7 +175,7 @@ def test_fp8_has_half_the_accumulators() -> None:
 def test_fast_sums_are_for_fp8_and_bf16() -> None:
     """Fast sums have all accumulators, and need fp8 with a bf16 output and no block scales."""
     fast, product = CutlassInstance(128, 256, 128, fast=True), _shape("a8w8", 4096, 4096, 4096, dtype="fp8_e4m3fn")
-    assert unfit(fast, 0, product, HOPPER) == ""
+    assert unfit(fast, 0, product, HOPPER) is None
     assert {each.fast for each, _ in enumerate_instances(product, HOPPER, False)} == {False, True}
     assert len(listed_instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
     exact = [attrs.evolve(product, outdtype="fp32"), attrs.evolve(product, dtype="int8"), _shape("a8w8_blockscale", 4096, 4096, 4096)]
@@ -183,7 +183,7 @@ def test_fast_sums_are_for_fp8_and_bf16() -> None:
         assert "fast sums need fp8" in unfit(fast, 0, shape, HOPPER)
         assert not any(each.fast for each, _ in enumerate_instances(shape, HOPPER, True))
     with pytest.raises(PluginError, match="does not support clusters, swapped operands or fast sums"):
-        parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
+        parse_name("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
 
 
 def test_block_scales_need_their_tiles() -> None:
@@ -192,5 +192,5 @@ def test_block_scales_need_their_tiles() -> None:
     assert "128 rows of the weight" in unfit(CutlassInstance(128, 64, 128), 0, shape, HOPPER)
     assert "128 rows of the weight" in unfit(CutlassInstance(64, 128, 128, schedule="pingpong", swap=True), 0, shape, HOPPER)
     assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
-    assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
+    assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) is None
     assert all(instance.tile_k == 128 for instance in listed_instances("sm_90", "fp8_e4m3fn", True, False))

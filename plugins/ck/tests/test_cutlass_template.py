@@ -9,7 +9,7 @@ import sys
 
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
 from tunedgemm_ck.cutlass.space import listed_instances
 from tunedgemm_ck.cutlass.template import render
 from tunedgemm_ck.problem import Problem
@@ -25,9 +25,9 @@ WIDE = CutlassInstance(128, 256, 64, (2, 1))
 def test_sources_are_the_same_in_another_process() -> None:
     """Another process renders the same text, which is the cache key."""
     code = (
-        "from tunedgemm_ck.cutlass.names import parse; from tunedgemm_ck.cutlass.template import render; "
+        "from tunedgemm_ck.cutlass.names import parse_name; from tunedgemm_ck.cutlass.template import render; "
         "from tunedgemm_ck.problem import Problem; "
-        f"print(render(parse({WIDE.name!r}, 'a16w16'), Problem('a16w16', 'sm_90', 'bf16', 'bf16')), end='')"
+        f"print(render(parse_name({WIDE.name!r}, 'a16w16'), Problem('a16w16', 'sm_90', 'bf16', 'bf16')), end='')"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -57,7 +57,7 @@ def test_sources_are_distinct() -> None:
 
 def test_sources_state_the_problem_and_the_instance() -> None:
     """Types, scales, tile and schedule are in the source."""
-    text = render(parse("128x64x128_1x1_cooperative_streamk_swap_r1", "a8w8"), SCALED)
+    text = render(parse_name("128x64x128_1x1_cooperative_streamk_swap_r1", "a8w8"), SCALED)
     for said in (
         "using Input = cutlass::float_e4m3_t;",
         "using Output = cutlass::half_t;",
@@ -70,7 +70,9 @@ def test_sources_state_the_problem_and_the_instance() -> None:
     ):
         assert said in text
     assert "using Bias = void;" in render(WIDE, PLAIN)
-    assert "KernelTmaWarpSpecializedPingpongFP8BlockScaledAccum;" in render(parse("128x16x128_1x1_pingpong_persistent_swap_r1", ""), BLOCKS)
+    assert "KernelTmaWarpSpecializedPingpongFP8BlockScaledAccum;" in render(
+        parse_name("128x16x128_1x1_pingpong_persistent_swap_r1", ""), BLOCKS
+    )
 
 
 def test_tiles_of_further_columns_are_compiled_with_their_instructions() -> None:

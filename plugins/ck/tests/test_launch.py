@@ -205,7 +205,7 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     )
     assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
     assert str(backend.supports(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
-    assert str(backend.bind(ONE, SHAPES[0], h200)) == "sm_90, 132 SMs is described, not present"
+    assert str(backend.bind(ONE, SHAPES[0], h200)) == "device: not present (got sm_90, 132 SMs)"
 
 
 def test_the_default_space_is_small(fakes, backend, monkeypatch):

@@ -14,7 +14,7 @@ from tunedgemm_ck import native
 from tunedgemm_ck.build import build_object
 from tunedgemm_ck.native import MOE_POINTERS, POINTERS, load_object
 
-WAYS = {"extension": native._by_extension, "ctypes": native._by_ctypes}
+WAYS = {"extension": native.by_extension, "ctypes": native.by_ctypes}
 #: Records its call, a struct of WORDS words, and returns the last of them.
 SPY = """
 #include <stdint.h>
@@ -62,7 +62,7 @@ def recorded(spy, words=12):
 @pytest.mark.parametrize("way", WAYS)
 def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
     """Every address, size, the stream and the status pass through, also beyond 32 bits."""
-    if way == "extension" and native._shim is None:
+    if way == "extension" and native._extension is None:
         pytest.skip("installed without the C extension")
     pointers, sizes = FORMS[form]
     addresses = [2**63 + place for place in range(pointers)]
@@ -75,10 +75,10 @@ def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
 def test_the_extension_refuses_invalid_structs():
     """The extension refuses structs that are too large or not numbers."""
     for wrong in [(1, 17, (1,)), (1, 7, (1,) * 9), (1, 7, [1]), (1, 7, ("x",))]:
-        if native._shim is None:
+        if native._extension is None:
             pytest.skip("installed without the C extension")
         with pytest.raises(TypeError):
-            native._shim.Launch(*wrong, None)
+            native._extension.Launch(*wrong, None)
 
 
 def test_the_workspace_query_has_no_addresses(spy):
@@ -108,7 +108,7 @@ def test_a_runtime_error_differs_from_a_refusal(fakes, tmp_path, status, error):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_call_with_other_arguments_is_an_error(spy, way):
     """A call with wrong arguments raises and launches nothing."""
-    if way == "extension" and native._shim is None:
+    if way == "extension" and native._extension is None:
         pytest.skip("installed without the C extension")
     before = recorded(spy)
     for wrong in ((1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)):
@@ -166,7 +166,7 @@ def test_threads_load_one_object(fakes, target):
 
 def test_without_the_extension_ctypes_launches(fakes, target, monkeypatch):
     """Without the extension ctypes launches."""
-    monkeypatch.setattr(native, "_shim", None)
+    monkeypatch.setattr(native, "_extension", None)
     x, out = torch.ones(1, 4, dtype=torch.float32).bfloat16(), torch.empty(1, 1, dtype=torch.bfloat16)
     launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
     assert launch(0, x.data_ptr(), x.data_ptr(), 0, 0, 0, out.data_ptr(), 0) == 0
@@ -179,4 +179,4 @@ def test_the_extension_is_found_where_it_was_built():
         module = importlib.import_module("tunedgemm_ck._shim")
     except ImportError:
         pytest.skip("installed without the C extension")
-    assert native._shim is module
+    assert native._extension is module

@@ -11,7 +11,7 @@ from tunedgemm.tools import op_named
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.tile import FAMILY
 from tunedgemm_ck.tile.limits import ACCEPTS
-from tunedgemm_ck.tile.names import EXAMPLES, PREFIXES, parse
+from tunedgemm_ck.tile.names import EXAMPLES, PREFIXES, parse_name
 from tunedgemm_ck.tile.space import listed_instances
 from tunedgemm_ck.tile.template import flags, render
 
@@ -36,7 +36,7 @@ def test_listed_instances_are_named_once_and_read_again() -> None:
     """Each listed instance is parsed from its name, and names are unique."""
     for op in sorted(PREFIXES):
         listed = listed_instances(op)
-        assert [parse(instance.name, op) for instance in listed] == list(listed)
+        assert [parse_name(instance.name, op) for instance in listed] == list(listed)
         assert len({instance.name for instance in listed}) == len(listed) >= 8
 
 
@@ -58,7 +58,7 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
     ]
     for op, name, part in cases:
         with pytest.raises(PluginError, match=part):
-            parse(name, op)
+            parse_name(name, op)
 
 
 def test_listed_instances_fit_and_are_unique() -> None:
@@ -67,24 +67,24 @@ def test_listed_instances_fit_and_are_unique() -> None:
         for device in [MI300X, MI355X]:
             for full in [False, True]:
                 shape = shape_of(op, 64, 6144, 8192, device.gfx)
-                assert FAMILY.unsupported(shape, device) == ""
+                assert FAMILY.unsupported(shape, device) is None
                 offered = list(FAMILY.enumerate_instances(shape, device, full))
                 assert offered
                 assert len(set(offered)) == len(offered)
                 assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
-                assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
+                assert all(FAMILY.unfit(instance, split, shape, device) is None for instance, split in offered)
                 for instance, split in offered:
                     neighbours = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
                     assert (instance, split) not in neighbours
                     assert neighbours
-                    assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in neighbours)
+                    assert all(FAMILY.unfit(other, parts, shape, device) is None for other, parts in neighbours)
 
 
 def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
     """Instructions with 128 values of K fit gfx950 only."""
-    instance = parse(EIGHT, "a8w8_blockscale")
+    instance = parse_name(EIGHT, "a8w8_blockscale")
     assert "gfx950" in FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx942"), MI300X)
-    assert FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx950"), MI355X) == ""
+    assert FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx950"), MI355X) is None
 
 
 def test_refused_shapes_have_reasons() -> None:
@@ -105,9 +105,9 @@ def test_refused_shapes_have_reasons() -> None:
 
 def test_only_block_scales_split_k() -> None:
     """Only block scales split K, and split sums do not claim to be deterministic."""
-    shuffled, scaled = parse(SHUFFLED, "a8w8_bpreshuffle"), parse(BLOCKSCALE, "a8w8_blockscale")
+    shuffled, scaled = parse_name(SHUFFLED, "a8w8_bpreshuffle"), parse_name(BLOCKSCALE, "a8w8_blockscale")
     assert "splitK must be 0" in FAMILY.unfit(shuffled, 1, shape_of("a8w8_bpreshuffle", 16, 4096, 8192, "gfx942"), MI300X)
-    assert FAMILY.unfit(scaled, 2, shape_of("a8w8_blockscale", 16, 4096, 8192, "gfx942"), MI300X) == ""
+    assert FAMILY.unfit(scaled, 2, shape_of("a8w8_blockscale", 16, 4096, 8192, "gfx942"), MI300X) is None
     assert (FAMILY.deterministic(scaled, 0), FAMILY.deterministic(scaled, 2)) == (True, False)
 
 
@@ -136,7 +136,7 @@ def test_scales_are_transposed_where_the_kernel_reads_them_otherwise() -> None:
         ("a8w8_blockscale_bpreshuffle", EIGHT, "false"),
     ]
     for op, name, transposed in cases:
-        assert f"constexpr bool transposed = {transposed};" in render(parse(name, op), problem_of(op, "gfx950"))
+        assert f"constexpr bool transposed = {transposed};" in render(parse_name(name, op), problem_of(op, "gfx950"))
 
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:

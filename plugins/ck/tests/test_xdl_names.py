@@ -6,7 +6,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_ck.xdl.moe.names import EXAMPLE, parse_moe
-from tunedgemm_ck.xdl.names import FORMS, parse
+from tunedgemm_ck.xdl.names import FORMS, parse_name
 from tunedgemm_ck.xdl.space import listed_instances
 
 ROWWISE = "a8w8_rowwise_256x128x64x128_32x32_2x1_8x32x1_8x32x1_1x32x1x8_8x8x1_1x1_intrawave_v3"
@@ -18,16 +18,16 @@ def test_listed_instances_are_named_once_and_read_again() -> None:
     """Each listed instance is parsed from its name, and names are unique."""
     for op in sorted(FORMS):
         listed = listed_instances(op)
-        assert [parse(instance.name, op) for instance in listed] == list(listed)
+        assert [parse_name(instance.name, op) for instance in listed] == list(listed)
         assert len({instance.name for instance in listed}) == len(listed) >= 8
 
 
 def test_a_name_determines_its_instance() -> None:
     """What a name omits follows from the rest."""
-    rowwise, shuffled = parse(ROWWISE, "a8w8"), parse(SHUFFLED, "a8w8_bpreshuffle")
+    rowwise, shuffled = parse_name(ROWWISE, "a8w8"), parse_name(SHUFFLED, "a8w8_bpreshuffle")
     assert (rowwise.a_k1, rowwise.b_k1, rowwise.per_wave, rowwise.waves) == (16, 16, (2, 1), (2, 2))
     assert (shuffled.per_wave, shuffled.waves) == ((8, 2), (1, 4))
-    assert parse(BLOCKSCALE, "a8w8_blockscale").scale == (1, 128, 128)
+    assert parse_name(BLOCKSCALE, "a8w8_blockscale").scale == (1, 128, 128)
 
 
 def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
@@ -53,13 +53,13 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
     ]
     for op, name, part in cases:
         with pytest.raises(PluginError, match=part):
-            parse(name, op)
+            parse_name(name, op)
 
 
 def test_an_instance_of_a_block_that_cannot_be_is_refused() -> None:
     """An instance checks itself, however it is constructed."""
     with pytest.raises(PluginError, match="tile"):
-        attrs.evolve(parse(ROWWISE, "a8w8"), m=96)
+        attrs.evolve(parse_name(ROWWISE, "a8w8"), m=96)
 
 
 def test_stages_of_a_mixture_of_experts_are_read_strictly() -> None:

@@ -8,7 +8,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import op_named
 from tunedgemm_ck.xdl import FAMILY
-from tunedgemm_ck.xdl.names import FORMS, parse
+from tunedgemm_ck.xdl.names import FORMS, parse_name
 from tunedgemm_ck.xdl.space import listed_instances
 
 MI300X, MI355X, MI250X = Device("gfx942", 304), Device("gfx950", 256), Device("gfx90a", 104)
@@ -29,12 +29,12 @@ def test_listed_instances_fit_and_are_unique() -> None:
             for full in [False, True]:
                 device = MI355X if op == "a4w4_blockscale" else MI300X
                 shape = shape_of(op, m, 7168 if op != "a4w4_blockscale" else 3072, 4096, device.gfx)
-                assert FAMILY.unsupported(shape, device) == ""
+                assert FAMILY.unsupported(shape, device) is None
                 offered = list(FAMILY.enumerate_instances(shape, device, full))
                 assert offered
                 assert len(set(offered)) == len(offered)
                 assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
-                assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
+                assert all(FAMILY.unfit(instance, split, shape, device) is None for instance, split in offered)
                 assert set(FAMILY.enumerate_instances(shape, device, False)) <= set(FAMILY.enumerate_instances(shape, device, True))
 
 
@@ -78,8 +78,8 @@ def test_a_bias_is_not_added_by_each_part_of_k() -> None:
     instance = listed_instances("a16w16")[0]
     shape = shape_of("a16w16", 16, 4096, 8192)
     biased = attrs.evolve(shape, epilogue="bias", bias_dtype="bf16")
-    assert FAMILY.unfit(instance, 1, shape, MI300X) == ""
-    assert FAMILY.unfit(instance, 0, biased, MI300X) == ""
+    assert FAMILY.unfit(instance, 1, shape, MI300X) is None
+    assert FAMILY.unfit(instance, 0, biased, MI300X) is None
     assert "bias" in FAMILY.unfit(instance, 1, biased, MI300X)
     assert "atomic" in FAMILY.unfit(instance, 1, shape, MI250X)
     assert "logarithm" in FAMILY.unfit(instance, 9, shape, MI300X)
@@ -94,10 +94,10 @@ def test_a_pipeline_needs_more_tiles_than_are_in_flight() -> None:
         ("a8w8_bpreshuffle", "a8w8_bpreshuffle_128x16x32x512_16x16_16x16_32x4x1_32x4x1_1x16x1x8_4x4x1_1x1_intrawave_v2", 3),
     ]
     for op, name, most in cases:
-        instance = parse(name, op)
+        instance = parse_name(name, op)
         short, enough = (shape_of(op, 16, 4096, tiles * instance.k) for tiles in (most, most + 1))
         assert f"more than {most} tiles" in FAMILY.unfit(instance, 0, short, MI300X)
-        assert FAMILY.unfit(instance, 0, enough, MI300X) == ""
+        assert FAMILY.unfit(instance, 0, enough, MI300X) is None
         assert "tiles" in FAMILY.unfit(instance, 1, enough, MI300X)
 
 
@@ -105,7 +105,7 @@ def test_a_device_op_without_parts_takes_any_split() -> None:
     """blockscale_bpreshuffle ignores splitK, which therefore fits and changes no bits."""
     instance = listed_instances("a8w8_blockscale_bpreshuffle")[0]
     shape = shape_of("a8w8_blockscale_bpreshuffle", 16, 4096, 8192)
-    assert FAMILY.unfit(instance, 3, shape, MI300X) == ""
+    assert FAMILY.unfit(instance, 3, shape, MI300X) is None
     assert FAMILY.deterministic(instance, 3)
     assert {split for _, split in FAMILY.enumerate_instances(shape, MI300X, True)} == {0}
 
@@ -120,7 +120,7 @@ def test_neighbours_fit_and_differ() -> None:
             neighbours = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
             assert (instance, split) not in neighbours
             assert len(set(neighbours)) == len(neighbours) > 0
-            assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in neighbours)
-            assert all(parse(other.name, op) == other for other, _ in neighbours)
+            assert all(FAMILY.unfit(other, parts, shape, device) is None for other, parts in neighbours)
+            assert all(parse_name(other.name, op) == other for other, _ in neighbours)
             fresh = fresh or any(other not in listed_instances(op) for other, _ in neighbours)
         assert fresh or op == "a4w4_blockscale"

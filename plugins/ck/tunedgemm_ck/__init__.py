@@ -1,4 +1,4 @@
-"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand.
+"""Register the backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand.
 
 Importing this package loads neither torch nor a compiler.
 """
@@ -23,7 +23,7 @@ class TemplateBackend:
     Attributes:
         family: the template library.
         finder: finds the toolchain; called when an object is compiled or looked up.
-        host: the device that a CPU emulates where the objects compute in host memory.
+        host: device that a CPU emulates, if any; the objects then compute in host memory.
     """
 
     family: Family
@@ -84,7 +84,7 @@ class TemplateBackend:
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
         if not self._is_present(device):
-            return Unsupported(f"{device} is described, not present")
+            return Unsupported(f"device: not present (got {device})")
         return launch.bind(self.family, self.finder, solution, shape, self._limiting_device(device), device.torch_device)
 
     @hookimpl
@@ -96,7 +96,7 @@ class TemplateBackend:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
     def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply."""
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 

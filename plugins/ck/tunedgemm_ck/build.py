@@ -1,4 +1,4 @@
-"""Build: compile one instance for one class of shapes, without a device, into the artifact cache.
+"""Compile one instance for one class of shapes, without a device, into the artifact cache.
 
 An object's cache key is its source, options and toolchain. The toolchain that made the first object
 of a source is stored too, so that a machine without a compiler finds what another one built.

@@ -1,4 +1,4 @@
-"""``tunedgemm ck``: build what tables name, for machines without a compiler; print sources."""
+"""Implement ``tunedgemm ck``: build the instances that tables name, and print sources."""
 
 from __future__ import annotations
 

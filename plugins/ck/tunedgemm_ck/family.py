@@ -1,4 +1,4 @@
-"""Family: one template library as the rest of this plugin sees it."""
+"""Describe a template library to the rest of this plugin."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Family:
         libtype: name of the backend.
         kind: kind of its devices, ``nvidia`` or ``amd``.
         ops: names of the ops it covers.
-        unsupported: (shape, device) to the reason why no instance can serve the shape there, or "";
+        unsupported: (shape, device) to why no instance can serve the shape there, or None;
             pure, so it also answers for absent devices.
         enumerate_instances: (shape, device, full) to the instances worth timing, best guesses
             first. *full* lists all. Otherwise an op and architecture have at most 24, of which
             those that suit the shape are listed.
         parse: (kernelName, op) to its instance; raises PluginError that names the unknown part.
-        unfit: (instance, splitK, shape, device) to the reason why it cannot serve the shape, or "".
+        unfit: (instance, splitK, shape, device) to why it cannot serve the shape, or None.
         render: (instance, problem) to the source of its shared object, the same in every process.
             The source contains `tunedgemm_ck.build.CALL` (a stage: `MOE_CALL`) and includes the
             library's headers.
@@ -53,10 +53,10 @@ class Family:
     libtype: str
     kind: str
     ops: tuple[str, ...]
-    unsupported: Callable[[Shape, Device], str]
+    unsupported: Callable[[Shape, Device], str | None]
     enumerate_instances: Callable[[Shape, Device, bool], Iterable[Candidate]]
     parse: Callable[[str, str], Instance]
-    unfit: Callable[[Instance, int, Shape, Device], str]
+    unfit: Callable[[Instance, int, Shape, Device], str | None]
     render: Callable[[Instance, Problem], str]
     flags: Callable[[Instance, Problem], tuple[str, ...]]
     enumerate_neighbours: Callable[[Instance, int, Shape, Device], Iterable[Candidate]]

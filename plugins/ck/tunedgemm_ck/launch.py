@@ -1,4 +1,4 @@
-"""Launch: bind a solution to a shape, with everything but addresses fixed before the first call."""
+"""Turn an instance and a shape into a launcher with everything but addresses fixed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunedgemm.tools import on_device, torch_dtype, workspace
 from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, LaunchCall, load_object
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, Launch, load_object
 from tunedgemm_ck.problem import batches_of, problem_of
 from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
@@ -102,7 +102,7 @@ def _stream(index: int) -> Callable[[int], int]:
 
 
 def _plain(
-    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """Return the launcher of operands without scales."""
     import torch
@@ -124,7 +124,7 @@ def _plain(
 
 
 def _scaled(
-    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """Return the launcher of operands with scales."""
     import torch
@@ -145,7 +145,7 @@ def _scaled(
 
 
 def _routed(
-    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """Return the launcher of fmoe's stages, which run in order on the stream.
 

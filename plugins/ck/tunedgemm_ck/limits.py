@@ -1,4 +1,4 @@
-"""Limits: does a shape fit a family and a device."""
+"""Check whether a family supports a shape on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names: from a solution's kernel name and splitK to instances, and back."""
+"""Map kernel names and splitK of solutions to instances and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native: load a shared object from its bytes, and launch it.
+"""Load a shared object from its bytes, and launch it.
 
 The C extension launches, or ctypes where the extension was not built.
 """
@@ -17,7 +17,7 @@ import attrs
 from tunedgemm.plugin import LaunchError
 
 #: (stream, then the struct's addresses in order) -> the instance's status
-LaunchCall = Callable[..., int]
+Launch = Callable[..., int]
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]
 
@@ -25,14 +25,14 @@ Sizes = tuple[int, ...]
 UNSUPPORTED = -1
 
 
-def _extension() -> Any:
+def _load_extension() -> Any:
     try:
         return importlib.import_module("tunedgemm_ck._shim")
     except ImportError:  # installed without a C compiler
         return None
 
 
-_shim = _extension()
+_extension = _load_extension()
 
 
 #: Addresses of ``TunedGemmCall`` (sources/call.h) and ``TunedGemmMoe`` (sources/moe_call.h); sizes
@@ -69,12 +69,12 @@ class LoadedObject:
         status = int(self.launch(ctypes.byref(_call_struct(pointers, (0,) * count)()), None))
         return 0 if status == UNSUPPORTED else status
 
-    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
         """Return the launch for these sizes.
 
         It is safe to call from several threads, and releases the interpreter's lock meanwhile.
         """
-        return _by_ctypes(self, sizes, pointers) if _shim is None else _by_extension(self, sizes, pointers)
+        return by_ctypes(self, sizes, pointers) if _extension is None else by_extension(self, sizes, pointers)
 
 
 #: The objects of this process, by the digest of their bytes.
@@ -122,13 +122,13 @@ def _call_struct(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint
     return ctypes.c_uint64 * (pointers + len(sizes))
 
 
-def _by_extension(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+def by_extension(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> Launch:
     """Return the launch through `shim.c`."""
     address = ctypes.cast(of.launch, ctypes.c_void_p).value
-    return _shim.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
+    return _extension.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
 
 
-def _by_ctypes(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
+def by_ctypes(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> Launch:
     """Return the launch through ctypes."""
     call, byref, words = of.launch, ctypes.byref, _call_struct(pointers, sizes)
 

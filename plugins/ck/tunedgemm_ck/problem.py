@@ -1,4 +1,4 @@
-"""Problem: the part of a shape that a compiled instance depends on; launches pass M, N and K."""
+"""Describe the part of a shape that a compiled instance depends on; launches pass M, N and K."""
 
 from __future__ import annotations
 

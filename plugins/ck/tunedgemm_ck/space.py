@@ -1,4 +1,4 @@
-"""Space: which solutions exist for a shape."""
+"""List the solutions of a shape, and the neighbours of one."""
 
 from __future__ import annotations
 

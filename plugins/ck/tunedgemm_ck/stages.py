@@ -1,4 +1,4 @@
-"""Stages: a solution of fmoe is two instances, each compiled into a shared object.
+"""Split a solution of fmoe into its two instances, each compiled into a shared object.
 
 N first and M second instances make N x M solutions.
 """

@@ -1,4 +1,4 @@
-"""Toolchain: a compiler, the headers of a template library, and a compilation's command line."""
+"""Find a compiler and the headers of a template library, and form the command of a compilation."""
 
 from __future__ import annotations
 

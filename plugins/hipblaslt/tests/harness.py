@@ -38,7 +38,7 @@ ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 def make_backend(path: Path, libtype: str, emulated: Device | None = None, abi: Abi | None = None) -> LtBackend:
     """Return a backend over the fake library at *path*, with separate handle and descriptors."""
     library = bind_functions(abi or ABIS[libtype], str(path))
-    return LtBackend(library.abi, load=lambda _: library, emulated=emulated or EMULATED[libtype])
+    return LtBackend(library.abi, load=lambda _: library, host=emulated or EMULATED[libtype])
 
 
 def fake_reason(lt: LtBackend) -> str:

@@ -105,7 +105,7 @@ def test_version_and_revision(
     monkeypatch.setenv("FAKE_LT_REVISION", text)
     library = copy(abi)
     assert (version(library, -1), revision(library, -1)) == (number, text)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, emulated=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     assert lt.library_version(harness.CPU) == expected
     assert lt.library_version(attrs.evolve(harness.EMULATED[abi.libtype], index=-1)) == "", "the device is absent"
     monkeypatch.setenv("FAKE_LT_VERSION", "1")
@@ -138,7 +138,7 @@ def test_objects_die_with_their_owner(abi: Abi, copy: Callable[[Abi], Any]) -> N
 def test_launchers_release_their_objects(abi: Abi, copy: Callable[[Abi], Any], harness: Any) -> None:
     """A launcher owns its descriptors; those shared for questions are cached per problem."""
     library = copy(abi)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, emulated=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     launchers = [harness.bind(lt, harness.FIRST, SHAPE) for _ in range(3)]
     assert count_live(library) == 1 + 3 * 4
     launchers[0].call(*harness.make_case(SHAPE).operands)
@@ -190,7 +190,7 @@ def test_absent_devices_need_no_library(abi: Abi) -> None:
 def test_listing_from_many_threads(abi: Abi, copy: Callable[[Abi], Any], harness: Any) -> None:
     """Concurrent threads list the same solutions of one shape."""
     library = copy(abi)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, emulated=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     lists: list[Any] = []
 
     def work() -> None:

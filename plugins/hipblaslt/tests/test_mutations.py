@@ -18,7 +18,7 @@ from tunedgemm.plugin import PluginError, Shape, Solution
 from tunedgemm_hipblaslt import descriptors, launch, library, limits, native
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.limits import Matrix, Problem, make_problem
-from tunedgemm_hipblaslt.names import parse
+from tunedgemm_hipblaslt.names import parse_name
 
 pytestmark = pytest.mark.sweep
 both = pytest.mark.parametrize("libtype", ["cublaslt", "hipblaslt"])
@@ -26,8 +26,8 @@ ABIS = {"cublaslt": CUBLASLT, "hipblaslt": HIPBLASLT}
 TABLES = ("dtypes", "compute", "operation", "layout", "order", "desc", "epilogue", "scale", "preference", "config", "capability")
 #: Statuses that the fakes return.
 RETURNED = ("INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
-#: Undetectable changes. B is not transposed by default. The attribute set in its place gets its
-#: default (0 in cuBLASLt), or is the dtype of a bias, which is set again where there is one.
+#: Undetectable changes. B is not transposed by default. The attribute set instead gets its default
+#: (0 in cuBLASLt). Or it is the dtype of a bias, which is set again where there is one.
 EQUIVALENT = {("cublaslt", "desc", "transpose_b"): {2, 5, 26, 31, 32}, ("hipblaslt", "desc", "transpose_b"): {4}}
 
 _BIAS = {"epilogue": "bias"}
@@ -135,7 +135,7 @@ def yield_search(lt: Any, harness: Any) -> Iterator[Any]:
         solutions = [start, *lt.refine(start, SEARCHED, harness.CPU)]
         yield [str(solution) for solution in solutions], harness.count_calls(lt, "MatmulAlgoCheck") - before
         for solution in solutions:
-            name = parse(solution.kernel_name, solution.split_k)
+            name = parse_name(solution.kernel_name, solution.split_k)
             result = launch.find_algorithm(descriptors.ProblemDescriptors(lt.load(lt.abi), make_problem(SEARCHED), -1), name, -1)
             yield harness.cost(lt, result.algo), result.workspace
 

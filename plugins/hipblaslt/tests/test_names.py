@@ -7,7 +7,7 @@ import re
 
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse, tiles
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse_name, tiles
 
 NAMES = [
     (SolutionName(None), "heuristic"),
@@ -36,20 +36,20 @@ def test_names_are_read_as_written() -> None:
     for (name, text), fast, after in itertools.product(NAMES, (False, True), (False, True)):
         full = SolutionName(name.algorithm, fast_accum=fast, bias_after=after)
         assert str(full) == text + "_fast" * fast + "_after" * after
-        assert parse(str(full), getattr(name.algorithm, "split_k", 0)) == full
+        assert parse_name(str(full), getattr(name.algorithm, "split_k", 0)) == full
 
 
 def test_no_split_is_one_part() -> None:
     """splitK 0, as most backends write it, is a split of one."""
-    assert parse(CONFIG, 0).algorithm == KernelConfig(66, split_k=1)
-    assert parse(CONFIG, 1).algorithm == KernelConfig(66, split_k=1)
+    assert parse_name(CONFIG, 0).algorithm == KernelConfig(66, split_k=1)
+    assert parse_name(CONFIG, 1).algorithm == KernelConfig(66, split_k=1)
 
 
 def test_foreign_names_are_refused() -> None:
     """Any other name raises an error that quotes it and lists the accepted forms."""
     for text in FOREIGN:
         with pytest.raises(PluginError, match="use heuristic, sol…_v…_… or id…_tile…_…") as error:
-            parse(text, 1)
+            parse_name(text, 1)
         assert f"got {text!r}" in str(error.value)
 
 

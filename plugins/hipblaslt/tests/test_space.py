@@ -11,7 +11,7 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm_hipblaslt import LtBackend, launch
 from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
-from tunedgemm_hipblaslt.names import KernelConfig, clusters, parse, tiles
+from tunedgemm_hipblaslt.names import KernelConfig, clusters, parse_name, tiles
 from tunedgemm_hipblaslt.space import (
     allows_fast_accum,
     enumerate_changes,
@@ -158,7 +158,7 @@ def test_listed_solutions_bind(lt: LtBackend, harness: Any) -> None:
         for solution in listed:
             identity = Solution(solution.libtype, solution.kernel_name, solution.split_k)
             assert isinstance(lt.bind(identity, shape, harness.CPU), Launcher), solution
-            assert str(parse(solution.kernel_name, solution.split_k)) == solution.kernel_name
+            assert str(parse_name(solution.kernel_name, solution.split_k)) == solution.kernel_name
 
 
 @both
@@ -291,7 +291,7 @@ def test_idle_share() -> None:
 def test_neighbours_are_accepted(lt: Any, harness: Any) -> None:
     """Each neighbour binds and gives the right numbers."""
     first = next(iter(lt.enumerate_solutions(SEARCHED, harness.CPU)))
-    assert parse(first.kernel_name, first.split_k).algorithm == attrs.evolve(START, split_k=1)
+    assert parse_name(first.kernel_name, first.split_k).algorithm == attrs.evolve(START, split_k=1)
     case, neighbours = harness.make_case(SEARCHED), list(lt.refine(first, SEARCHED, harness.CPU))
     assert len(neighbours) > 8
     assert len(set(neighbours)) == len(neighbours)
@@ -347,7 +347,7 @@ def test_the_search_ends_at_the_fastest(lt: Any, harness: Any) -> None:
         descriptors = ProblemDescriptors(lt.load(lt.abi), make_problem(shape), -1)
 
         def cost(solution: Solution, descriptors: ProblemDescriptors = descriptors) -> float:
-            result = launch.find_algorithm(descriptors, parse(solution.kernel_name, solution.split_k), -1)
+            result = launch.find_algorithm(descriptors, parse_name(solution.kernel_name, solution.split_k), -1)
             assert isinstance(result, HeuristicResult)
             return float(harness.cost(lt, result.algo))
 

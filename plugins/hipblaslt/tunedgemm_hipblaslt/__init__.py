@@ -1,6 +1,6 @@
-"""Backends ``hipblaslt`` and ``cublaslt``: the vendors' Lt libraries.
+"""Register the backends ``hipblaslt`` and ``cublaslt``: the vendors' Lt libraries.
 
-Importing the package loads neither a library nor torch. It also exports gradlib's
+Importing this package loads neither torch nor a library. It also exports gradlib's
 `hipb_create_extension`, `hipb_destroy_extension`, `hipb_findallsols` and `hipb_mm`.
 """
 
@@ -28,12 +28,12 @@ class LtBackend:
     Attributes:
         abi: the library's names and numbers.
         load: returns the library; called for a present device alone.
-        emulated: the device that a CPU emulates; *load* then returns a library for host memory.
+        host: device that a CPU emulates, if any; *load* then returns a library for host memory.
     """
 
     abi: Abi
     load: Callable[[Abi], Library] = load_library
-    emulated: Device | None = None
+    host: Device | None = None
 
     CONTRACT = 1
 
@@ -91,11 +91,11 @@ class LtBackend:
         return library_build(self.load(self.abi), device.index)
 
     def _is_present(self, device: Device) -> bool:
-        return (device.index >= 0 and device.kind == self.abi.kind) or (self.emulated is not None and device.kind == "cpu")
+        return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")
 
     def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits count: the emulated one for a CPU."""
-        return attrs.evolve(self.emulated, index=device.index) if self.emulated is not None and device.kind == "cpu" else device
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
+        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
 cublaslt = LtBackend(CUBLASLT)

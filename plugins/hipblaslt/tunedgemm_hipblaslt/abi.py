@@ -1,4 +1,4 @@
-"""Names, numbers and sizes that differ between the two libraries, as data.
+"""Describe names, numbers and sizes that differ between the two libraries, as data.
 
 Sources: cublasLt.h, cublas_api.h and library_types.h of CUDA 12.9 to 13.1; hipblaslt.h,
 hipblas-common.h and library_types.h of ROCm 6.2 to 7.1. Functions that both have take the same

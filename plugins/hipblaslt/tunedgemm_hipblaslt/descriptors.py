@@ -1,4 +1,4 @@
-"""A problem as the library's own objects, and the library's answers about it.
+"""Describe a problem by the library's objects, and read the library's answers about it.
 
 A `ProblemDescriptors` is shared under its lock; each launcher owns its descriptors.
 """

@@ -1,4 +1,4 @@
-"""gradlib's functions: products of hipBLASLt by algorithm index.
+"""Provide gradlib's functions: products of hipBLASLt by algorithm index.
 
 Names, arguments and meaning are those of AITER's ``gradlib/csrc/hipbsolgemm.cu``. An index holds
 for the library that listed it. Unlike in AITER, an algorithm is launched only where the library

@@ -1,4 +1,4 @@
-"""The solution of an untuned call."""
+"""Choose the solution of an untuned call."""
 
 from __future__ import annotations
 

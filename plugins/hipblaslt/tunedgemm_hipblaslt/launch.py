@@ -1,4 +1,4 @@
-"""Launchers: one call of the library each, with everything but addresses fixed at the bind."""
+"""Turn a solution and a shape into a launcher with everything but addresses fixed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tunedgemm.tools import on_device, torch_dtype, workspace
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.library import Library, device_context, library_build
 from tunedgemm_hipblaslt.limits import BLOCK, Problem, is_quantised, make_problem
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, parse
-from tunedgemm_hipblaslt.native import LaunchFunction, make_launch
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, parse_name
+from tunedgemm_hipblaslt.native import Launch, launch_of
 
 #: Results to ask for when looking up an index: first the library's best, then all.
 TOP_RESULTS, ALL_RESULTS = 32, 1 << 16
@@ -26,7 +26,7 @@ _SCALE_PADDING = 4
 def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Return the launcher of a solution for exactly this shape, or why the library has none."""
     try:
-        name = parse(solution.kernel_name, solution.split_k)
+        name = parse_name(solution.kernel_name, solution.split_k)
     except PluginError as error:
         return Unsupported(str(error))
     problem = make_problem(shape, bias_after=name.bias_after, fast_accum=name.fast_accum)
@@ -34,7 +34,7 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
         descriptors = ProblemDescriptors(library, problem, device.index)
         result = find_algorithm(descriptors, name, device.index)
         if isinstance(result, HeuristicResult):
-            product = _make_product(library, problem, make_launch(descriptors, result), result.workspace, device)
+            product = _make_product(library, problem, launch_of(descriptors, result), result.workspace, device)
             return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=result.workspace)
     # The library may add no bias of this dtype.
     if name.algorithm is None and problem.bias_dtype and not name.bias_after:
@@ -93,7 +93,7 @@ def results_by_index(library: Library, problem: Problem, index: int, count: int)
 Product = Callable[[Any, Any, Any, Any, Any, tuple[int, ...]], Any]
 
 
-def _make_product(library: Library, problem: Problem, launch: LaunchFunction, nbytes: int, device: Device) -> Product:
+def _make_product(library: Library, problem: Problem, launch: Launch, nbytes: int, device: Device) -> Product:
     """Return the library's product of tensors, with the bias in its epilogue or after it."""
     import torch
 

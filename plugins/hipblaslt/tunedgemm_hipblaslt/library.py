@@ -1,4 +1,4 @@
-"""The vendor's Lt library through ctypes, and its opaque objects with their owners.
+"""Load the vendor's Lt library through ctypes, and own its opaque objects.
 
 For slow calls only: launches go through `native`. Needs no compiler, header or vendor package.
 """

@@ -1,4 +1,4 @@
-"""Operand layouts, and the static limits of each library: answered without it and without a device.
+"""Check which shapes each library supports, and lay out their operands; needs no device.
 
 Our row-major ``out[M, N] = x[M, K] @ weight[N, K].T`` is the column-major
 ``D[N, M] = weight.T[N, K] @ x.T[K, M]``. A is the weight, stored [K, N] and transposed. B is x,

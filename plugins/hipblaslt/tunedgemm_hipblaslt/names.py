@@ -1,4 +1,4 @@
-"""Solution names: the column ``kernelName`` and what it stands for.
+"""Map solution names (column ``kernelName``) to algorithms of the library and back.
 
 cuBLASLt's algorithms are configured:
 ``id66_tile20_stages36_reduce0_swizzle0_option0_inner0_cluster2``, with the column splitK.
@@ -93,7 +93,7 @@ class SolutionName:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(text: str, split_k: int) -> SolutionName:
+def parse_name(text: str, split_k: int) -> SolutionName:
     """Parse the columns kernelName and splitK; `str` is the inverse.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The launch itself: by the C extension, or by ctypes where the extension was not built."""
+"""Launch algorithms, through the C extension or, where it was not built, ctypes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _load_extension() -> Any:
 _extension = _load_extension()
 
 #: Addresses (stream, d, a, b, workspace, bias, a_scale, b_scale) -> the library's status.
-LaunchFunction = Callable[[int, int, int, int, int, int, int, int], int]
+Launch = Callable[[int, int, int, int, int, int, int, int], int]
 
 #: Pointers that the descriptor holds and each launch sets.
 _POINTERS = ("bias", "a_scale", "b_scale")
 
 
-def make_launch(descriptors: ProblemDescriptors, result: HeuristicResult) -> LaunchFunction:
+def launch_of(descriptors: ProblemDescriptors, result: HeuristicResult) -> Launch:
     """Return the thread-safe launch of an algorithm on descriptors that it owns.
 
     The descriptor holds the pointers of bias and scales. Setting them and launching is one step
@@ -38,12 +38,12 @@ def make_launch(descriptors: ProblemDescriptors, result: HeuristicResult) -> Lau
     present = (problem.bias_dtype, problem.a_scale, problem.b_scale)
     attributes = tuple(library.abi.desc[name] if used else -1 for name, used in zip(_POINTERS, present, strict=True))
     if _extension is None:
-        return launch_by_ctypes(descriptors, result, attributes)
-    return launch_by_extension(descriptors, result, attributes)
+        return by_ctypes(descriptors, result, attributes)
+    return by_extension(descriptors, result, attributes)
 
 
-def launch_by_extension(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> LaunchFunction:
-    """Return a launch through `shim.c`."""
+def by_extension(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> Launch:
+    """Return the launch through `shim.c`."""
     library = descriptors.library
     handle, desc, a, b, d, _ = descriptors.addresses
     launcher = _extension.Launch(
@@ -53,8 +53,8 @@ def launch_by_extension(descriptors: ProblemDescriptors, result: HeuristicResult
     return launcher.launch  # type: ignore[no-any-return]
 
 
-def launch_by_ctypes(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> LaunchFunction:
-    """Return a launch through ctypes."""
+def by_ctypes(descriptors: ProblemDescriptors, result: HeuristicResult, attributes: tuple[int, ...]) -> Launch:
+    """Return the launch through ctypes."""
     library: Library = descriptors.library
     matmul, set_attribute = library.functions["Matmul"], library.functions["MatmulDescSetAttribute"]
     scalar: Any = ctypes.c_int32 if descriptors.problem.compute == "32i" else ctypes.c_float

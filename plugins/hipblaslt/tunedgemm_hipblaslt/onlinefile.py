@@ -1,4 +1,4 @@
-"""AITER's ``hip_online_tuning_res.csv``, read where HIP_ONLINE_TUNING is on.
+"""Read AITER's ``hip_online_tuning_res.csv`` where HIP_ONLINE_TUNING is on.
 
 Its 20 columns (``gradlib/csrc/hipbsolgemm.cu``) hold an algorithm's index and no library version.
 Indices differ between versions. A row counts only with a 21st column ``libver`` that equals the

@@ -1,4 +1,4 @@
-"""Solutions of a shape: the library's answers, best first, and neighbours of the best.
+"""List the solutions of a shape, the library's best first, and the neighbours of one.
 
 One kind of product has some ten million configurations in cuBLASLt. The library accepts tens of
 thousands of them, and nearly all are slow. The library's answers come first. The search then
@@ -19,7 +19,7 @@ from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, Probl
 from tunedgemm_hipblaslt.launch import ALL_RESULTS, TOP_RESULTS, results_by_index
 from tunedgemm_hipblaslt.library import Library, library_build
 from tunedgemm_hipblaslt.limits import BLOCK, Problem, make_problem
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse, tiles
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse_name, tiles
 
 #: Devices with a shorter fp8 accumulator, and the outputs for which it is accurate enough.
 _FAST_GFX, _FAST_OUTPUTS = ("sm_89", "sm_90"), ("bf16",)
@@ -55,20 +55,20 @@ def enumerate_solutions(library: Library, shape: Shape, device: Device) -> Itera
     """
     in_epilogue = _list_algorithms(library, _nearby_problems(shape), device.index)
     for algorithm in in_epilogue:
-        yield make_solution(library, SolutionName(algorithm))
+        yield solution_of(library, SolutionName(algorithm))
     if allows_fast_accum(library, shape, device):
         for algorithm in _list_algorithms(library, _nearby_problems(shape, fast_accum=True), device.index):
-            yield make_solution(library, SolutionName(algorithm, fast_accum=True))
+            yield solution_of(library, SolutionName(algorithm, fast_accum=True))
     if make_problem(shape).bias_dtype:
         after = _list_algorithms(library, _nearby_problems(shape, bias_after=True), device.index)
         for algorithm in after[:_BIAS_AFTER] if in_epilogue else after:
-            yield make_solution(library, SolutionName(algorithm, bias_after=True))
+            yield solution_of(library, SolutionName(algorithm, bias_after=True))
 
 
 def refine(library: Library, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
     """List the neighbours of a cuBLASLt configuration; none for other solutions."""
     try:
-        name = parse(solution.kernel_name, solution.split_k)
+        name = parse_name(solution.kernel_name, solution.split_k)
     except PluginError:
         return
     if not isinstance(name.algorithm, KernelConfig) or not library.abi.config:
@@ -77,7 +77,7 @@ def refine(library: Library, solution: Solution, shape: Shape, device: Device) -
     with locked_descriptors(library, problem, device.index) as descriptors:
         neighbours = list(enumerate_neighbours(descriptors, name.algorithm, library.abi.workspace))
     for config, _ in neighbours:
-        yield make_solution(library, attrs.evolve(name, algorithm=config))
+        yield solution_of(library, attrs.evolve(name, algorithm=config))
 
 
 def allows_fast_accum(library: Library, shape: Shape, device: Device) -> bool:
@@ -87,7 +87,7 @@ def allows_fast_accum(library: Library, shape: Shape, device: Device) -> bool:
     return available and fp8 and shape.outdtype in _FAST_OUTPUTS and shape.scale != "block" and not shape.op.startswith("batched_")
 
 
-def make_solution(library: Library, name: SolutionName) -> Solution:
+def solution_of(library: Library, name: SolutionName) -> Solution:
     """Return the solution of a name, with an algorithm's index as its hint."""
     split_k = name.algorithm.split_k if isinstance(name.algorithm, KernelConfig) else 0
     index = name.algorithm.index if isinstance(name.algorithm, AlgorithmIndex) else 0

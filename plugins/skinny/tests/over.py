@@ -13,8 +13,7 @@ import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.tools import bind_driver, ops, torch_dtype
-from tunedgemm_skinny import Skinny, rtc
-from tunedgemm_skinny import native as driver
+from tunedgemm_skinny import Skinny, driver, rtc
 
 CPU = device_of(-1)
 #: Devices that the CPU emulates, by kind.

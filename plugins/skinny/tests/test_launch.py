@@ -16,7 +16,7 @@ from tunedgemm.tools import semaphores
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.launch import ALIASES
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import REVISION, KernelConfig, Rows, Tiles, kernel_of
+from tunedgemm_skinny.names import REVISION, KernelConfig, Rows, Tiles, parse_name
 from tunedgemm_skinny.space import enumerate_kernels
 
 both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
@@ -85,7 +85,7 @@ def test_other_ops(skinny: Any, over: ModuleType) -> None:
         fp8 = ARCHITECTURES[skinny.host.gfx].fp8
         native = attrs.evolve(shape, dtype=fp8) if shape.dtype.startswith("fp8") else shape
         solutions = list(skinny.enumerate_solutions(native, over.CPU))
-        split = next((solution for solution in solutions if solution.split_k and not kernel_of(solution.kernel_name).cluster), None)
+        split = next((solution for solution in solutions if solution.split_k and not parse_name(solution.kernel_name).cluster), None)
         faults += faults_of(skinny, over, native, filter(None, (solutions[0], split)))
     assert not faults
 

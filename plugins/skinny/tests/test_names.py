@@ -12,7 +12,7 @@ import attrs
 import pytest
 import tunedgemm_skinny
 from tunedgemm.plugin import PluginError
-from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, KernelConfig, Rows, Tiles, Wgmma, kernel_of
+from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, KernelConfig, Rows, Tiles, Wgmma, parse_name
 
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
 
@@ -33,7 +33,7 @@ def test_every_kernel_has_a_unique_name(family: type[KernelConfig]) -> None:
     kernels = _all_kernels(family)
     assert len(kernels) > 200
     assert all(kernel.warps <= MAX_WARPS for kernel in kernels)
-    assert [kernel_of(kernel.name) for kernel in kernels] == kernels
+    assert [parse_name(kernel.name) for kernel in kernels] == kernels
     assert len({kernel.name for kernel in kernels}) == len(kernels)
 
 
@@ -73,7 +73,7 @@ def test_names_are_as_documented() -> None:
 def test_a_foreign_name_is_an_error(name: str, reason: str) -> None:
     """A name of another revision or of no kernel raises an error with the reason."""
     with pytest.raises(PluginError, match=re.escape(reason)):
-        kernel_of(name)
+        parse_name(name)
 
 
 def test_rows_of_a_block() -> None:

@@ -18,10 +18,11 @@ import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, OutOfResources, Shape
 from tunedgemm.tools import Driver, bind_driver
-from tunedgemm_skinny import native, rtc
+from tunedgemm_skinny import driver, native, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
+from tunedgemm_skinny.driver import CUDA, function_of
 from tunedgemm_skinny.names import Rows
-from tunedgemm_skinny.native import CUDA, LaunchPlan, by_ctypes, function_of
+from tunedgemm_skinny.native import LaunchPlan, by_ctypes
 
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
@@ -312,7 +313,7 @@ def test_a_plan_is_packed_like_args() -> None:
 
 def driver_of(skinny: Any) -> Driver:
     """Return the fake driver of a backend."""
-    return skinny.driver(native.INTERFACES[skinny.host.kind])
+    return skinny.driver(driver.INTERFACES[skinny.host.kind])
 
 
 def code_of(skinny: Any, kernel: Rows = KERNEL) -> bytes:

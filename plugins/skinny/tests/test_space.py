@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, kernel_of
+from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, parse_name
 from tunedgemm_skinny.resources import grid_of, per_split, registers, shared_bytes, span_of, unfit, vec_of
 from tunedgemm_skinny.space import MOST, spread
 
@@ -46,7 +46,7 @@ def test_every_solution_fits(device: Device) -> None:
         assert 0 < len(solutions) <= MOST
         assert len({(solution.kernel_name, solution.split_k) for solution in solutions}) == len(solutions)
         for solution in solutions:
-            kernel, splits = kernel_of(solution.kernel_name), solution.split_k or 1
+            kernel, splits = parse_name(solution.kernel_name), solution.split_k or 1
             assert solution.deterministic
             assert solution.batch_invariant
             assert solution.split_k != 1, "one split has one name"
@@ -68,8 +68,8 @@ def test_real_shapes_have_a_few_dozen_solutions_of_every_kind() -> None:
         assert 30 <= len(names) <= MOST
         assert any(name.startswith("tiles") for name in names)
         assert any(name.startswith("rows") for name in names) == (m <= 8)
-        assert {bool(kernel_of(name).stages) for name in names} == {True, False}
-        amd = [kernel_of(solution.kernel_name) for solution in skinny.enumerate_solutions(shape, Device("gfx942", 304))]
+        assert {bool(parse_name(name).stages) for name in names} == {True, False}
+        amd = [parse_name(solution.kernel_name) for solution in skinny.enumerate_solutions(shape, Device("gfx942", 304))]
         assert not any(kernel.stages for kernel in amd)
     narrow = Shape("a16w16", 16, 256, 7168)
     assert any(solution.split_k > 1 for solution in skinny.enumerate_solutions(narrow, H200))
@@ -92,13 +92,13 @@ def test_the_first_solution_is_of_the_fastest_family(shape: Shape, device: Devic
     Without wgmma it is of tiles.
     """
     first = next(iter(skinny.enumerate_solutions(shape, device)))
-    assert kernel_of(first.kernel_name).family in families.split()
+    assert parse_name(first.kernel_name).family in families.split()
 
 
 def test_every_family_is_listed() -> None:
     """The list has at least six solutions of each family and ten ways to load."""
     for m, n, k in ((1, 7168, 8192), (8, 128, 512), (4, 57344, 8192)):
-        kernels = [kernel_of(solution.kernel_name) for solution in skinny.enumerate_solutions(Shape("a16w16", m, n, k), H200)]
+        kernels = [parse_name(solution.kernel_name) for solution in skinny.enumerate_solutions(Shape("a16w16", m, n, k), H200)]
         assert all(sum(kernel.family == family for kernel in kernels) >= 6 for family in ("rows", "tiles", "wgmma"))
         assert len({(kernel.family, kernel.n_each, kernel.x_shared, kernel.stages > 0, kernel.cluster) for kernel in kernels}) >= 10
 
@@ -156,11 +156,11 @@ def test_neighbours_differ_in_one_parameter_and_fit(device: Device) -> None:
     moved = set()
     for shape in (Shape("a16w16", 4, 7168, 8192), Shape("a16w16", 16, 1280, 8192)):
         for solution in skinny.enumerate_solutions(shape, device):
-            own, near = kernel_of(solution.kernel_name), list(skinny.refine(solution, shape, device))
+            own, near = parse_name(solution.kernel_name), list(skinny.refine(solution, shape, device))
             assert near
             assert len(set(near)) == len(near)
             for other in near:
-                kernel = kernel_of(other.kernel_name)
+                kernel = parse_name(other.kernel_name)
                 assert type(kernel) is type(own)
                 changed = [field.name for field in attrs.fields(type(own)) if getattr(own, field.name) != getattr(kernel, field.name)]
                 changed += ["splits"] if other.split_k != solution.split_k else []
@@ -177,7 +177,7 @@ def test_neighbours_reach_clusters_and_every_parameter_of_wgmma() -> None:
     for _ in range(8):
         fresh = list({other for solution in fresh for other in skinny.refine(solution, shape, H200)} - reached)
         reached.update(fresh)
-    kernels = [(kernel_of(solution.kernel_name), solution.split_k) for solution in reached]
+    kernels = [(parse_name(solution.kernel_name), solution.split_k) for solution in reached]
     assert {splits for kernel, splits in kernels if kernel.cluster} == {2, 3, 4, 5, 6, 7, 8}
     for name in ("n_each", "warps_n", "warps_k", "unroll", "stages"):
         ladder = attrs.fields_dict(Wgmma)[name].metadata["ladder"]

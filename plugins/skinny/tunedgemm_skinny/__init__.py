@@ -1,4 +1,4 @@
-"""Backend ``skinny``: GEMM kernels for few rows, compiled at run time for NVIDIA and AMD.
+"""Register the backend ``skinny``: GEMM kernels for few rows, compiled at run time.
 
 Importing this package loads neither torch nor a compiler nor a driver.
 """
@@ -21,7 +21,7 @@ class Skinny:
     Attributes:
         libtype: name of the backend in tables.
         compiler, driver: load the vendor's libraries on the first compile and the first launch.
-        host: device that the CPU emulates where fake libraries stand for the vendor's.
+        host: device that a CPU emulates, if any; both libraries then work in host memory.
     """
 
     libtype: str = "skinny"
@@ -39,41 +39,41 @@ class Skinny:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the architecture's static limits."""
-        return limits.supports(shape, self._emulated(device))
+        return limits.supports(shape, self._limiting_device(device))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the kernels worth timing for the shape, lowest predicted cost first."""
-        return space.enumerate_solutions(self.libtype, shape, self._emulated(device))
+        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, or None."""
-        return heuristic.heuristic_fallback(self.libtype, shape, self._emulated(device))
+        return heuristic.heuristic_fallback(self.libtype, shape, self._limiting_device(device))
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.compiler, solution, shape, self._emulated(device))
+        launch.prepare(self.compiler, solution, shape, self._limiting_device(device))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Compile and load the kernel, and fix all launch arguments but the addresses."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._present(device):
-            return Unsupported(f"device is not present (got {device}); bind on the machine that has it")
-        return launch.bind(self.compiler, self.driver, solution, shape, self._emulated(device), device.torch_device)
+        if not self._is_present(device):
+            return Unsupported(f"device: not present (got {device})")
+        return launch.bind(self.compiler, self.driver, solution, shape, self._limiting_device(device), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the solution's neighbours, which differ in one parameter."""
-        return space.refine(solution, shape, self._emulated(device))
+        return space.refine(solution, shape, self._limiting_device(device))
 
-    def _present(self, device: Device) -> bool:
+    def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
-    def _emulated(self, device: Device) -> Device:
+    def _limiting_device(self, device: Device) -> Device:
         """Return the device whose limits apply: `host` for a CPU that emulates it."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 

@@ -1,4 +1,4 @@
-"""Compilation: one kernel for one class of shapes, from source to a code object, without a device.
+"""Compile one kernel for one class of shapes, without a device, into the artifact cache.
 
 A build depends on M and on the divisors of K, not on N. It depends on the number of splits only
 where they meet in a cluster.

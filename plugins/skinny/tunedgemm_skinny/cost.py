@@ -1,4 +1,4 @@
-"""Predicted cost of a kernel on a shape; it orders the solutions worth timing.
+"""Predict the cost of a kernel on a shape, to order solutions.
 
 NVIDIA: the logarithm of a time over its floor is a weighted sum of `features`. These are made of
 bytes, blocks and steps, so one sum serves 8-bit operands and other devices, too.
@@ -11,8 +11,8 @@ architectures and int8 take the same weights, unmeasured. For one row of x, almo
 timed in bf16.
 
 AMD: nothing was measured. The cost is an estimate in units of reading the weight once, which every
-kernel does. Kernels differ in the share of the memory rate that their loads in flight reach, in
-how evenly blocks and steps divide, and in the final reduction.
+kernel does. Kernels differ in the share of the memory rate that their loads reach, in how evenly
+blocks and steps divide, and in the final reduction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Solutions of untuned calls."""
+"""Choose the solution of an untuned call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers: a solution bound to a shape, with all launch arguments but addresses fixed."""
+"""Turn a kernel and a shape into a launcher with everything but addresses fixed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import Driver, DriverInterface, on_device, semaphores, torch_dtype, workspace
 
-from tunedgemm_skinny import native, rtc
+from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
+from tunedgemm_skinny.driver import INTERFACES, KernelFunction, function_of
 from tunedgemm_skinny.limits import ARCHITECTURES, depth_of, supports, x_pieces
-from tunedgemm_skinny.names import KernelConfig, kernel_of
-from tunedgemm_skinny.native import KernelFunction, Launch, LaunchPlan, launch_of
+from tunedgemm_skinny.names import KernelConfig, parse_name
+from tunedgemm_skinny.native import Launch, LaunchPlan, launch_of
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
 
@@ -39,7 +40,7 @@ def resolve(solution: Solution, shape: Shape, device: Device) -> tuple[KernelCon
         if first is None:
             raise PluginError(f"skinny lists no kernel for {shape} on {device}")
         return first
-    kernel, splits = kernel_of(solution.kernel_name), solution.split_k or 1
+    kernel, splits = parse_name(solution.kernel_name), solution.split_k or 1
     if reason := unfit(kernel, splits, shape, device.gfx):
         raise PluginError(reason)
     return kernel, splits
@@ -85,12 +86,12 @@ def bind(
     try:
         kernel, splits = resolve(solution, shape, device)
         compiled = code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
-        driver = drivers(native.INTERFACES[device.kind])
+        driver = drivers(INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
     plan = _plan(kernel, splits, shape, device.gfx)
     try:
-        function = native.function_of(driver, compiled, ENTRY, device.index)
+        function = function_of(driver, compiled, ENTRY, device.index)
         function.allow(plan.threads, plan.shared)
     except OutOfResources as error:
         raise OutOfResources(f"skinny {kernel.name} on {device.gfx}: {error}") from error

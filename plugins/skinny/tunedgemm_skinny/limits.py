@@ -1,4 +1,4 @@
-"""Static limits of shapes and architectures. They hold for absent devices, too."""
+"""Check which shapes the kernels support on each architecture; absent devices included."""
 
 from __future__ import annotations
 

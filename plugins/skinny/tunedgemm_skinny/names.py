@@ -1,4 +1,4 @@
-"""Solution names and kernel parameters, both ways: a name alone says what to compile.
+"""Map solution names to kernel parameters and back: a name alone says what to compile.
 
 In ``rows_r1_n4w2x2u4_s``, ``rows`` is the family and ``r1`` the revision of the sources. ``n`` is
 the weight rows of a warp; ``w`` and ``x`` are the warps of a block along N and along K. ``u`` is
@@ -152,7 +152,7 @@ FAMILIES: tuple[type[KernelConfig], ...] = (Rows, Tiles, Wgmma)
 
 
 @functools.lru_cache(maxsize=4096)
-def kernel_of(name: str) -> KernelConfig:
+def parse_name(name: str) -> KernelConfig:
     """Parse a solution name; the inverse of each family's `name`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Resources of a kernel on an architecture: grid, shared memory, registers; unfit kernels."""
+"""Compute grid, shared memory and registers of a kernel, and check whether it fits a device."""
 
 from __future__ import annotations
 

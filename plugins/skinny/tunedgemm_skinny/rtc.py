@@ -1,4 +1,4 @@
-"""Run-time compilers through ctypes: NVRTC and hipRTC. They need no device."""
+"""Compile at run time through ctypes: NVRTC and hipRTC. They need no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solution space: the kernels worth timing for a shape, in the order of their predicted cost."""
+"""List the kernels worth timing for a shape by predicted cost, and the neighbours of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, depth_of, supports
-from tunedgemm_skinny.names import FAMILIES, KernelConfig, kernel_of
+from tunedgemm_skinny.names import FAMILIES, KernelConfig, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
 #: Most solutions of a shape.
@@ -83,7 +83,7 @@ def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the solutions one step of one parameter, or of splitK, away."""
     try:
-        kernel = kernel_of(solution.kernel_name)
+        kernel = parse_name(solution.kernel_name)
     except PluginError:
         return
     if not supports(shape, device):

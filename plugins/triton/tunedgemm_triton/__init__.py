@@ -1,6 +1,6 @@
-"""Backend ``triton``: GEMM kernels in Triton, for NVIDIA and AMD.
+"""Register the backend ``triton``: GEMM kernels in Triton, for NVIDIA and AMD.
 
-Importing it loads neither Triton nor torch.
+Importing this package loads neither torch nor Triton.
 """
 
 from __future__ import annotations

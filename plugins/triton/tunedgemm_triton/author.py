@@ -1,4 +1,4 @@
-"""For authors of kernels: a backend made of one Triton kernel, its parameters and their values.
+"""Make a backend of one Triton kernel, its parameters and their values, for kernel authors.
 
 docs/tuning-triton.md shows a complete one. ``tunedgemm triton tune --libtype NAME`` tunes it, and
 its JSON files answer untuned calls where TUNEDGEMM_FALLBACK names it.

@@ -1,5 +1,4 @@
-"""Build: compile one Triton program for one class of shapes, into the artifact cache, without a
-device.
+"""Compile one Triton program for one class of shapes, without a device, into the artifact cache.
 
 A program does not depend on M, nor on the sizes themselves: it depends on what they divide by.
 One compile therefore serves many shapes.

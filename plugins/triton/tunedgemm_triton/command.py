@@ -1,6 +1,4 @@
-"""``tunedgemm triton``: tune kernels into JSON files, check such files, convert them to tables and
-back.
-"""
+"""Implement ``tunedgemm triton``: tune kernels into JSON files, check and convert such files."""
 
 from __future__ import annotations
 

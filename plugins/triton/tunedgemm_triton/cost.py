@@ -1,4 +1,4 @@
-"""Cost: predicted time of kernels, by which candidates are ordered."""
+"""Predict the time of kernels, to order solutions."""
 
 from __future__ import annotations
 

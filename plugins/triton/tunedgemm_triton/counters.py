@@ -1,5 +1,4 @@
-"""Arrival counters of split-K: zeroed once and left zero by every launch, so graphs and streams
-need no memset.
+"""Keep arrival counters of split-K, which every launch leaves zero: graphs need no memset.
 
 A launch's partial sums come from ``torch.empty``. Only one launch holds that address at a time:
 torch's allocator reuses it in the order of its stream, and a graph's pool keeps it for the graph.

@@ -1,4 +1,4 @@
-"""Op families: which functions answer for the kernels of each op."""
+"""Map each op to the functions of its kernels."""
 
 from __future__ import annotations
 

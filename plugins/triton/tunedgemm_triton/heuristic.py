@@ -1,4 +1,4 @@
-"""Heuristic: the solution of an untuned call, and of ``auto``: the choice of a JSON file.
+"""Choose the solution of an untuned call, and of ``auto``: the choice of a JSON file.
 
 Files are read again for each new shape; ``tunedgemm.reload()`` makes every shape new.
 """

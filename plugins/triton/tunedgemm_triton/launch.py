@@ -1,5 +1,4 @@
-"""Launch: bind a solution to a shape, with everything but the addresses fixed before the first
-call.
+"""Turn a solution and a shape into a launcher with everything but addresses fixed.
 
 A call allocates the output and one workspace, reads the stream and the operands' addresses, and
 launches. It does not compile, look up types, wrap tensors or wait for the device, so it may be
@@ -80,7 +79,7 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     if reason := family.unsupported(shape, device):
         return Unsupported(reason)
     if device.index < 0:
-        return Unsupported(f"{device} is described, not present")
+        return Unsupported(f"device: not present (got {device})")
     try:
         kernel, split_k = parse_solution(family, solution, shape, device)
     except PluginError as error:

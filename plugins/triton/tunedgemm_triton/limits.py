@@ -1,6 +1,4 @@
-"""Limits: what an architecture has, as data, and which shapes the kernels take there; needs no
-device.
-"""
+"""Check which shapes the kernels support on each architecture, as data; needs no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names: solution name <-> kernel parameters.
+"""Map solution names to kernel parameters and back.
 
 A name alone says what to compile, in any process.
 

@@ -1,4 +1,4 @@
-"""Launch plans: the steps of one call, in order, and their buffers in a workspace, as data.
+"""Plan the launches of one call, in order, and their buffers in a workspace, as data.
 
 The launcher and the tests in Triton's interpreter run the same plans. A plan does not depend on the
 values of operands, so a captured call serves any of them.

@@ -1,6 +1,4 @@
-"""Resources: grid, shared memory, registers and partial sums of a kernel, and why it does not fit a
-device.
-"""
+"""Compute a kernel's grid, shared memory, registers and partials, and check whether it fits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Space: the kernels worth timing for a shape, by class of M, best guesses first, and their
-neighbours.
-"""
+"""List the kernels worth timing for a shape, best guesses first, and their neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles: the parameters worth timing, as data, best guesses first; `space` makes kernels of them.
+"""List the parameters worth timing, as data, best guesses first; `space` makes kernels of them.
 
 A step along K is in bytes of a row, since the bytes of the weight in flight decide: 128 bytes are
 64 elements of bf16, 128 of fp8.

@@ -1,7 +1,8 @@
-"""A backend whose solutions are named after what they do: `good` is right and fast, each other fails in a way of its own.
+"""A backend whose solutions are named after their faults; only `good` is correct and fast.
 
-The folder above this package goes on the path, and into PYTHONPATH for processes that are started, as if pip had installed it.
-FAULTY_KINDS, a comma list, narrows the solutions to some; FAULTY_MARK is a file that `hangs` makes before it does.
+To install it, put the folder above this package on the path, and into PYTHONPATH for child
+processes. FAULTY_KINDS, a comma list, selects solutions; FAULTY_MARK is a file that `hangs` creates
+before it hangs.
 """
 
 import ctypes
@@ -18,10 +19,10 @@ from tunedgemm.plugin import Launcher, OutOfResources, Shape, Solution, Unsuppor
 OPS = ("a16w16",)
 LIBTYPE = "faulty"
 
-#: Calls after which what fails late fails: more than a check takes, fewer than a timing.
+#: Calls after which the late faults occur: more than a check takes, fewer than a timing.
 LATE = 25
 
-#: solution -> the status words that are right for it
+#: solution -> its correct status words
 EXPECTED: dict[str, tuple[str, ...]] = {
     "hangs": ("hung",),
     "segfaults": ("crashed",),
@@ -52,22 +53,22 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "wrong_later": ("wrong",),
     "raises_later": ("failed",),
 }
-#: Right, and found wanting only where --deterministic or --batch-invariant is asked for.
+#: Correct solutions that fail only with --deterministic or --batch-invariant.
 PARTICULAR = {"nondeterministic": "nondeterministic", "batch_variant": "batch_variant"}
 
-#: What lasts as long as the process: tensors that nobody frees.
+#: Leaked tensors.
 _kept: list[Any] = []
 
 
 def kinds(known: tuple[str, ...]) -> list[str]:
-    """The names in FAULTY_KINDS, in their order here; all that are known without it."""
+    """Return the names in FAULTY_KINDS in the order of *known*; all of them without it."""
     wanted = os.environ.get("FAULTY_KINDS", "").split(",")
     return [name for name in known if name in wanted or wanted == [""]]
 
 
 @hookimpl
 def supports(shape: Shape) -> bool | Unsupported:
-    """Plain operands of one dtype without bias."""
+    """Accept plain operands of one dtype without bias."""
     if shape.layout != "row" or shape.scale != "none" or shape.bias or shape.outdtype != shape.dtype:
         return Unsupported("takes plain operands of one dtype without bias")
     return True
@@ -75,7 +76,7 @@ def supports(shape: Shape) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
-    """One of each kind, most of the bad ones before the good one."""
+    """Yield one of each kind, most of the bad ones before the good one."""
     narrowed = bool(os.environ.get("FAULTY_KINDS"))
     for name in kinds((*EXPECTED, *PARTICULAR) if narrowed else tuple(EXPECTED)):
         yield Solution(LIBTYPE, name)
@@ -83,7 +84,7 @@ def enumerate_solutions() -> Iterator[Solution]:
 
 @hookimpl
 def prepare(solution: Solution) -> None:
-    """The compiler, which two kinds do not get past."""
+    """Compile; two kinds fail in the compiler."""
     if solution.kernel_name == "compiles_slowly":
         time.sleep(3600)
     if solution.kernel_name == "aborts_compiler":
@@ -92,7 +93,10 @@ def prepare(solution: Solution) -> None:
 
 @hookimpl
 def bind(solution: Solution, shape: Shape) -> Launcher | Unsupported:
-    """A launcher with a state of its own; kept out of graphs, which would record one call of what differs from call to call."""
+    """Return a launcher with separate state.
+
+    It is not graph-safe: a graph would record one call of those that differ.
+    """
     name = solution.kernel_name
     if name not in _CALLS:
         return Unsupported(f"no kernel {name!r}")
@@ -102,7 +106,7 @@ def bind(solution: Solution, shape: Shape) -> Launcher | Unsupported:
         raise OutOfResources("needs 300000 bytes of shared memory")
     if name == "hangs_in_bind":
         time.sleep(3600)
-    if name in ("compiles_slowly", "aborts_compiler"):  # nobody prepared it: compile now
+    if name in ("compiles_slowly", "aborts_compiler"):  # not prepared: compile now
         prepare(solution)
     call, state = _CALLS[name], {"calls": 0}
 
@@ -114,7 +118,10 @@ def bind(solution: Solution, shape: Shape) -> Launcher | Unsupported:
 
 
 def _product(x: Any, weight: Any) -> Any:
-    """Summed in float64, so that neither the order of summation nor M shows in the bits of a narrower dtype."""
+    """Multiply in float64.
+
+    Neither the order of summation nor M then shows in the bits of a narrower dtype.
+    """
     return (x.double() @ weight.double().t()).to(x.dtype)
 
 
@@ -146,7 +153,7 @@ def _raises(x: Any, weight: Any, state: dict) -> Any:
 
 
 class OddError(Exception):
-    """Cannot be pickled: it takes two arguments and hands one on."""
+    """Error that cannot be pickled: it takes two arguments and passes on one."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -182,10 +189,10 @@ def _right_once(x: Any, weight: Any, state: dict) -> Any:
 
 
 def _memoised(x: Any, weight: Any, state: dict) -> Any:
-    place = x.data_ptr(), weight.data_ptr()
-    if place not in state:
-        state[place] = _product(x, weight)
-    return state[place].clone()
+    addresses = x.data_ptr(), weight.data_ptr()
+    if addresses not in state:
+        state[addresses] = _product(x, weight)
+    return state[addresses].clone()
 
 
 def _out_of_bounds(x: Any, weight: Any, state: dict) -> Any:
@@ -235,7 +242,7 @@ def _segfaults_later(x: Any, weight: Any, state: dict) -> Any:
 
 
 def _wrong_later(x: Any, weight: Any, state: dict) -> Any:
-    """Right, and as quick as any; then wrong, and quicker than what computes."""
+    """Return correct results as fast as others; later wrong ones, without computing."""
     if state["calls"] > LATE:
         return state["last"] + 1
     out = _product(x, weight)

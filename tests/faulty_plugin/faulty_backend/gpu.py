@@ -1,6 +1,6 @@
-"""Kernels that break a GPU's context, or keep it busy for two minutes, beside one that does neither.
+"""Kernels that break a GPU's context or keep it busy for two minutes, and one correct kernel.
 
-CUDA source through ``torch.cuda._compile_kernel``, which needs no compiler but the one that torch brings.
+``torch.cuda._compile_kernel`` compiles the CUDA source with the compiler that torch brings.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ LIBTYPE = "faulty_gpu"
 
 #: Seconds that ``spins`` keeps one thread of the device busy.
 SPIN_SECONDS = 120
-#: Launches after which ``illegal_address_later`` writes where nothing is: more than a check makes, fewer than one sample.
+#: Launches after which ``illegal_address_later`` writes to an unmapped address: more than a check
+#: makes, fewer than one sample.
 LATE = 40
 
-#: solution -> the status words that are right for it
+#: solution -> its correct status words
 EXPECTED: dict[str, tuple[str, ...]] = {
     "illegal_address": ("fault",),
     "spins": ("hung",),
@@ -55,13 +56,13 @@ extern "C" __global__ void spins(unsigned int *launches, int seconds)
     *launches = 1u;
 }
 """
-#: the kernel's second argument
+#: kernel -> its second argument
 _NUMBERS = {"illegal_address": 16, "illegal_address_later": LATE, "traps": 0, "spins": SPIN_SECONDS}
 
 
 @hookimpl
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Plain 16-bit operands on an NVIDIA device."""
+    """Accept plain operands of one dtype without bias on an NVIDIA device."""
     if device.kind != "nvidia":
         return Unsupported("its kernels are CUDA")
     if shape.layout != "row" or shape.scale != "none" or shape.bias or shape.outdtype != shape.dtype:
@@ -71,13 +72,13 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
-    """One of each kind."""
+    """Return one of each kind."""
     return (Solution(LIBTYPE, name) for name in kinds(tuple(EXPECTED)))
 
 
 @hookimpl
 def bind(solution: Solution, device: Device) -> Launcher | Unsupported:
-    """torch's product, and behind it the kernel that the solution is named after."""
+    """Return a launcher of torch's product followed by the kernel of the solution's name."""
     import torch
 
     name = solution.kernel_name

@@ -25,7 +25,7 @@ _MODIFIER = re.compile(r"^([a-z_][a-z0-9_]*)(?::(.+))?$")
 #: Words that follow operands and stand alone.
 _FLAGS = {"off_lds", "offen", "idxen", "glc", "slc", "dlc", "sc0", "sc1", "nt", "lds", "gds", "clamp", "tfe", "high", "bound_ctrl", "done"}
 _ENCODINGS = ("_e32", "_e64", "_sdwa", "_dpp", "_e64_dpp")
-#: Instructions whose operand is no list of registers.
+#: Instructions whose operand is not a list of registers.
 _RAW = {"s_waitcnt", "s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32", "s_sendmsg"}
 _OBJDUMP = re.compile(r"//\s*([0-9A-Fa-f]{8,}):((?:\s+[0-9A-Fa-f]{8})+)(?:\s+<([^>]*)>)?")
 _OBJDUMP_LABEL = re.compile(r"^[0-9a-fA-F]{16} <([^>]+)>:$")

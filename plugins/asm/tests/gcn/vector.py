@@ -15,7 +15,7 @@ from .vector_table import COMPARED, COMPARISONS, GFX950, TABLE, TRANSCENDENTAL
 from .wave import EXEC, LANES, VCC, Wave, lanes_of, mask_of
 
 _COMPARE = re.compile(r"^v_cmp(x?)_([a-z]+)_([a-z]\d+)$")
-#: Modifiers that carry no meaning of their own here, or that their instruction reads.
+#: Modifiers without a meaning here, or read by their instruction.
 _KNOWN = {
     "dst_sel", "dst_unused", "src0_sel", "src1_sel", "quad_perm", "row_shr", "row_shl", "row_ror", "row_newbcast", "row_bcast", "row_mask",
     "bank_mask", "bound_ctrl", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "bitop3",

@@ -8,7 +8,7 @@ import struct
 import attrs
 import numpy as np
 
-#: Where shared memory starts: what the system keeps lies in front.
+#: Start of shared memory; the system reserves the bytes before it.
 SHARED = 1024
 _MAP = struct.Struct("<QQQQIIII")
 
@@ -97,8 +97,8 @@ class Shared:
 
     def __attrs_post_init__(self) -> None:
         self.content = np.full(SHARED + self.size, 0xFF, np.uint8)  # NaN in every format
-        # Of each byte the thread that wrote it, none if the copy engine did, and what the copy
-        # engine knows of that.
+        # Writer of each byte (a thread, or none for the copy engine), and whether the copy engine
+        # sees the write.
         self.writer = np.full(SHARED + self.size, -1, np.int32)
         self.known = np.zeros(SHARED + self.size, np.uint8)
 

@@ -103,14 +103,14 @@ def assembler_for(gfx: str) -> Assembler:
     for clang in _candidates():
         try:
             version = _run([clang, "--version"], "", clang).partition("\n")[0] if clang else _triton()
-            found = Assembler(gfx, version, clang)
+            assembler = Assembler(gfx, version, clang)
             with tempfile.TemporaryDirectory() as folder:
-                found.assemble({"probe.co": probe}, Path(folder))
+                assembler.assemble({"probe.co": probe}, Path(folder))
                 Path(folder, "probe.co").stat()
         except (PluginError, OSError) as error:
             refused.append(str(error))
             continue
-        return found
+        return assembler
     raise PluginError(f"no assembler for {gfx}; set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none'}")
 
 
@@ -154,14 +154,14 @@ def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> B
     Raises:
         PluginError: the generator or every assembler lacks the architecture.
     """
-    made = tuple(chosen) or tuple(enumerate_configs(gfx))
+    configs = tuple(chosen) or tuple(enumerate_configs(gfx))
     assembler = assembler_for(gfx)
     folder.mkdir(parents=True, exist_ok=True)
-    assembler.assemble({f"{config.name}.co": text_of(config) for config in made}, folder)
+    assembler.assemble({f"{config.name}.co": text_of(config) for config in configs}, folder)
     rows = [
         {"knl_name": config.name, "co_name": f"{config.name}.co", "tn": 1, "tileM": config.tile_m, "tileN": config.tile_n,
          "pf": config.prefetch, "bPreshuffle": int(config.shuffled), "splitK": int(config.split), "subK": STEP, "bias": 1}
-        for config in made
+        for config in configs
     ]  # fmt: skip
     with (folder / MANIFEST).open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -169,4 +169,4 @@ def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> B
         writer.writerows(rows)
     described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST}
     (folder / "pack.json").write_text(json.dumps(described, indent=2) + "\n")
-    return Built(tuple(config.name for config in made), assembler.name)
+    return Built(tuple(config.name for config in configs), assembler.name)

@@ -61,7 +61,7 @@ class Cost:
         return rows * STEP_BYTES // (4 * config.target.lds_banks) + config.buffer_bytes // _LDS_WRITES
 
 
-def cost(config: KernelConfig) -> Cost:
+def cost_of(config: KernelConfig) -> Cost:
     """Count the resources and instructions of a kernel."""
     stream, f = stream_of(config)
     first = next(at for at, item in enumerate(stream) if item == LOOP)

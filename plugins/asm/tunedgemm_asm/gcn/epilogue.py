@@ -64,14 +64,14 @@ class Output:
 def output(f: Frame, bits: int) -> Output:
     """Allocate registers for storing, reusing those of the loop except lane and accumulators."""
     given = attrs.evolve(f.given, taken={**f.given.taken, "v": 1})
-    made = Output(
+    registers = Output(
         f=f, bits=bits, to=f.from_a, bias=f.from_b,
         rows=given("v", f.config.blocks_m, align=1), column=given("v"), columns_left=f.steps,
         added=given("v", 4 * f.config.blocks_n), nowhere=given("v"),
         values=tuple(given("v", 4) for _ in range(4)), spare=given("v", 4), scalars=f.spare[4:8],
     )  # fmt: skip
     f.given.taken["v"] = max(f.given.taken["v"], given.taken["v"])
-    return made
+    return registers
 
 
 def store_tile(f: Frame) -> list[Item]:
@@ -111,7 +111,7 @@ def place_rows(o: Output) -> list[Op]:
         op("v_lshl_add_u32", o.rows[0], o.column, shift, o.rows[0]),
         op("s_lshl_b32", s[0], stride, SIDE.bit_length() - 1),
     ]
-    ops += [op("v_add_u32_e32", o.rows[one], s[0], o.rows[one - 1]) for one in range(1, config.blocks_m)]
+    ops += [op("v_add_u32_e32", o.rows[block], s[0], o.rows[block - 1]) for block in range(1, config.blocks_m)]
     return [*ops, op("v_mov_b32_e32", o.nowhere, NOWHERE)]
 
 
@@ -177,8 +177,8 @@ def store_products(o: Output) -> list[Op]:
         for m in range(config.blocks_m):
             values = o.values[m % len(o.values)]
             total = f.accumulators_of(m, n)
-            ops += [op("v_accvgpr_read_b32", values[one], total[one]) for one in range(4)]
-            ops += [op("v_add_f32_e32", values[one], values[one], added[one]) for one in range(4)]
+            ops += [op("v_accvgpr_read_b32", values[index], total[index]) for index in range(4)]
+            ops += [op("v_add_f32_e32", values[index], values[index], added[index]) for index in range(4)]
             stored = values if o.bits == 32 else values[0:2]
             if o.bits == 16:
                 ops += rounded(o, values)
@@ -194,7 +194,7 @@ def round_constants(o: Output) -> list[Op]:
     if o.bits == 32 or o.f.config.target.packs:
         return []
     constants = (_ROUND, _UPPER)
-    return [op("s_mov_b32", o.scalars[one], constant) for one, constant in enumerate(constants)] + [
+    return [op("s_mov_b32", o.scalars[index], constant) for index, constant in enumerate(constants)] + [
         op("v_mov_b32_e32", o.spare[3], _NAN, note="NaN")
     ]
 
@@ -206,7 +206,7 @@ def rounded(o: Output, values: Reg) -> list[Op]:
         return [op("v_cvt_pk_bf16_f32", values[first // 2], values[first], values[second]) for first, second in pairs]
     ops = []
     mask, odd = o.scalars[2:4], o.spare[2]
-    for value in (values[one] for one in range(4)):
+    for value in (values[index] for index in range(4)):
         ops += [
             op("v_cmp_u_f32_e64", mask, value, value, note="NaN"),
             op("v_bfe_u32", odd, value, 16, 1),

@@ -57,10 +57,10 @@ class Rules:
 
     def needed(self, item: Op, past: Past) -> int:
         """Return the wait states that must precede an instruction."""
-        found = [self._vector(item, past), self._scalar(item, past)]
+        states = [self._vector(item, past), self._scalar(item, past)]
         if "lds" in item.mods.split() and item.unit == "vmem":
-            found.append(M0_TO_LDS_LOAD - past.since("m0", M0.units))
-        return max(0, *found)
+            states.append(M0_TO_LDS_LOAD - past.since("m0", M0.units))
+        return max(0, *states)
 
     def _vector(self, item: Op, past: Past) -> int:
         if item.unit not in ("valu", "mfma", "vmem", "lds"):
@@ -69,20 +69,20 @@ class Rules:
         if item.unit == "mfma":
             result, total = item.to[0], item.of[2]
             operands = [unit for reg in item.read if reg != total for unit in reg.units]
-            found = [VALU_TO_PRODUCT - past.since("valu", units), self.to_operand - past.since("mfma", operands)]
-            found.append(STORE_TO_VALU - past.since("store", result.units))
+            states = [VALU_TO_PRODUCT - past.since("valu", units), self.to_operand - past.since("mfma", operands)]
+            states.append(STORE_TO_VALU - past.since("store", result.units))
             if isinstance(total, Reg):
                 parts = [unit for unit in total.units if total != result or past.results.get(unit) != total]
-                found.append(self.to_sum - past.since("mfma", parts))
-            return max(found)
-        found = [self.to_operand - past.since("mfma", units)]
+                states.append(self.to_sum - past.since("mfma", parts))
+            return max(states)
+        states = [self.to_operand - past.since("mfma", units)]
         if item.unit == "valu":
             written = [unit for reg in item.written for unit in reg.units if unit[0] in "va"]
-            found += [self.to_operand - past.since("mfma", written), self.from_sum - past.since("sum", written)]
-            found += [STORE_TO_VALU - past.since("store", written), TRANSCENDENTAL_TO_VALU - past.since("trans", units)]
+            states += [self.to_operand - past.since("mfma", written), self.from_sum - past.since("sum", written)]
+            states += [STORE_TO_VALU - past.since("store", written), TRANSCENDENTAL_TO_VALU - past.since("trans", units)]
             if item.name.startswith("v_readfirstlane"):
-                found.append(VALU_TO_READLANE - past.since("valu", units))
-        return max(found)
+                states.append(VALU_TO_READLANE - past.since("valu", units))
+        return max(states)
 
     def _scalar(self, item: Op, past: Past) -> int:
         units = [unit for reg in item.read for unit in reg.units if unit[0] in ("s", "vcc")]

@@ -2,9 +2,8 @@
 
 A step is 64 elements along K, in two halves of 32. During the MFMAs of the first half, a wave reads
 the operands of the second half from LDS. Then all waves synchronize: the step's part of LDS is
-free. During the MFMAs of the second half, the next step is written to LDS, later loads are issued,
-and the next step's first operands are read. So no MFMA waits for a load that was issued just before
-it.
+free. During the MFMAs of the second half, the wave writes the next step to LDS, issues later loads
+and reads the next step's first operands. So no MFMA waits for a load issued just before it.
 
 With a second LDS buffer the next step is written there, and the waves synchronize once a step. They
 also do so where loads write LDS directly, into the buffer that was read last.
@@ -35,13 +34,13 @@ def load(f: Frame, step: int) -> list[Op]:
     sources = [(f.from_a, f.offset_a, 0)] + ([] if config.shuffled else [(f.from_b, f.offset_b, config.tile_m)])
     ops: list[Op] = []
     for source, offsets, first in sources:
-        for one, offset in enumerate(offsets[index] for index in range(offsets.count)):
+        for load, offset in enumerate(offsets[index] for index in range(offsets.count)):
             if config.target.direct:
-                at = (step % config.buffers) * config.buffer_bytes + (first + one * ROWS) * STEP_BYTES
+                at = (step % config.buffers) * config.buffer_bytes + (first + load * ROWS) * STEP_BYTES
                 ops.append(op("s_add_u32", M0, f.write, at))
                 ops.append(Op("buffer_load_dwordx4", (), (offset, source, 0), "offen lds", reads=(M0,), writes=(f.lds(step),)))
             else:
-                to = f.staged[step % config.prefetch].fours()[first // ROWS + one]
+                to = f.staged[step % config.prefetch].fours()[first // ROWS + load]
                 ops.append(op("buffer_load_dwordx4", to, offset, source, 0, mods="offen"))
     return ops + advance(
         f.left_a, *((f.from_a, step_bytes(config, "a")), *([] if config.shuffled else [(f.from_b, step_bytes(config, "b"))]))
@@ -53,7 +52,7 @@ def load_shuffled(f: Frame, step: int, half: int) -> list[Op]:
     config = f.config
     to = f.blocks_b[step % config.sets * HALVES + half].fours()
     mods = "offen" + (f" offset:{half * _HALF_SHUFFLED}" if half else "")
-    ops = [op("buffer_load_dwordx4", to[one], f.offset_b[one], f.from_b, 0, mods=mods) for one in range(config.blocks_n)]
+    ops = [op("buffer_load_dwordx4", to[block], f.offset_b[block], f.from_b, 0, mods=mods) for block in range(config.blocks_n)]
     return ops + (advance(f.left_b, (f.from_b, step_bytes(config, "b"))) if half == HALVES - 1 else [])
 
 
@@ -73,8 +72,8 @@ def write_lds(f: Frame, step: int) -> list[Op]:
     staged = f.staged[step % f.config.prefetch].fours()
     first = step % f.config.buffers * f.config.buffer_bytes
     return [
-        Op("ds_write_b128", (), (f.write, four), _offset(first + one * ROWS * STEP_BYTES), writes=(f.lds(step),))
-        for one, four in enumerate(staged)
+        Op("ds_write_b128", (), (f.write, four), _offset(first + load * ROWS * STEP_BYTES), writes=(f.lds(step),))
+        for load, four in enumerate(staged)
     ]
 
 
@@ -92,8 +91,8 @@ def read_lds(f: Frame, step: int, half: int) -> list[Op]:
 def _reads(f: Frame, addresses: tuple[Reg, ...], blocks: Reg, step: int, half: int) -> list[Op]:
     address = addresses[step % f.config.buffers][half]
     return [
-        Op("ds_read_b128", (four,), (address,), _offset(one * SIDE * STEP_BYTES), reads=(f.lds(step),))
-        for one, four in enumerate(blocks.fours())
+        Op("ds_read_b128", (four,), (address,), _offset(block * SIDE * STEP_BYTES), reads=(f.lds(step),))
+        for block, four in enumerate(blocks.fours())
     ]
 
 

@@ -194,7 +194,7 @@ def place_loads(f: Frame) -> list[Op]:
             op("v_lshl_add_u32", offsets[0], pack, 4, offsets[0]),
             op("s_lshl_b32", f.spare[0], stride, ROWS.bit_length() - 1),
         ]
-        ops += [op("v_add_u32_e32", offsets[one], f.spare[0], offsets[one - 1]) for one in range(1, loads)]
+        ops += [op("v_add_u32_e32", offsets[load], f.spare[0], offsets[load - 1]) for load in range(1, loads)]
     return ops
 
 
@@ -210,7 +210,7 @@ def place_shuffled(f: Frame) -> list[Op]:
         op("v_lshlrev_b32_e32", f.offset_b[0], 4, f.lane),
         op("v_add_u32_e32", f.offset_b[0], s[0], f.offset_b[0]),
     ]
-    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, config.blocks_n)]
+    return ops + [op("v_add_u32_e32", f.offset_b[block], s[1], f.offset_b[block - 1]) for block in range(1, config.blocks_n)]
 
 
 def narrow_lane(f: Frame) -> list[Op]:
@@ -244,4 +244,4 @@ def place_reads(f: Frame) -> list[Op]:
 
 def clear_accumulators(f: Frame) -> list[Op]:
     """Set the accumulators to zero."""
-    return [op("v_accvgpr_write_b32", f.accumulators[one], 0) for one in range(f.accumulators.count)]
+    return [op("v_accvgpr_write_b32", f.accumulators[register], 0) for register in range(f.accumulators.count)]

@@ -40,7 +40,7 @@ class Reg:
     @property
     def units(self) -> tuple[tuple[str, int], ...]:
         """Return each single register."""
-        return tuple((self.file, self.index + one) for one in range(self.count))
+        return tuple((self.file, self.index + offset) for offset in range(self.count))
 
     def __str__(self) -> str:
         if self.file in NAMED:

@@ -70,12 +70,12 @@ def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, lis
     """Yield blocks: index, modifiers of the memory instruction, and code that advances the offset
     before it.
     """
-    found = []
+    blocks = []
     for block in range(first, first + count):
         moved = [op("v_add_u32_e32", offset, 4 * _BLOCK, offset)] if block % 4 == 0 and block else []
         within = block % 4 * _BLOCK
-        found.append((block, "offen" + (f" offset:{within}" if within else "") + " sc1", moved))
-    return found
+        blocks.append((block, "offen" + (f" offset:{within}" if within else "") + " sc1", moved))
+    return blocks
 
 
 def store_part(f: Frame) -> list[Op]:
@@ -123,7 +123,7 @@ def add_parts(f: Frame) -> list[Item]:
     config, part, left = f.config, f.part, f.steps
     free = f.given.taken["v"] // 4 - 1
     at_once = max(1, min(_AT_ONCE, config.blocks, free - 1))
-    offset, room = Reg("v", 1), [Reg("v", 4 + 4 * one, 4) for one in range(at_once)]
+    offset, room = Reg("v", 1), [Reg("v", 4 + 4 * block, 4) for block in range(at_once)]
     spare = Reg("v", 2)
     f.given.taken["v"] = max(f.given.taken["v"], 4 + 4 * at_once)
     accumulators = f.accumulators.fours()
@@ -137,10 +137,10 @@ def add_parts(f: Frame) -> list[Item]:
         for block, mods, moved in _each_block(offset, first, len(group)):
             ops += [*moved, op("buffer_load_dwordx4", room[block - first], offset, f.from_a, 0, mods=mods)]
         for block in group:
-            for one in range(4):
+            for index in range(4):
                 ops += [
-                    op("v_accvgpr_read_b32", spare, accumulators[block][one]),
-                    op("v_add_f32_e32", spare, spare, room[block - first][one]),
-                    op("v_accvgpr_write_b32", accumulators[block][one], spare),
+                    op("v_accvgpr_read_b32", spare, accumulators[block][index]),
+                    op("v_add_f32_e32", spare, spare, room[block - first][index]),
+                    op("v_accvgpr_write_b32", accumulators[block][index], spare),
                 ]
     return [*ops, op("s_sub_u32", left, left, 1), op("s_cmp_lg_u32", (), left, 0), branch("s_cbranch_scc1", _ADD)]

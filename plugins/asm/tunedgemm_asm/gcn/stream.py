@@ -55,7 +55,7 @@ class Op:
         implied = (SCC,) if self.name.startswith(_READ_SCC) else ()
         if self.unit in ("valu", "vmem", "lds") and not self.name.startswith(_KEEP_EXEC):
             implied += (EXEC,)
-        return (*(one for one in self.of if isinstance(one, Reg)), *self.reads, *implied)
+        return (*(operand for operand in self.of if isinstance(operand, Reg)), *self.reads, *implied)
 
     @property
     def written(self) -> tuple[Reg, ...]:
@@ -64,7 +64,7 @@ class Op:
         return (*self.to, *self.writes, *implied)
 
     def __str__(self) -> str:
-        operands = ", ".join(_written(one) for one in (*self.to, *self.of))
+        operands = ", ".join(_written(operand) for operand in (*self.to, *self.of))
         text = f"    {self.name} {operands}{' ' if self.mods else ''}{self.mods}".rstrip()
         return f"{text:<72}; {self.note}" if self.note else text
 
@@ -115,18 +115,17 @@ def weave(main: Sequence[Op], *tracks: tuple[float, float, Sequence[Op]]) -> lis
     Args:
         main: the MFMAs.
         tracks: instructions to spread evenly, in order, between two fractions of ``main``; where
-            tracks
-            meet, the earlier track goes first.
+            tracks meet, the earlier track goes first.
     """
     placed: list[tuple[int, Op]] = []
     for first, last, ops in tracks:
         step = (last - first) * len(main) / max(len(ops), 1)
-        placed += [(round(first * len(main) + (index + 1) * step), one) for index, one in enumerate(ops)]
+        placed += [(round(first * len(main) + (index + 1) * step), item) for index, item in enumerate(ops)]
     woven: list[Op] = []
     pending = sorted(placed, key=lambda pair: pair[0])
-    for at, one in enumerate((*main, None)):
+    for at, item in enumerate((*main, None)):
         while pending and pending[0][0] <= at:
             woven.append(pending.pop(0)[1])
-        if one is not None:
-            woven.append(one)
-    return woven + [one for _, one in pending]
+        if item is not None:
+            woven.append(item)
+    return woven + [item for _, item in pending]

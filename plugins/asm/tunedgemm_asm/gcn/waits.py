@@ -49,10 +49,10 @@ class Pending:
             units.add(_LDS)
         if item.unit == "end":
             units.update(unit for unit in self.vmcnt if unit[0] == "lds")
-        found = {name: [age for unit, age in getattr(self, name).items() if unit in units] for name in MOST}
-        if found["lgkmcnt"] and _SCALAR in self.lgkmcnt:
-            found["lgkmcnt"] = [0]
-        return {counter: min(*ages, MOST[counter]) for counter, ages in found.items() if ages}
+        ages_of = {name: [age for unit, age in getattr(self, name).items() if unit in units] for name in MOST}
+        if ages_of["lgkmcnt"] and _SCALAR in self.lgkmcnt:
+            ages_of["lgkmcnt"] = [0]
+        return {counter: min(*ages, MOST[counter]) for counter, ages in ages_of.items() if ages}
 
     def after_wait(self, counts: Mapping[str, int]) -> Pending:
         """Return what remains after a wait for these counts."""
@@ -73,8 +73,8 @@ class Pending:
         return self
 
 
-def _least(one: Mapping[Unit, int], other: Mapping[Unit, int]) -> dict[Unit, int]:
-    return {unit: min(one.get(unit, 1 << 30), other.get(unit, 1 << 30)) for unit in (*one, *other)}
+def _least(first: Mapping[Unit, int], other: Mapping[Unit, int]) -> dict[Unit, int]:
+    return {unit: min(first.get(unit, 1 << 30), other.get(unit, 1 << 30)) for unit in (*first, *other)}
 
 
 def _issued(pending: Mapping[Unit, int], units: Iterable[Unit]) -> dict[Unit, int]:

@@ -33,10 +33,10 @@ def _in_triton() -> Iterator[Path]:
         yield Path(location) / _IN_TRITON
 
 
-def _places() -> Iterator[Path]:
+def _paths() -> Iterator[Path]:
     yield from _in_triton()  # kernels are tested with this one
-    if found := shutil.which("ptxas"):
-        yield Path(found)
+    if on_path := shutil.which("ptxas"):
+        yield Path(on_path)
     yield from (Path(os.environ[name]) / _IN_TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
 
 
@@ -45,12 +45,12 @@ def ptxas() -> tuple[Path, str] | None:
     """Return the first ptxas that runs and its version, or None; Triton's, then PATH's, then the
     toolkit's.
     """
-    for place in _places():
+    for path in _paths():
         try:
-            done = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
-        return place, " ".join(done.stdout.split()[-2:])
+        return path, " ".join(done.stdout.split()[-2:])
     return None
 
 
@@ -60,10 +60,10 @@ def code(variant: Variant) -> bytes:
     Raises:
         LaunchError: ptxas rejects the text.
     """
-    text, found = text_of(variant), ptxas()
-    if found is None:
+    text, assembler = text_of(variant), ptxas()
+    if assembler is None:
         return text.encode() + b"\0"
-    return artifact(f"asm {TARGET} {found[1]}\n{text}", lambda: assembled(text, found[0])[0])
+    return artifact(f"asm {TARGET} {assembler[1]}\n{text}", lambda: assembled(text, assembler[0])[0])
 
 
 def assembled(text: str, assembler: Path) -> tuple[bytes, str]:

@@ -2,7 +2,7 @@
 the tile.
 
 Ping-pong consumers take all rows of every second item and skip the stages of the other. Only an
-arrival at a barrier separates the last wgmma of one from the first of the other, so the tensor
+arrival at a barrier separates the last wgmma of one from the first of the other. So the tensor
 cores have work while one consumer stores. Both may have wgmma instructions in flight: each has its
 own accumulators and stages.
 """
@@ -166,8 +166,8 @@ def _multiply_promoted(
 def _clear(f: Frame, accumulators: list[str]) -> None:
     """Set the accumulators to zero."""
     name, zero = ("mov.f32", "0f00000000") if f.variant.accumulator_kind == "f32" else ("mov.u32", 0)
-    for each in accumulators:
-        f.text.op(name, each, zero)
+    for accumulator in accumulators:
+        f.text.op(name, accumulator, zero)
 
 
 def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> floa
     return step_cycles(config) + shown * (config.accumulators + len(config.portions) * _TURN)
 
 
-def cost(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> float:
+def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> float:
     """Return the predicted microseconds of a solution."""
     rows_a, rows_b = rows_of(config, shape)
     all_steps, resident, steps, tiles = _work(config, splits, shape, multiprocessors)
@@ -100,14 +100,14 @@ def _work(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int)
     """
     tiles = tiles_of(config, shape)
     if config.stream:
-        found, whole = shared_evenly(config, shape, multiprocessors), steps_of(shape)
-        resident = min(config.resident, ceil_div(found.clusters * config.cluster, multiprocessors))
-        steps = found.rounds * whole + found.length * (1 + _SCATTERED[config.cluster])
-        ends = found.rounds + ceil_div(found.length, whole)
+        shares, whole = shared_evenly(config, shape, multiprocessors), steps_of(shape)
+        resident = min(config.resident, ceil_div(shares.clusters * config.cluster, multiprocessors))
+        steps = shares.rounds * whole + shares.length * (1 + _SCATTERED[config.cluster])
+        ends = shares.rounds + ceil_div(shares.length, whole)
         return tiles * whole, resident, steps * resident, ends * resident
-    items, places, part = tiles * splits, multiprocessors * config.resident, part_of(splits, shape)
+    items, resident_ctas, part = tiles * splits, multiprocessors * config.resident, part_of(splits, shape)
     resident = min(config.resident, ceil_div(items, multiprocessors))
-    rounds = ceil_div(items, places) * resident
+    rounds = ceil_div(items, resident_ctas) * resident
     return items * part, resident, rounds * part, rounds
 
 
@@ -117,6 +117,6 @@ def _met(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) 
     """
     if not config.stream:
         return tiles_of(config, shape) * splits if splits > 1 else 0
-    found, steps = shared_evenly(config, shape, multiprocessors), steps_of(shape)
-    ends = (found.tiles * steps - 1) // found.length
-    return config.cluster * (ends - ends // (steps // math.gcd(found.length, steps)))
+    shares, steps = shared_evenly(config, shape, multiprocessors), steps_of(shape)
+    ends = (shares.tiles * steps - 1) // shares.length
+    return config.cluster * (ends - ends // (steps // math.gcd(shares.length, steps)))

@@ -85,7 +85,7 @@ def _two_of_bias(f: Frame, address: str, offset: int, when: list[str]) -> list[s
         return pair
     narrow = [t.to("b16", "mov.u16", 0) for _ in range(2)]
     t.op(f"{column_load(f)}.v2.b16", f"{{{', '.join(narrow)}}}", at, when=when[0])
-    return [t.to("f32", f"cvt.f32.{_TYPES[kind]}", each) for each in narrow]
+    return [t.to("f32", f"cvt.f32.{_TYPES[kind]}", value) for value in narrow]
 
 
 def _put(f: Frame, at: str, value: str, when: str) -> None:
@@ -141,7 +141,7 @@ def _columns(f: Frame, first: int, accumulators: list[str], bias: tuple[str, lis
     added = _two_of_bias(f, address, first, inside) if address else []
     begins = [at * f.config.accumulators_per_block + first // 2 + low for at in range(f.config.blocks) for low in (0, 2)]
     pairs = [accumulators[begin : begin + 2] for begin in begins]
-    return [[f.text.to("f32", "add.rn.f32", *each) for each in zip(pair, added, strict=True)] for pair in pairs] if added else pairs
+    return [[f.text.to("f32", "add.rn.f32", *terms) for terms in zip(pair, added, strict=True)] for pair in pairs] if added else pairs
 
 
 def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
@@ -170,7 +170,7 @@ def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
     for first in range(wide, config.tile_b, UNIT_B):
         inside = _sooner(f, column, numbers["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
         for at, values in enumerate(_columns(f, first, accumulators, (bias, inside))):
-            _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], each) for each in inside])
+            _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], column_inside) for column_inside in inside])
 
 
 def _store_panels(f: Frame, begin: tuple[str, str], column: str, accumulators: list[str], factors: Factors | None) -> None:
@@ -208,19 +208,19 @@ def _store_swapped(f: Frame, row: str, column: str, accumulators: list[str]) -> 
     """Store a tile whose columns are rows of the output; lanes 4 apart store adjacent elements."""
     t, config, numbers = f.text, f.config, f.arguments
     size = BYTES[f.variant.outdtype]
-    base, one, eight = _base(f, column, row), _stride(f, 1), _stride(f, UNIT_B)
+    base, stride, eight = _base(f, column, row), _stride(f, 1), _stride(f, UNIT_B)
     steps = [SIDE * at + low for at in range(config.blocks) for low in (0, BELOW)]
     rows = _sooner(f, row, numbers["rows_a"], steps)
     bias = _bias_at(f, row) if f.variant.bias else ""
     added = [_bias(f, bias, step, inside) for step, inside in zip(steps, rows, strict=True)] if bias else []
     for first in range(0, config.tile_b, UNIT_B):
         inside = _sooner(f, column, numbers["rows_b"], [first, first + 1])
-        lines = base, t.to("b64", "add.s64", base, one)
+        lines = base, t.to("b64", "add.s64", base, stride)
         for index, step in enumerate(steps):
             begin = index // 2 * config.accumulators_per_block + first // 2 + 2 * (index % 2)
-            for place in (0, 1):
-                value = accumulators[begin + place]
+            for odd in (0, 1):
+                value = accumulators[begin + odd]
                 value = t.to("f32", "add.rn.f32", value, added[index]) if bias else value
-                when = t.to("pred", "and.pred", rows[index], inside[place])
-                _put(f, f"[{lines[place]}+{step * size}]", value, when)
+                when = t.to("pred", "and.pred", rows[index], inside[odd])
+                _put(f, f"[{lines[odd]}+{step * size}]", value, when)
         base = t.to("b64", "add.s64", base, eight)

@@ -34,11 +34,11 @@ def rows_of_thread(config: KernelConfig) -> list[int]:
 
 def columns_of_thread(config: KernelConfig) -> list[int]:
     """Return a thread's columns relative to its first."""
-    return [first + one for first in range(0, config.tile_b, UNIT_B) for one in (0, 1)]
+    return [first + odd for first in range(0, config.tile_b, UNIT_B) for odd in (0, 1)]
 
 
 def index_of_accumulator(config: KernelConfig, row: int, column: int) -> int:
     """Return the index of the accumulator in a thread's row *row* and column *column*."""
     block, low = divmod(row, 2)
-    octet, one = divmod(column, 2)
-    return block * config.accumulators_per_block + 4 * octet + 2 * low + one
+    octet, odd = divmod(column, 2)
+    return block * config.accumulators_per_block + 4 * octet + 2 * low + odd

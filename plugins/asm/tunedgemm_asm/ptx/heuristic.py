@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 
-from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.limits import supports, unsupported
+from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.limits import supports, unfit
 from tunedgemm_asm.ptx.names import COLUMNS
 from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile
 
@@ -30,8 +30,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
         for tile in enumerate_tiles(shape, shape.dtype.startswith("fp8"))
         if (stages := enumerate_stages(tile))
     ]
-    fitting = [tile for tile in tiles if not unsupported(tile, 1, shape) and is_worthwhile(tile, shape, device)]
-    config = min(fitting, key=lambda config: (cost(config, 1, shape, max(1, device.cu_num)), config.turns))
+    fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
+    config = min(fitting, key=lambda config: (cost_of(config, 1, shape, max(1, device.cu_num)), config.turns))
     return Solution(libtype, config.name, 1)
 
 

@@ -14,7 +14,7 @@ from tunedgemm_asm.native import Launch, LaunchPlan, Map, launch_of
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.abi import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
-from tunedgemm_asm.ptx.limits import TRANSPOSED, part_of, rows_of, shared_evenly, slots_of, steps_of, supports, units_of, unsupported
+from tunedgemm_asm.ptx.limits import TRANSPOSED, part_of, rows_of, shared_evenly, slots_of, steps_of, supports, unfit, units_of
 from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, KernelConfig, Variant
 from tunedgemm_asm.ptx.space import resolve
 from tunedgemm_asm.ptx.splitk import slot_bytes
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def details() -> list[str]:
     """Return the revision of the generator and what assembles its text."""
-    found = build.ptxas()
-    by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: ptxas not found"
+    assembler = build.ptxas()
+    by = f"ptxas {assembler[1]} ({assembler[0]})" if assembler else "the driver, when it loads them: ptxas not found"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]
 
 
@@ -84,15 +84,15 @@ def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArgume
 def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
     """Return the launch plan of a kernel.
 
-    It takes the addresses of output, scales, bias, workspace and counters, where they exist, then
-    those of x and of the weight, which only tensor maps use.
+    It takes the addresses of output, scales, bias, workspace and counters, where they exist. Those
+    of x and of the weight follow, which only tensor maps use.
     """
     config, abi = arguments.variant.config, abi_of(shape.scale, arguments.variant.config.panels > 0)
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
     names += ["workspace", "counters"] if arguments.variant.split else []
-    places = list(MAPS.values())[:: -1 if config.swapped else 1]
-    map_fields = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
-    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in map_fields)
+    offsets = list(MAPS.values())[:: -1 if config.swapped else 1]
+    map_fields = zip((*offsets, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
+    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*fields) for fields in map_fields)
     return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps, index)
 
 
@@ -156,7 +156,7 @@ def _call(
         # Only this name holds both buffers during capture: freed early, one could overlap the
         # other.
         held = scratch(nbytes, counters, where) if nbytes else ()
-        addresses = [each.data_ptr() for each in (*others, *held) if each is not None]
+        addresses = [tensor.data_ptr() for tensor in (*others, *held) if tensor is not None]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):
             failed(status)
         return out
@@ -200,15 +200,15 @@ def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessor
     Raises:
         PluginError: the kernel does not support the shape.
     """
-    if reason := unsupported(config, splits, shape):
+    if reason := unfit(config, splits, shape):
         raise PluginError(reason)
     (rows_a, rows_b), (units_a, tiles_b) = rows_of(config, shape), units_of(config, shape)
     tiles, steps = units_a * tiles_b, steps_of(shape)
     values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
     if config.stream:
-        found = shared_evenly(config, shape, multiprocessors)
-        clusters, slots, parts = found.clusters, found.tiles * config.cluster * config.sharing, found.parts
-        values |= {"items": found.tiles, "steps": steps, "part": found.length, "splits": parts}
+        shares = shared_evenly(config, shape, multiprocessors)
+        clusters, slots, parts = shares.clusters, shares.tiles * config.cluster * config.sharing, shares.parts
+        values |= {"items": shares.tiles, "steps": steps, "part": shares.length, "splits": parts}
     else:
         clusters = max(1, min(tiles * splits, multiprocessors * config.resident // config.cluster))
         slots, parts = slots_of(config, shape) if splits > 1 else 0, splits

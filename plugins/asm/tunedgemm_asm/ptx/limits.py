@@ -53,10 +53,10 @@ def steps_of(shape: Shape) -> int:
     return ceil_div(shape.k, step_of(shape.dtype))
 
 
-def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
+def unfit(config: KernelConfig, splits: int, shape: Shape) -> str | None:
     """Return why the kernel cannot serve the shape with this many splits, or None."""
     steps, (units_a, tiles_b) = steps_of(shape), units_of(config, shape)
-    if reason := _unsupported(config, shape):
+    if reason := _unfit(config, shape):
         return f"{config.name} {reason}"
     if config.stream and (splits > 1 or steps > MOST_STEPS or units_a * tiles_b * steps > MOST_ITEMS):
         most = f"{MOST_ITEMS} at most, of {MOST_STEPS} at most for a tile"
@@ -72,7 +72,7 @@ def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
     return None
 
 
-def _unsupported(config: KernelConfig, shape: Shape) -> str:
+def _unfit(config: KernelConfig, shape: Shape) -> str:
     """Return which dtype, row or scale of the shape the kernel does not support, or an empty text."""
     if config.panels and (shape.outdtype == "fp32" or shape.n % LINE):
         return f"stores 16-bit outputs with TMA: needs N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"

@@ -227,7 +227,7 @@ class KernelConfig:
         return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))
 
 
-def config_of(name: str) -> KernelConfig:
+def parse_name(name: str) -> KernelConfig:
     """Return the configuration of a name.
 
     Raises:
@@ -297,7 +297,7 @@ def step_of(dtype: str) -> int:
 def unknown(name: str) -> str:
     """Return why the name has no configuration, or an empty text."""
     try:
-        config_of(name)
+        parse_name(name)
     except PluginError as error:
         return str(error)
     return ""

@@ -116,7 +116,7 @@ def cluster_of(f: Frame) -> tuple[str, str]:
     t, cluster = f.text, f.config.cluster
     number, count = t.to("b32", "mov.u32", "%ctaid.x"), t.to("b32", "mov.u32", "%nctaid.x")
     if cluster > 1:
-        number, count = (t.to("b32", "shr.u32", each, cluster.bit_length() - 1) for each in (number, count))
+        number, count = (t.to("b32", "shr.u32", ctas, cluster.bit_length() - 1) for ctas in (number, count))
     return number, count
 
 

@@ -35,7 +35,7 @@ class Panels:
         issuing: whether this thread issues the stores and waits for them.
         map: generic address of the output's tensor map.
         area: base of the consumer's panels, without the panel's offset.
-        places: base of the lane's 16 bytes for each `stmatrix` of a panel, without the panel's
+        addresses: base of the lane's 16 bytes for each `stmatrix` of a panel, without the panel's
             offset.
     """
 
@@ -43,7 +43,7 @@ class Panels:
     issuing: str
     map: str
     area: str
-    places: list[str]
+    addresses: list[str]
 
     @classmethod
     def of(cls, f: Frame, begin: tuple[str, str]) -> Panels:
@@ -57,11 +57,11 @@ class Panels:
         line = t.to("b32", "mad.lo.u32", row, width, area)
         turned = t.to("b32", "bfe.u32", f.lane, (_BANKS // width).bit_length() - 1, (width // _UNIT).bit_length() - 1)
         turned = t.to("b32", "xor.b32", turned, t.to("b32", "shr.u32", f.lane, 4))
-        place = t.to("b32", "mad.lo.u32", turned, _UNIT, line)
-        places = [place, *(t.to("b32", "xor.b32", place, far) for far in range(2 * _UNIT, width, 2 * _UNIT))]
-        made = cls(begin, _issuing(f), map_of(f, MAP_OUT), area, places)
-        made._free(f, 0)
-        return made
+        left = t.to("b32", "mad.lo.u32", turned, _UNIT, line)
+        addresses = [left, *(t.to("b32", "xor.b32", left, far) for far in range(2 * _UNIT, width, 2 * _UNIT))]
+        panels = cls(begin, _issuing(f), map_of(f, MAP_OUT), area, addresses)
+        panels._free(f, 0)
+        return panels
 
     def store(self, f: Frame, number: int, packed: list[str]) -> None:
         """Store one panel; panels are ordered by columns, then by blocks of rows.
@@ -73,9 +73,9 @@ class Panels:
         group, last = number // half, min((number // half + 1) * half, config.all_panels) - 1
         if number % half == 0 and last >= config.panels:
             self._free(f, group - 1 - (last - config.panels) // half)
-        for at, place in enumerate(self.places):
+        for at, address in enumerate(self.addresses):
             four = ", ".join(packed[_REGISTERS * at : _REGISTERS * (at + 1)])
-            f.text.op("stmatrix.sync.aligned.m8n8.x4.shared.b16", f"[{place}+{_offset(f, number)}]", f"{{{four}}}")
+            f.text.op("stmatrix.sync.aligned.m8n8.x4.shared.b16", f"[{address}+{_offset(f, number)}]", f"{{{four}}}")
         if number == last:
             f.text.op("fence.proxy.async.shared::cta")
             meet_consumer(f)

@@ -98,17 +98,17 @@ class BlockScales:
         return cls(
             x=x,
             weight=weight,
-            rows=[_place(f, t.to("b32", "add.u32", first, step), rows, place, f.variant.transposed) for step in steps],
-            blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(config))],
+            rows=[_first_scale(f, t.to("b32", "add.u32", first, step), rows, place, f.variant.transposed) for step in steps],
+            blocks=[_first_scale(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(config))],
             next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(config)},
             step=t.to("b64", "mul.wide.u32", rows, _BYTES) if f.variant.transposed else _BYTES,
         )
 
     def load(self, f: Frame) -> LoadedScales:
         """Load the scales of the first block of K."""
-        found = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
-        self._fill(f, found, "")
-        return found
+        loaded = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
+        self._fill(f, loaded, "")
+        return loaded
 
     def take(self, f: Frame, loaded: LoadedScales, more: str) -> LoadedScales:
         """Copy *loaded* to new registers and start to load the scales of the next block of K.
@@ -116,19 +116,19 @@ class BlockScales:
         Args:
             more: predicate: whether another block exists.
         """
-        taken = [f.text.to("f32", "mov.f32", each) for each in loaded[0]], [f.text.to("f32", "mov.f32", each) for each in loaded[1]]
+        of_x, of_weight = ([f.text.to("f32", "mov.f32", register) for register in registers] for registers in loaded)
         self._fill(f, loaded, more)
-        return taken
+        return of_x, of_weight
 
     def _fill(self, f: Frame, to: LoadedScales, when: str) -> None:
-        for base, places, registers, step in ((self.x, self.rows, to[0], self.step), (self.weight, self.blocks, to[1], _BYTES)):
-            for place, register in zip(places, registers, strict=True):
-                address = f.text.to("b64", "mad.wide.u32", place, _BYTES, base)
+        for base, indices, registers, step in ((self.x, self.rows, to[0], self.step), (self.weight, self.blocks, to[1], _BYTES)):
+            for index, register in zip(indices, registers, strict=True):
+                address = f.text.to("b64", "mad.wide.u32", index, _BYTES, base)
                 f.text.op("ld.global.nc.f32", register, f"[{address}]", when=when)
             f.text.op("add.s64", base, base, step)
 
 
-def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
+def _first_scale(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
     """Return the index of a row's first scale of an item, row by row or, *transposed*, step by
     step.
     """
@@ -166,7 +166,7 @@ def promote_scaled(
         elif column % span == 0 or column == begin:
             at, far = divmod(column // span * span_of(config), SCALE_BLOCK)
             own = t.to("f32", "selp.f32", of_weight[at + 1], of_weight[at], scales.next[far]) if far in scales.next else of_weight[at]
-            factors = [t.to("f32", "mul.rn.f32", each, own) for each in of_x[2 * block : 2 * block + 2]]
+            factors = [t.to("f32", "mul.rn.f32", of_row, own) for of_row in of_x[2 * block : 2 * block + 2]]
         for row, factor in enumerate(factors):
             at = index_of_accumulator(config, row, column - begin)
             t.op("fma.rn.f32", wholes[at], parts[at], factor, wholes[at])

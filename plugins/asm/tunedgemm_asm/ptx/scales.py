@@ -55,13 +55,13 @@ class Factors:
         t, config, results = f.text, f.config, list(accumulators)
         for first, of_b in loaded.items():
             for low, of_row in enumerate(self.rows):
-                for one in (0, 1):
-                    place = index_of_accumulator(config, low, first // 4 + one)
+                for odd in (0, 1):
+                    index = index_of_accumulator(config, low, first // 4 + odd)
                     value = (
-                        accumulators[place] if f.variant.accumulator_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", accumulators[place])
+                        accumulators[index] if f.variant.accumulator_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", accumulators[index])
                     )
                     value = t.to("f32", "mul.rn.f32", value, of_row)
-                    results[place] = t.to("f32", "mul.rn.f32", value, of_b[one])
+                    results[index] = t.to("f32", "mul.rn.f32", value, of_b[odd])
         return results
 
 
@@ -72,11 +72,11 @@ def _loaded(f: Frame, base: str, first: str, steps: list[int], limit: str, paire
     t = f.text
     far = t.to("b64", "mul.wide.u32", first, _BYTES)
     start = t.to("b64", "add.s64", base, far)
-    found = [t.to("f32", "mov.f32", "0f00000000") for _ in steps]
+    loaded = [t.to("f32", "mov.f32", "0f00000000") for _ in steps]
     inside = [t.to("pred", "setp.lt.u32", t.to("b32", "add.u32", first, step), f.arguments[limit]) for step in steps]
     if paired:
-        t.op(f"{column_load(f)}.v2.f32", f"{{{', '.join(found)}}}", f"[{start}+{steps[0] * _BYTES}]", when=inside[0])
-        return found
-    for each, step, when in zip(found, steps, inside, strict=True):
-        t.op("ld.global.nc.f32", each, f"[{start}+{step * _BYTES}]", when=when)
-    return found
+        t.op(f"{column_load(f)}.v2.f32", f"{{{', '.join(loaded)}}}", f"[{start}+{steps[0] * _BYTES}]", when=inside[0])
+        return loaded
+    for register, step, when in zip(loaded, steps, inside, strict=True):
+        t.op("ld.global.nc.f32", register, f"[{start}+{step * _BYTES}]", when=when)
+    return loaded

@@ -10,10 +10,10 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, supports, tiles_of, units_of, unsupported
+from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, supports, tiles_of, unfit, units_of
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, config_of
+from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
 from tunedgemm_asm.ptx.resources import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
 
 #: Most solutions of a shape.
@@ -49,10 +49,10 @@ Candidate = tuple[KernelConfig, int]
 
 def enumerate_stages(make: KernelConfig) -> list[int]:
     """Return the most stages that fit, and the most with which two CTAs share an SM."""
-    each = make.stage_bytes + 16
+    stage = make.stage_bytes + 16
     rooms = [BLOCK_SHARED, SM_SHARED // 2 - SYSTEM_SHARED] if make.consumers == 1 else [BLOCK_SHARED]
-    found = [min(_MOST_STAGES, (room - UNIT_B) // each) for room in rooms]
-    return [stages for stages in dict.fromkeys(found) if stages >= _FEWEST_STAGES]
+    most = [min(_MOST_STAGES, (room - UNIT_B) // stage) for room in rooms]
+    return [stages for stages in dict.fromkeys(most) if stages >= _FEWEST_STAGES]
 
 
 def _promotions(shape: Shape) -> tuple[bool, ...]:
@@ -93,9 +93,9 @@ def with_panels(config: KernelConfig) -> list[KernelConfig]:
         return []
     for stages in range(config.stages, max(config.stages - 2, _FEWEST_STAGES - 1), -1):
         direct = attrs.evolve(config, stages=stages, panels=0)
-        places = min(config.all_panels, (BLOCK_SHARED - direct.shared_bytes) // (config.consumers * config.panel_bytes))
-        if 2 * places >= config.all_panels:
-            return [attrs.evolve(direct, panels=places)]
+        panels = min(config.all_panels, (BLOCK_SHARED - direct.shared_bytes) // (config.consumers * config.panel_bytes))
+        if 2 * panels >= config.all_panels:
+            return [attrs.evolve(direct, panels=panels)]
     return []
 
 
@@ -111,13 +111,13 @@ def enumerate_configs(shape: Shape) -> Iterator[KernelConfig]:
             config = attrs.evolve(tile, stages=stages)
             yield config
             if _panels_may_pay(config, shape):
-                yield from (other for other in with_panels(config) if not unsupported(other, 1, shape))
+                yield from (other for other in with_panels(config) if not unfit(other, 1, shape))
             # Not for ping-pong: its list is short, and `refine` yields clusters of fast kernels.
             if not config.turns and config.tile_b % (2 * UNIT_B) == 0 and units_of(config, shape)[0] > 1:
                 yield attrs.evolve(config, cluster=2)
 
 
-def _places(config: KernelConfig, device: Device) -> int:
+def _resident_ctas(config: KernelConfig, device: Device) -> int:
     """Return the number of tiles computed at once."""
     return max(1, device.cu_num) * config.resident
 
@@ -129,7 +129,7 @@ def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
     """
     if config.stream and not shared_evenly(config, shape, max(1, device.cu_num)).saved:
         return False
-    return not config.turns or tiles_of(config, shape) > _places(config, device)
+    return not config.turns or tiles_of(config, shape) > _resident_ctas(config, device)
 
 
 def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
@@ -140,27 +140,27 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
     """
     if not supports(shape, device):
         return []
-    found: list[tuple[float, bool, str, int, KernelConfig]] = []
+    guesses: list[tuple[float, bool, str, int, KernelConfig]] = []
     shared = []
     for config in (config for config in enumerate_configs(shape) if is_worthwhile(config, shape, device)):
-        idle = _places(config, device) // tiles_of(config, shape)
-        fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not unsupported(config, splits, shape)]
+        idle = _resident_ctas(config, device) // tiles_of(config, shape)
+        fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not unfit(config, splits, shape)]
         costs = sorted(_guess(config, splits, shape, device) for splits in fitting)
-        found += costs[:_LISTED_SPLITS]
+        guesses += costs[:_LISTED_SPLITS]
         stream = attrs.evolve(config, stream=True)
-        if not unsupported(stream, 1, shape) and is_worthwhile(stream, shape, device):
+        if not unfit(stream, 1, shape) and is_worthwhile(stream, shape, device):
             guess = _guess(stream, 1, shape, device)
             shared += [guess] * ((1 + _GAIN) * guess[0] < costs[0][0])
-    most = (1 + _ERROR) * min(found)[0]
-    found += [guess for guess in sorted(shared) if guess[0] <= most][:_LISTED_STREAM]
-    ordered = [(config, splits) for *_, splits, config in sorted(found, key=lambda each: each[:4])]
+    most = (1 + _ERROR) * min(guesses)[0]
+    guesses += [guess for guess in sorted(shared) if guess[0] <= most][:_LISTED_STREAM]
+    ordered = [(config, splits) for *_, splits, config in sorted(guesses, key=lambda guess: guess[:4])]
     beyond = [chosen for chosen in ordered if chosen[0].panels][_LISTED_PANELS:]
     return [chosen for chosen in ordered if chosen not in beyond][:MOST]
 
 
 def _guess(config: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float, bool, str, int, KernelConfig]:
     """Return the sort key of a candidate, followed by its configuration."""
-    return cost(config, splits, shape, max(1, device.cu_num)), config.turns, config.name, splits, config
+    return cost_of(config, splits, shape, max(1, device.cu_num)), config.turns, config.name, splits, config
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -175,8 +175,8 @@ def resolve(solution: Solution, shape: Shape) -> Candidate:
     Raises:
         PluginError: the kernel does not exist or does not support the shape.
     """
-    config, splits = config_of(solution.kernel_name), solution.split_k or 1
-    if reason := unsupported(config, splits, shape):
+    config, splits = parse_name(solution.kernel_name), solution.split_k or 1
+    if reason := unfit(config, splits, shape):
         raise PluginError(reason)
     return config, splits
 
@@ -207,5 +207,5 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     if config.panels or _panels_may_pay(config, shape):
         near += [(other, splits) for other in ([direct] if config.panels else with_panels(config))]
     for other, parts in dict.fromkeys(near):
-        if (other, parts) != (config, splits) and not unsupported(other, parts, shape) and is_worthwhile(other, shape, device):
+        if (other, parts) != (config, splits) and not unfit(other, parts, shape) and is_worthwhile(other, shape, device):
             yield Solution(libtype, other.name, parts)

@@ -86,9 +86,9 @@ class Fixup:
         (PTX ISA, "Observation order").
         """
         t = f.text
-        seen, most, one, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
+        seen, most, reads, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
         t.op("bra", otherwise, when=t.to("pred", "setp.ne.u32", seen, most))
-        t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
+        t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=reads)
 
     def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
         """Read the counter in one thread, for all, by an instruction that may be *limited* by the
@@ -100,16 +100,16 @@ class Fixup:
         t = f.text
         word = t.to("b32", "mad.lo.u32", self.number, WORD_BYTES, f.shared)
         meet_consumer(f)
-        one = t.to("pred", "setp.eq.u32", self.within, 0)
+        reads = t.to("pred", "setp.eq.u32", self.within, 0)
         base = t.to("b64", "ld.param.u64", argument("counters"))
         far = t.to("b64", "mul.wide.u32", self.slot, 4)
         counter = t.to("b64", "add.s64", base, far)
         most = t.to("b32", "sub.u32", self.parts, 1)
         came = t.new("b32")
-        t.op(instruction, came, f"[{counter}]", *[most] * limited, when=one)
-        t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=one)
+        t.op(instruction, came, f"[{counter}]", *[most] * limited, when=reads)
+        t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=reads)
         meet_consumer(f)
-        return t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]"), most, one, counter
+        return t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]"), most, reads, counter
 
 
 def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], elsewhere: str) -> None:

@@ -57,7 +57,7 @@ class Ranges:
         t, numbers = f.text, f.arguments
         begin = t.to("b32", "sub.u32", self.at, place.first)
         last = t.to("b32", "sub.u32", t.to("b32", "add.u32", begin, numbers["steps"]), 1)
-        of_first, of_own, of_last = (t.to("b32", "div.u32", each, numbers["part"]) for each in (begin, self.at, last))
+        of_first, of_own, of_last = (t.to("b32", "div.u32", step, numbers["part"]) for step in (begin, self.at, last))
         behind = t.to("b32", "sub.u32", of_last, of_first)
         return t.to("b32", "sub.u32", of_own, of_first), t.to("b32", "add.u32", behind, 1)
 

@@ -96,5 +96,5 @@ class Pool(dict[int, bytes]):
     def __missing__(self, address: int) -> bytes:
         if len(self) >= _KEPT:
             self.clear()
-        self[address] = made = encode_map(self._driver, self._operand, address, self._index)
-        return made
+        self[address] = encoded = encode_map(self._driver, self._operand, address, self._index)
+        return encoded

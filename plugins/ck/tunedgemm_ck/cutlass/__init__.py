@@ -1,4 +1,4 @@
-"""CUTLASS: its sm_90 collectives and sm_80 kernels, compiled by nvcc for each class of shapes."""
+"""Define the family ``cutlass``: its sm_90 collectives and sm_80 kernels, compiled by nvcc."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tunedgemm_ck.names import parse_stages
 _MOE = "fmoe"
 
 
-def _unsupported(shape: Shape, device: Device) -> str:
+def _unsupported(shape: Shape, device: Device) -> str | None:
     return (moe_limits if shape.op == _MOE else limits).unsupported(shape, device)
 
 
-def _unfit(instance: Any, split: int, shape: Shape, device: Device) -> str:
+def _unfit(instance: Any, split: int, shape: Shape, device: Device) -> str | None:
     return (moe_limits if shape.op == _MOE else limits).unfit(instance, split, shape, device)
 
 
@@ -35,7 +35,7 @@ def _enumerate_neighbours(instance: Any, split: int, shape: Shape, device: Devic
 
 
 def _parse(name: str, op: str) -> Instance:
-    return parse_stages(name, "cutlass", lambda stage: names.parse(stage, op)) if op == _MOE else names.parse(name, op)
+    return parse_stages(name, "cutlass", lambda stage: names.parse_name(stage, op)) if op == _MOE else names.parse_name(name, op)
 
 
 def _deterministic(instance: Instance, split: int) -> bool:

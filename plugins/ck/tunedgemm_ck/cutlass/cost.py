@@ -1,10 +1,9 @@
-"""Cost: predict an instance's time on a shape, in microseconds; it only orders what is timed.
+"""Predict an instance's time on a shape, in microseconds, to order solutions.
 
 Tiles run on the device in waves. Each step along K takes the longer of its multiplications and its
 loads from L2. An epilogue follows each tile; ping-pong hides it behind the next tile. The whole
-takes
-at least the time to move its bytes from memory. With K split, partials travel through L2 one after
-the other.
+takes at least the time to move its bytes from memory. With K split, partials travel through L2 one
+after the other.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _RATES = {
     "sm_86": Rates(72, 0.65e6, 12e3, 0.45e6),
     "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
 }
-#: Microseconds of a tile's first loads and last stores, of a launch, of stream-K's memset, and of a
-#: part of K waiting for the previous one; fitted to the same times.
+#: Microseconds, fitted to the same times: a tile's first loads and last stores, a launch,
+#: stream-K's memset, a part of K waiting for the previous one.
 _TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 4.0, 2.6, 2.1
-#: Slowdown of multiplying where fp8 sums are promoted out of the tensor core, and where ping-pong's
-#: one group of warps per tile applies block scales (two groups hide it); fitted likewise.
+#: Slowdown of multiplying, fitted likewise: fp8 sums promoted out of the tensor core; block scales
+#: applied by ping-pong's one group of warps per tile (two groups hide it).
 _MOVING, _SCALING = 1.4, 1.4
 #: Share of the shorter of multiplying and loading that is exposed: of equal bytes the instance with
 #: less work comes first.

@@ -1,4 +1,4 @@
-"""Limits: which shapes the instances can serve, as data; they answer for absent devices too."""
+"""Check which shapes the instances support, as data; absent devices included."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def may_be_fast(shape: Shape) -> bool:
     return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
 
 
-def unsupported(shape: Shape, device: Device) -> str:
-    """Return why no instance can serve the shape on the architecture, or ""."""
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why no instance can serve the shape on the architecture, or None."""
     if device.gfx not in ARCHITECTURES:
         return f"supported architectures: {', '.join(ARCHITECTURES)} (got {device.gfx})"
     return _operands(shape, device.gfx) or _results(shape) or _sizes(shape)
 
 
-def _operands(shape: Shape, gfx: str) -> str:
+def _operands(shape: Shape, gfx: str) -> str | None:
     if shape.op not in OPS:
         return f"op {shape.op} is not supported; supported: {', '.join(OPS)}"
     dtypes, scales = OPS[shape.op]
@@ -74,20 +74,20 @@ def _operands(shape: Shape, gfx: str) -> str:
         return f"scales of {shape.op} must be {' or '.join(scales)} (got {shape.scale})"
     if shape.layout != "row":
         return f"weights must be plain [N, K] (got layout {shape.layout})"
-    return ""
+    return None
 
 
-def _results(shape: Shape) -> str:
+def _results(shape: Shape) -> str | None:
     if shape.outdtype not in OUTPUTS:
         return f"the output must be {', '.join(OUTPUTS)} (got {shape.outdtype})"
     if shape.bias and shape.bias_dtype not in OUTPUTS:
         return f"the bias must be {', '.join(OUTPUTS)} (got {shape.bias_dtype})"
     if shape.bias and shape.scale == "block":
         return f"{shape.op} has no bias"
-    return ""
+    return None
 
 
-def _sizes(shape: Shape) -> str:
+def _sizes(shape: Shape) -> str | None:
     width, written, batches = width_of(shape.dtype), width_of(shape.outdtype), batches_of(shape)
     if shape.m == 0:
         return "an empty batch needs no kernel"
@@ -99,11 +99,11 @@ def _sizes(shape: Shape) -> str:
         return f"a batch may have at most {_MAX_BLOCKS} products (got B={batches})"
     if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
         return f"an operand may have at most {MAX_BYTES} bytes"
-    return ""
+    return None
 
 
-def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why the instance in *split* parts of K cannot serve the shape, or ""; 0 and 1 do not
+def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why the instance in *split* parts of K cannot serve the shape, or None; 0 and 1 do not
     split.
     """
     reason = unsupported(shape, device)
@@ -117,12 +117,12 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
     return unfit_parameters(instance, split, shape, device.gfx)
 
 
-def unfit_parameters(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
-    """Return why an instance does not fit dtypes, scales and K of a supported shape, or ""."""
+def unfit_parameters(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str | None:
+    """Return why an instance does not fit dtypes, scales and K of a supported shape, or None."""
     return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or unfit_shared_memory(instance, shape, gfx)
 
 
-def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str | None:
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
         return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} for {shape.dtype} (got {instance.tile_k})"
@@ -136,21 +136,20 @@ def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str
         return f"splitK needs scheduler streamk (got {instance.scheduler})"
     if split > 1 and shape.k < split * LEAST_STEPS * instance.tile_k:
         return f"{split} parts of K have fewer than {LEAST_STEPS} steps of {instance.tile_k} each (got K={shape.k})"
-    return ""
+    return None
 
 
-def _block_scales(instance: CutlassInstance, shape: Shape) -> str:
-    """Return why an instance does not fit block scales, or "".
+def _block_scales(instance: CutlassInstance, shape: Shape) -> str | None:
+    """Return why an instance does not fit block scales, or None.
 
     The main loop with scales takes one block of K per step. Of several blocks of the weight's rows
-    it
-    would mask only the first.
+    it would mask only the first.
     """
     if shape.scale != "block":
-        return ""
+        return None
     if instance.schedule not in ("cooperative", "pingpong"):
         return f"block scales need schedule cooperative or pingpong (got {instance.schedule})"
     along_weight = instance.tile_m if instance.swap else instance.tile_n
     if instance.tile_k != BLOCK or along_weight != BLOCK:
         return f"block scales need tiles of {BLOCK} of K and {BLOCK} rows of the weight"
-    return ""
+    return None

@@ -1,4 +1,4 @@
-"""CutlassInstance: the template parameters of one kernel, and its name."""
+"""Map names to the template parameters of a CUTLASS kernel and back."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ _NAME = re.compile(
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(name: str, op: str) -> CutlassInstance:
+def parse_name(name: str, op: str) -> CutlassInstance:
     """Return the instance of a name; `CutlassInstance.name` is the inverse, for every op.
 
     Raises:

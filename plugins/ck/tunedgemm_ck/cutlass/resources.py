@@ -1,4 +1,4 @@
-"""Resources: registers and shared memory of CUTLASS's kernels."""
+"""Compute registers and shared memory of CUTLASS's kernels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def accumulators_of(dtype: str, fast: bool = False) -> int:
     return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") and not fast else MAX_ACCUMULATORS
 
 
-def unfit_shared_memory(instance: CutlassInstance, shape: Shape, gfx: str) -> str:
+def unfit_shared_memory(instance: CutlassInstance, shape: Shape, gfx: str) -> str | None:
     slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
     slots = instance.stages or 3
     # On sm_90 the epilogue has up to two additional buffers of 32 columns.
     epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
     if slots * slot + epilogue > SHARED[gfx]:
         return f"{slots} stages of {slot} bytes and {epilogue} of the epilogue exceed the {SHARED[gfx]} bytes of shared memory of {gfx}"
-    return ""
+    return None

@@ -1,4 +1,4 @@
-"""Space: which instances are worth timing for a shape, best guesses first, and their neighbours."""
+"""List the instances worth timing for a shape, best guesses first, and their neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Template: the source of an instance's shared object.
+"""Render the source of an instance's shared object.
 
 The text is the cache key; only CUTLASS's headers are outside of it.
 """

@@ -1,10 +1,10 @@
-"""CK Tile: instances of its kernels."""
+"""Define the family ``cktile``: instances of CK Tile's kernels."""
 
 from __future__ import annotations
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.tile.limits import unfit
-from tunedgemm_ck.tile.names import PREFIXES, parse
+from tunedgemm_ck.tile.names import PREFIXES, parse_name
 from tunedgemm_ck.tile.space import enumerate_instances, enumerate_neighbours, unserved
 from tunedgemm_ck.tile.template import flags, render
 
@@ -21,7 +21,7 @@ FAMILY = Family(
     ops=tuple(PREFIXES),
     unsupported=unserved,
     enumerate_instances=enumerate_instances,
-    parse=parse,
+    parse=parse_name,
     unfit=unfit,  # type: ignore[arg-type]
     render=render,  # type: ignore[arg-type]
     flags=flags,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Static limits of CK Tile's instances, for shapes and architectures, as data.
+"""Check which shapes and architectures CK Tile's instances support, as data.
 
 They answer for absent devices too.
 """
@@ -29,22 +29,22 @@ DEEPEST = 128
 _VECTOR, _STORE = 16, 8
 
 
-def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why an instance with a splitK cannot serve a shape on a device, or ""."""
+def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why an instance with a splitK cannot serve a shape on a device, or None."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
     return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def unsupported(shape: Shape, device: Device) -> str:
-    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why the op has no instance for dtypes, scales and layout on a device, or None."""
     return not_accepted(shape, device, "cktile", ACCEPTS.get(shape.op))
 
 
 @functools.lru_cache(maxsize=16384)
-def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why an instance with a splitK cannot serve the sizes of a supported shape, or ""."""
+def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why an instance with a splitK cannot serve the sizes of a supported shape, or None."""
     _, tile_n, tile_k = instance.tile
     if instance.warp_tile[2] >= DEEPEST and device.gfx != "gfx950":
         return f"{instance.name}: its matrix instructions need gfx950 (got {device.gfx})"
@@ -56,7 +56,7 @@ def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device
         _, pad_n, pad_k = instance.pad
         if (shape.n % tile_n and not pad_n) or (shape.k % tile_k and not pad_k):
             return f"N and K must be multiples of {tile_n} and {tile_k}, since the instance does not pad (got {shape.n} and {shape.k})"
-        return "" if split == 0 else f"splitK must be 0 (got {split})"
+        return None if split == 0 else f"splitK must be 0 (got {split})"
     if shape.k % SCALED_K:
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {shape.k})"
     if lds(instance) > LDS[device.gfx]:
@@ -66,4 +66,4 @@ def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device
     if split and (instance.persistent or shape.k % (tile_k << split)):
         wanted = f"K must be a multiple of {tile_k << split}, and the instance not persistent"
         return f"{wanted}, for {1 << split} parts (got {shape.k})"
-    return ""
+    return None

@@ -1,4 +1,4 @@
-"""TileInstance: the template parameters of a CK Tile GEMM kernel, and its name in AITER."""
+"""Map AITER's names to the template parameters of a CK Tile GEMM kernel and back."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _faults(of: TileInstance) -> list[tuple[str, str]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(name: str, op: str) -> TileInstance:
+def parse_name(name: str, op: str) -> TileInstance:
     """Return the instance of *op* with this name; `TileInstance.name` is the inverse.
 
     Raises:

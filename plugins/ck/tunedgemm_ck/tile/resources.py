@@ -1,4 +1,4 @@
-"""Resources: LDS of CK Tile's kernels."""
+"""Compute the LDS of CK Tile's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Space: which instances of CK Tile are worth timing for a shape, and the neighbours of one.
+"""List the instances of CK Tile worth timing for a shape, and the neighbours of one.
 
 The instances are those that AITER's tables choose, and those that AITER builds for gfx942, of which
 its tables choose one. They are in the order of how often AITER's tables of August 2026 choose them,
@@ -17,8 +17,8 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.limits import DEEPEST, unfit_sizes, unsupported
-from tunedgemm_ck.tile.names import MOST_BLOCKS, PREFIXES, TileInstance, parse
-from tunedgemm_ck.xdl.cost import cost, order_by_cost, useful_splits
+from tunedgemm_ck.tile.names import MOST_BLOCKS, PREFIXES, TileInstance, parse_name
+from tunedgemm_ck.xdl.cost import cost_of, order_by_cost, useful_splits
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits
 
 Candidate = tuple[TileInstance, int]
@@ -120,7 +120,7 @@ _NEAREST = 4
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[TileInstance, ...]:
     """Return all listed instances of an op, in order."""
-    return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
+    return tuple(parse_name(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
 
 
 def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
@@ -128,8 +128,8 @@ def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
     return tuple(instance for instance in listed_instances(op) if instance.warp_tile[2] < DEEPEST or gfx == "gfx950")
 
 
-def unserved(shape: Shape, device: Device) -> str:
-    """Return why no listed instance can serve a shape on a device, or ""."""
+def unserved(shape: Shape, device: Device) -> str | None:
+    """Return why no listed instance can serve a shape on a device, or None."""
     return unsupported(shape, device) or none_fits(
         unfit_sizes(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx)
     )
@@ -146,7 +146,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     for instance in offered if full else offered[:DEFAULT]:
         for split in splits(instance, shape, device):
             if not unfit_sizes(instance, split, shape, device):
-                costs[instance, split] = cost(instance.tile, split, shape, device)
+                costs[instance, split] = cost_of(instance.tile, split, shape, device)
     return order_by_cost(costs, full)
 
 

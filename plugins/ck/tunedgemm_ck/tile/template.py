@@ -1,4 +1,4 @@
-"""Sources of CK Tile's instances: one shared object each.
+"""Render the sources of CK Tile's instances: one shared object each.
 
 A source includes CK Tile's headers and exports the functions of ``call.h``.
 """

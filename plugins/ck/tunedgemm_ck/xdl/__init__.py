@@ -1,4 +1,4 @@
-"""Composable Kernel: instances of its device operations."""
+"""Define the family ``ck``: instances of Composable Kernel's device operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunedgemm_ck.xdl.names import FORMS, XdlInstance
 _MOE = "fmoe"
 
 
-def _unsupported(shape: Shape, device: Device) -> str:
+def _unsupported(shape: Shape, device: Device) -> str | None:
     return (moe_space if shape.op == _MOE else space).unserved(shape, device)
 
 
@@ -28,10 +28,10 @@ def _enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[C
 
 
 def _parse(name: str, op: str) -> Instance:
-    return parse_stages(name, "ck", parse_moe) if op == _MOE else names.parse(name, op)
+    return parse_stages(name, "ck", parse_moe) if op == _MOE else names.parse_name(name, op)
 
 
-def _unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
+def _unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str | None:
     if shape.op == _MOE:
         return moe_limits.unfit(instance, split, shape, device)
     if not isinstance(instance, XdlInstance):

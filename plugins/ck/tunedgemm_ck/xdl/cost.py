@@ -1,4 +1,4 @@
-"""Cost: predict how long a grid of tiles takes on CDNA, in clocks; it only orders what is timed."""
+"""Predict how long a grid of tiles takes on CDNA, in clocks, to order solutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADDED = 512
 _FAR = 3.0
 
 
-def cost(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
+def cost_of(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
     """Return the clocks of the busiest compute unit: rounds of tiles, bound by products or memory.
 
     Args:

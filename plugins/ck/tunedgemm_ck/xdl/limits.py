@@ -1,4 +1,4 @@
-"""Static limits of Composable Kernel's instances, for shapes and architectures, as data.
+"""Check which shapes and architectures Composable Kernel's instances support, as data.
 
 They answer for absent devices too.
 """
@@ -71,31 +71,31 @@ ACCEPTS = {
 }
 
 
-def none_fits(misfits: Iterable[str]) -> str:
-    """Return why none of some instances fits, as the first of them says; "" where one does."""
-    first = ""
+def none_fits(misfits: Iterable[str | None]) -> str | None:
+    """Return why none of some instances fits, as the first of them says; None where one does."""
+    first: str | None = None
     for reason in misfits:
         if not reason:
-            return ""
+            return None
         first = first or reason
     return f"no instance fits: {first}"
 
 
-def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why an instance with a splitK cannot serve a shape on a device, or ""."""
+def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why an instance with a splitK cannot serve a shape on a device, or None."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
     return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def unsupported(shape: Shape, device: Device) -> str:
-    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why the op has no instance for dtypes, scales and layout on a device, or None."""
     return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
 
 
-def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | None) -> str:
-    """Return why a library has no instance for a shape's dtypes, scales, layout or bytes, or ""."""
+def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | None) -> str | None:
+    """Return why a library has no instance for a shape's dtypes, scales, layout or bytes, or None."""
     if accepts is None:
         return f"{libtype} has no instances of op {shape.op}"
     if device.gfx not in DTYPES:
@@ -112,7 +112,7 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         (_bytes(shape) < most, f"operands of less than {most} bytes each (got {_bytes(shape)})"),
         (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (got {_elements(shape)})"),
     )
-    return "; ".join(f"{libtype} accepts {wanted}" for right, wanted in checks if not right)
+    return "; ".join(f"{libtype} accepts {wanted}" for right, wanted in checks if not right) or None
 
 
 def _elements(shape: Shape) -> int:
@@ -127,8 +127,8 @@ def _bytes(shape: Shape) -> int:
 
 
 @functools.lru_cache(maxsize=16384)
-def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why an instance cannot serve a supported shape's sizes by CK's rules, or ""."""
+def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why an instance cannot serve a supported shape's sizes by CK's rules, or None."""
     k, deep = shape.k, depth(instance)
     vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
     if k % vector:
@@ -145,12 +145,12 @@ def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device)
     return _no_split(split, instance, shape, device) or _too_short(split, instance, shape)
 
 
-def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str:
-    """Return why K, or a part of it, has too few tiles for the pipeline, or ""."""
+def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str | None:
+    """Return why K, or a part of it, has too few tiles for the pipeline, or None."""
     parts = 1 << split if DEVICE_OPS[shape.op].split else 1
     steps, stages = -(-shape.k // (depth(instance) * parts)), _under_way(instance)
     if steps > stages:
-        return ""
+        return None
     return f"K must have more than {stages} tiles of {depth(instance)} for pipeline v{instance.pipeline} (got {shape.k} in {parts} parts)"
 
 
@@ -165,13 +165,13 @@ def _under_way(instance: XdlInstance) -> int:
     return min(max(-(-share // ((instance.m + instance.n) * instance.k * FORMS[instance.op].bits // 8)), 2), 8)
 
 
-def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -> str:
-    """Return why K cannot be split into ``1 << split`` parts, or "".
+def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -> str | None:
+    """Return why K cannot be split into ``1 << split`` parts, or None.
 
     A device op that ignores splitK takes any.
     """
     if not DEVICE_OPS[shape.op].split or split == 0:
-        return "" if split >= 0 else f"splitK is a logarithm and must be 0 or more (got {split})"
+        return None if split >= 0 else f"splitK is a logarithm and must be 0 or more (got {split})"
     if not 0 < split <= MOST_SPLIT:
         return f"splitK is a logarithm and must be 0 to {MOST_SPLIT} (got {split})"
     if shape.bias:
@@ -183,7 +183,7 @@ def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -
         return f"K must have {1 << split} parts of at least {deep} (got {shape.k})"
     if shape.dtype == "fp4x2" and shape.k % (deep << split):
         return f"K must be a multiple of {deep << split} (got {shape.k})"
-    return ""
+    return None
 
 
 def depth(instance: XdlInstance) -> int:

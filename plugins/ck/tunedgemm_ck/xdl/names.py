@@ -1,4 +1,4 @@
-"""XdlInstance: the template parameters of a CK device op, and its name in AITER."""
+"""Map AITER's names to the template parameters of a CK device op and back."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _stores(tile: tuple[int, int], c_cluster: tuple[int, ...], store: tuple[int,
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(name: str, op: str) -> XdlInstance:
+def parse_name(name: str, op: str) -> XdlInstance:
     """Return the instance of *op* with this name; `XdlInstance.name` is the inverse.
 
     Raises:

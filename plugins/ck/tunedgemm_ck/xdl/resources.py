@@ -1,4 +1,4 @@
-"""Resources: LDS of Composable Kernel's kernels, and of an architecture."""
+"""Compute the LDS of Composable Kernel's kernels; list that of each architecture."""
 
 from __future__ import annotations
 

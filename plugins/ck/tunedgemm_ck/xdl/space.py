@@ -1,12 +1,12 @@
-"""Space: which instances of Composable Kernel are worth timing for a shape, and their neighbours.
+"""List the instances of Composable Kernel worth timing for a shape, and their neighbours.
 
 The instances are those that AITER's tables choose; those of a16w16 are this plugin's, shaped like
-batched_bf16's. They are in the order of how often AITER's tables of August 2026 choose them, every
-architecture and band of M (to 16, 32, 64, 128, 256, 512, 1024, 4096, more) having the same weight.
-Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
-a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184;
-a4w4_blockscale 98 % of 118; all of the 13 948 of a8w8_blockscale, the 841 of
-a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
+batched_bf16's. Their order is how often AITER's tables of August 2026 choose them. Every
+architecture and band of M (to 16, 32, 64, 128, 256, 512, 1024, 4096, more) has the same weight. Of
+the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover: a8w8 92 % of 26
+(gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98
+% of 118; all of the 13 948 of a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of
+batched_bf16 and the 26 of batched_a8w8.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
-from tunedgemm_ck.xdl.cost import cost, order_by_cost, useful_splits
+from tunedgemm_ck.xdl.cost import cost_of, order_by_cost, useful_splits
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, depth, none_fits, tiles, unfit_sizes, unsupported
-from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse
+from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse_name
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
 Candidate = tuple[XdlInstance, int]
@@ -262,11 +262,11 @@ _NEAREST = 4
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[XdlInstance, ...]:
     """Return all listed instances of an op, in order."""
-    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
+    return tuple(parse_name(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
 
 
-def unserved(shape: Shape, device: Device) -> str:
-    """Return why no listed instance can serve a shape on a device, or ""."""
+def unserved(shape: Shape, device: Device) -> str | None:
+    """Return why no listed instance can serve a shape on a device, or None."""
     return unsupported(shape, device) or none_fits(unfit_sizes(instance, 0, shape, device) for instance in listed_instances(shape.op))
 
 
@@ -325,4 +325,4 @@ def _tile_distance(first: XdlInstance, second: XdlInstance) -> float:
 
 
 def _cost(instance: XdlInstance, split: int, shape: Shape, device: Device) -> float:
-    return cost((instance.m, instance.n, depth(instance)), split, shape, device)
+    return cost_of((instance.m, instance.n, depth(instance)), split, shape, device)

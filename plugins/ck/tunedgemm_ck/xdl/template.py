@@ -1,4 +1,4 @@
-"""Sources of Composable Kernel's instances: one shared object each.
+"""Render the sources of Composable Kernel's instances: one shared object each.
 
 A source includes CK's headers and exports the functions of ``call.h``.
 """

@@ -1,3 +1,1 @@
-"""JSON files of tuned parameters, in the form of AITER's: their entries, buckets, names, checks and
-conversion.
-"""
+"""Read, write, check and convert JSON files of tuned parameters, in the form of AITER's."""

@@ -1,5 +1,4 @@
-"""Buckets: which entry of a JSON file answers for M rows, and the key under which tuned parameters
-are written.
+"""Choose the entry of a JSON file for M rows, and the key under which parameters are written.
 
 Keys have two styles: ``M_LEQ_64`` and ``M_GEQ_8192`` as in AITER's files, and the older ``small``,
 ``medium_M64``, ``large`` and ``xlarge`` of AITER's guide to tuning Triton kernels. In both ``any``

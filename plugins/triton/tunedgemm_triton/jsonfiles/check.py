@@ -1,4 +1,4 @@
-"""``tunedgemm triton check``: find wrong, unread and ineffective parts of JSON files."""
+"""Implement ``tunedgemm triton check``: find wrong, unread and ineffective parts of JSON files."""
 
 from __future__ import annotations
 

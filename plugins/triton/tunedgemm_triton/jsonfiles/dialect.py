@@ -1,6 +1,4 @@
-"""Dialects: how JSON files describe a backend's solutions; ours, and those of backends made with
-`author`.
-"""
+"""Describe how JSON files name a backend's solutions: ours, and those made with `author`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries: parameters of a JSON file, in AITER's names <-> kernels.
+"""Map parameters of a JSON file, in AITER's names, to kernels and back.
 
 A plain entry (``BLOCK_SIZE_M`` ... ``kpack``) is a `Gemm`, for the ops of mxfp4 an `Mx`, for fmoe a
 `Moe`. Names of our own select the other families and what AITER's kernels do not have: ``kernel``,

@@ -1,4 +1,4 @@
-"""``tunedgemm triton export``: convert rows of tuned tables to buckets of JSON files, and back."""
+"""Implement ``tunedgemm triton export``: convert rows of tuned tables to JSON files and back."""
 
 from __future__ import annotations
 

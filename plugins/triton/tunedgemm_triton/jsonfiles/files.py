@@ -1,4 +1,4 @@
-"""Files of tuned parameters: names, folders, reading and writing.
+"""Find, read and write files of tuned parameters.
 
 ``gfx942-GEMM-A8W8_BLOCKSCALE-N=2112-K=7168.json`` is for one weight's sizes, and
 ``gfx942-GEMM-A8W8_BLOCKSCALE.json`` for all others. A folder is flat, or nested as AITER's newer

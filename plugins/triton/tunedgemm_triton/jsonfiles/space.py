@@ -1,4 +1,4 @@
-"""Search spaces of users: configurations that are timed in place of those that a backend lists.
+"""Read the users' search spaces, which replace the configurations that a backend lists.
 
 A file is a JSON object of parameters, each with its values, whose product is the space; or a list
 of such objects, which add up. An environment variable passes the choice to the tuner's worker

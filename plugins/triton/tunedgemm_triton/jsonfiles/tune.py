@@ -1,5 +1,4 @@
-"""``tunedgemm triton tune``: one run of the tuner over all shapes, and the file of each weight when
-it is done.
+"""Implement ``tunedgemm triton tune``: one run of the tuner, and a file of each finished weight.
 
 The search, the measurement and the worker processes are those of ``tunedgemm tune``. Times go to a
 table and a trial log in ``tuning`` below the files. An interrupted run resumes from them, and the

@@ -6,7 +6,7 @@ most blocks of any routing. The pairs of a block are found on the device (`kerne
 captured graph serves any routing.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels have many parameters and branch on constexprs)
 import triton
 import triton.language as tl
 

@@ -1,5 +1,5 @@
-"""Quantisation of a stage's input, equal to `tunedgemm.ops.formats.quant`: a scale for a tensor, a row, 128 or
-32 elements of a row.
+"""Quantise a stage's input as `tunedgemm.ops.formats.quant` does: a scale for a tensor, a row, or
+128 or 32 elements of a row.
 
 A group of zeros has the scale 1 (mxfp4: byte 0). One with a NaN or an infinity has a scale that is
 not finite (mxfp4: byte 255) and values 0.

@@ -7,7 +7,7 @@ to others elsewhere. The two values of a byte need no reordering: even and odd e
 products.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels have many parameters and branch on constexprs)
 import triton
 import triton.language as tl
 

@@ -3,7 +3,7 @@
 The host makes the descriptors and passes them by value, so a captured graph keeps copies.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels have many parameters and branch on constexprs)
 import triton
 import triton.language as tl
 

@@ -2,7 +2,7 @@
 numbers of steps along K.
 """
 
-# ruff: noqa: PLR0917, SIM102 (Triton kernels take all they use as parameters, and evaluate both sides of an `and`)
+# ruff: noqa: PLR0917, SIM102 (Triton kernels have many parameters and evaluate all of an `and`)
 import triton
 import triton.language as tl
 

@@ -2,7 +2,7 @@
 stores.
 """
 
-# ruff: noqa: PLR0917, SIM102, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
+# ruff: noqa: PLR0917, SIM102, SIM108 (Triton kernels have many parameters and branch on constexprs)
 import triton
 import triton.language as tl
 

@@ -1,1 +1,1 @@
-"""The fused mixture of experts (`fmoe`)."""
+"""Serve the fused mixture of experts (`fmoe`)."""

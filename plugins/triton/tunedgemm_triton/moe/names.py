@@ -1,8 +1,8 @@
-"""Names of the fused mixture of experts: solution name <-> kernel parameters.
+"""Map solution names of the fused mixture of experts to kernel parameters and back.
 
-``moe_r1_m64g8_n128k64w8s4_n128k64w8s4``: revision, pairs of a block and blocks in a group, then for
-each of the two stages tile of N (of the gate and of its factor), tile of K, warps and pipeline
-stages. Flags: ``t`` transposed products, ``a`` a block for each pair without sorting, ``d`` mxfp4
+``moe_r1_m64g8_n128k64w8s4_n128k64w8s4``: revision, pairs of a block, blocks in a group, then both
+stages. A stage has tile of N (of the gate and of its factor), tile of K, warps and pipeline stages.
+Flags: ``t`` transposed products, ``a`` a block for each pair without sorting, ``d`` mxfp4
 decoded to bf16 in the kernel. `Solution.split_k` is the parts of K in the first stage.
 """
 

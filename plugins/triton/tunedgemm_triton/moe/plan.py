@@ -1,4 +1,4 @@
-"""Plan of a fused mixture of experts: sort, quantise, first stage, quantise, second stage, sum.
+"""Plan a fused mixture of experts: sort, quantise, first stage, quantise, second stage, sum.
 
 A plan does not depend on the routing: grids cover the most blocks that any routing makes. Buffers:
 q1 and q2 with s1 and s2 are the quantised inputs of the stages and their scales, middle is [pairs,

@@ -1,6 +1,4 @@
-"""Resources of the fused mixture of experts: supported shapes, blocks, tiles, memory, and what does
-not fit.
-"""
+"""Compute blocks, tiles and memory of the fused mixture of experts, and check what fits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Space of the fused mixture of experts: the kernels worth timing, best guesses first, and their
-neighbours.
-"""
+"""List the kernels worth timing for the fused mixture of experts, and their neighbours."""
 
 from __future__ import annotations
 

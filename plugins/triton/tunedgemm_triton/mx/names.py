@@ -1,4 +1,4 @@
-"""Names of products of mxfp4 weights: solution name <-> kernel parameters.
+"""Map solution names of products of mxfp4 weights to kernel parameters and back.
 
 ``mx_r1_m64n128k128_g8_w4s3``: revision, tile (m, n, k), tiles of M in a group, warps and stages.
 Flags: ``t`` transposed product, ``d`` decoded to bf16 in the kernel instead of in the compiler.

@@ -1,4 +1,4 @@
-"""Plan of a product of mxfp4 weights: one launch."""
+"""Plan a product of mxfp4 weights: one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources of products of mxfp4 weights: supported shapes, tiles, memory, misfits."""
+"""Compute tiles and memory of products of mxfp4 weights, and check what fits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Space of products of mxfp4 weights: the kernels worth timing, best guesses first, and their
-neighbours.
-"""
+"""List the kernels worth timing for products of mxfp4 weights, and their neighbours."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""fmoe by CUTLASS's grouped kernels: a solution is two instances, one per stage."""
+"""Serve fmoe by CUTLASS's grouped kernels: a solution is two instances, one per stage."""

@@ -1,4 +1,4 @@
-"""Limits: which shapes of fmoe CUTLASS's grouped kernels can serve."""
+"""Check which shapes of fmoe CUTLASS's grouped kernels support."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _VECTOR = 8
 _MOST = (1 << 31) - 1
 
 
-def unsupported(shape: Shape, device: Device) -> str:
-    """Return why no instance can serve the shape on the architecture, or ""."""
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why no instance can serve the shape on the architecture, or None."""
     kind, q_dtype = str(shape["q_type"]), str(shape["q_dtype_w"])
     if device.gfx != "sm_90":
         return f"fmoe needs sm_90 (got {device.gfx})"
@@ -40,7 +40,7 @@ def unsupported(shape: Shape, device: Device) -> str:
     return _sizes(shape, width_of(q_dtype))
 
 
-def _sizes(shape: Shape, width: int) -> str:
+def _sizes(shape: Shape, width: int) -> str | None:
     step, experts, pairs = max(_VECTOR, ALIGNMENT // width), int(shape["expert"]), shape.m * int(shape["topk"])
     if shape.n % step or shape.k % step:
         return f"model_dim and inter_dim must be multiples of {step} with factors of {width} bytes (got {shape.n} and {shape.k})"
@@ -48,11 +48,11 @@ def _sizes(shape: Shape, width: int) -> str:
         return f"tokens * topk, and rows of w1, may be at most {_MOST}"
     if max(experts * 2 * shape.k * shape.n * width, pairs * max(shape.n, 2 * shape.k) * 2) > MAX_BYTES:
         return f"an operand or an intermediate may have at most {MAX_BYTES} bytes"
-    return ""
+    return None
 
 
-def unfit(stages: Stages, split: int, shape: Shape, device: Device) -> str:
-    """Return why the stages cannot serve the shape, or ""."""
+def unfit(stages: Stages, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why the stages cannot serve the shape, or None."""
     if reason := unsupported(shape, device):
         return reason
     if split > 1:
@@ -61,10 +61,10 @@ def unfit(stages: Stages, split: int, shape: Shape, device: Device) -> str:
         assert isinstance(instance, CutlassInstance)
         if reason := unfit_stage(instance, stage_of(shape, number)):
             return f"stage {number}: {reason}"
-    return ""
+    return None
 
 
-def unfit_stage(instance: CutlassInstance, stage: Shape) -> str:
+def unfit_stage(instance: CutlassInstance, stage: Shape) -> str | None:
     if instance.schedule not in ("cooperative", "pingpong") or instance.scheduler != "persistent":
         given = f"{instance.schedule} with {instance.scheduler}"
         return f"grouped products need schedule cooperative or pingpong with scheduler persistent (got {given})"

@@ -1,4 +1,4 @@
-"""Space: which pairs of instances are worth timing for fmoe, best guesses first; their neighbours.
+"""List the pairs of instances worth timing for fmoe, best guesses first, and their neighbours.
 
 Each stage is predicted as a batch of products, one for each expert that is hit, with the average
 number of rows per expert.
@@ -79,7 +79,7 @@ def listed_instances(q_type: str, q_dtype: str, full: bool) -> tuple[CutlassInst
     return tuple(CutlassInstance(m, n, k // width, cluster, schedule, swap=swap) for m, n, k, cluster, schedule, swap in listed)
 
 
-def cost(stages: Stages, shape: Shape, device: Device) -> float:
+def cost_of_stages(stages: Stages, shape: Shape, device: Device) -> float:
     """Return the predicted microseconds of both products."""
     pairs = ((stages.first, 1), (stages.second, 2))
     return sum(cost_of(instance, 0, stage_of(shape, stage), device) for instance, stage in pairs)  # type: ignore[arg-type]
@@ -89,8 +89,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     """Yield pairs that fit the shape, best guesses first.
 
     The best of each stage make all their pairs; *full* also pairs every instance with the best of
-    the
-    other stage.
+    the other stage.
     """
     if unsupported(shape, device):
         return
@@ -100,7 +99,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     if full:
         (first, *_), (second, *_) = ranked
         pairs |= {(instance, second) for instance in ranked[0]} | {(first, instance) for instance in ranked[1]}
-    costs = {stages: cost(stages, shape, device) for stages in itertools.starmap(Stages, pairs)}
+    costs = {stages: cost_of_stages(stages, shape, device) for stages in itertools.starmap(Stages, pairs)}
     ordered = sorted(costs, key=lambda stages: (costs[stages], stages.name))
     for stages in ordered:
         if full or costs[stages] <= WORSE * costs[ordered[0]]:

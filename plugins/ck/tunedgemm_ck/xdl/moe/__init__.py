@@ -1,1 +1,1 @@
-"""fmoe by Composable Kernel: a solution is two instances, one per stage."""
+"""Serve fmoe by Composable Kernel: a solution is two instances, one per stage."""

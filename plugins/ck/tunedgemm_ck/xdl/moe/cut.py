@@ -1,4 +1,4 @@
-"""Which stage names a source can be rendered for, and how a block is cut among threads.
+"""Check which stage names have a source, and compute how a block is cut among threads.
 
 The conditions are CK's compile-time conditions.
 """

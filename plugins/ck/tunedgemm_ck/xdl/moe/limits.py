@@ -1,4 +1,4 @@
-"""Static limits of CK's two stages of fmoe, for shapes and architectures, as data.
+"""Check which shapes and architectures CK's two stages of fmoe support, as data.
 
 They answer for absent devices too.
 """
@@ -30,8 +30,8 @@ ARCHITECTURES = ("gfx942", "gfx950")
 MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
 
 
-def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
-    """Return why a pair of instances cannot serve a shape on a device, or ""."""
+def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str | None:
+    """Return why a pair of instances cannot serve a shape on a device, or None."""
     if not isinstance(instance, Stages):
         return f"{instance.name} is only one stage; fmoe needs two"
     if split:
@@ -44,13 +44,13 @@ def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
             return f"{stage.name} is of stage {stage.stage}, not {number}"
         if reason := unfit_stage(stage, shape, device):
             return f"stage {number}: {reason}"
-    return ""
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
-def unsupported(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why CK has no stages for a shape's dtypes, scales, layout and sizes on a device, or
-    "".
+    None.
     """
     kind, q_dtype, topk = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["topk"])
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
@@ -71,19 +71,19 @@ def unsupported(shape: Shape, device: Device) -> str:
         (2 * weights // int(shape["expert"]) < MOST, f"weights of an expert of less than {MOST} bytes"),
         (2 * max(shape.m * shape.n, (pairs + topk) * shape.k) < MOST, f"hidden states and an intermediate of less than {MOST} bytes"),
     )
-    return "; ".join(f"ck fmoe needs {wanted}" for right, wanted in checks if not right)
+    return "; ".join(f"ck fmoe needs {wanted}" for right, wanted in checks if not right) or None
 
 
 @functools.lru_cache(maxsize=16384)
-def unfit_stage(of: MoeInstance, shape: Shape, device: Device) -> str:
-    """Return why a stage's instance cannot serve a supported shape, or ""."""
+def unfit_stage(of: MoeInstance, shape: Shape, device: Device) -> str | None:
+    """Return why a stage's instance cannot serve a supported shape, or None."""
     return unrenderable(of) or _other(of, shape) or _sizes(of, shape, device)
 
 
-def _other(of: MoeInstance, shape: Shape) -> str:
-    """Return which part of the name belongs to another problem than the shape's, or ""."""
+def _other(of: MoeInstance, shape: Shape) -> str | None:
+    """Return which part of the name belongs to another problem than the shape's, or None."""
     expected = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
-    return "" if of == expected else f"it is an instance for {_described(of)}, not for {_described(expected)}"
+    return None if of == expected else f"it is an instance for {_described(of)}, not for {_described(expected)}"
 
 
 def _described(of: MoeInstance) -> str:
@@ -91,7 +91,7 @@ def _described(of: MoeInstance) -> str:
     return f"Quant{of.quant} {'_'.join(of.dtypes)}{of.act and ' ' + of.act}{weights}"
 
 
-def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
+def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str | None:
     n, k = (shape.k, shape.n) if of.stage == 1 else (shape.n, shape.k)
     names = ("inter_dim", "model_dim") if of.stage == 1 else ("model_dim", "inter_dim")
     if n % of.n or k % of.k:
@@ -100,7 +100,7 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
         return f"{of.tile}: gfx950 multiplies 128 elements of fp8 at a time"
     if lds(of) > LDS[device.gfx]:
         return f"{of.tile}: {lds(of)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
-    return ""
+    return None
 
 
 def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:

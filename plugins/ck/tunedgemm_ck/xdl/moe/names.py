@@ -1,4 +1,4 @@
-"""MoeInstance: the template parameters of one stage of AITER's fused MoE with CK, and its name."""
+"""Map AITER's names to the template parameters of one stage of fmoe with CK and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Space: which pairs of CK's two stages of fmoe are worth timing, and the neighbours of one.
+"""List the pairs of CK's two stages of fmoe worth timing, and the neighbours of one.
 
 The tiles are those that AITER's tables choose or its lists have.
 """
@@ -78,12 +78,12 @@ TILES: dict[tuple[str, int], tuple[str, ...]] = {
 DEFAULTS = {("No", 1): 3, ("No", 2): 2, ("rows", 1): 3, ("rows", 2): 4, ("per_1x128", 1): 2, ("per_1x128", 2): 2}
 
 
-def unserved(shape: Shape, device: Device) -> str:
-    """Return why no pair of listed instances can serve a shape on a device, or ""."""
+def unserved(shape: Shape, device: Device) -> str | None:
+    """Return why no pair of listed instances can serve a shape on a device, or None."""
     if reason := unsupported(shape, device):
         return reason
     both = (none_fits(unfit_stage(instance, shape, device) for instance in listed_stages(shape, device, stage)) for stage in (1, 2))
-    return next(filter(None, both), "")
+    return next(filter(None, both), None)
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:

@@ -1,4 +1,4 @@
-"""Sources of one stage of fmoe: CK's device op, and the code around it in ``sources``."""
+"""Render the source of one stage of fmoe: CK's device op, and the code around it in ``sources``."""
 
 from __future__ import annotations
 

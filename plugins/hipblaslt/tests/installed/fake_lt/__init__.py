@@ -19,5 +19,5 @@ def _load(abi: Abi) -> Library:
     return bind_functions(abi, str(path))
 
 
-hip = LtBackend(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, emulated=Device("gfx942", 304, "amd-instinct-mi300x"))
-cu = LtBackend(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, emulated=Device("sm_90", 132, "nvidia-h200"))
+hip = LtBackend(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, host=Device("gfx942", 304, "amd-instinct-mi300x"))
+cu = LtBackend(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, host=Device("sm_90", 132, "nvidia-h200"))
