@@ -65,6 +65,15 @@ class DrawnCache:
 _drawn = DrawnCache()
 
 
+def output_fault(shape: Shape, out: Any, reference: Any) -> str:
+    """Return how an output exceeds the op's tolerance of a reference; "" for a right one."""
+    tolerance = op_named(shape.op).tolerance(shape)
+    ratio, row = errors(out, reference, tolerance)
+    if ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error:
+        return ""
+    return f"error ratio {ratio:.3g} (bound {MAX_ERROR_RATIO}), worst row error {row:.3g} (bound {tolerance.row_error:.3g})"
+
+
 @attrs.frozen(eq=False)
 class Case:
     """One shape on the present device, with the backend's solutions that bind there and the others."""
@@ -98,11 +107,7 @@ class Case:
 
     def fault(self, out: Any, reference: Any = None) -> str:
         """Return what is wrong with the numbers of an output; "" for a right one."""
-        tolerance, wanted = self.op.tolerance(self.shape), self.drawn(0).reference if reference is None else reference
-        ratio, row = errors(out, wanted, tolerance)
-        if ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error:
-            return ""
-        return f"error ratio {ratio:.3g} (bound {MAX_ERROR_RATIO}), worst row error {row:.3g} (bound {tolerance.row_error:.3g})"
+        return output_fault(self.shape, out, self.drawn(0).reference if reference is None else reference)
 
     def faults_of(self, out: Any, operands: tuple[Any, ...]) -> Iterator[str]:
         """Yield what is wrong with the form and numbers of an output, for any leading dimensions."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.testing.launching import Case
+from tunedgemm.testing.launching import output_fault
 from tunedgemm.tools import op_named
 from tunedgemm_ck import cutlass
 
@@ -81,7 +81,7 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
     """Return an output's fault by the op's tolerance, or ""."""
-    return Case(shape, None, OP, given, OP.reference(shape, given), (), ()).fault(out)  # type: ignore[arg-type]
+    return output_fault(shape, out, OP.reference(shape, given))
 
 
 def routings(ids: torch.Tensor, experts: int) -> Iterator[tuple[str, torch.Tensor]]:

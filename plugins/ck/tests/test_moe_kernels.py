@@ -13,7 +13,7 @@ import pytest
 import torch
 import tunedgemm_ck
 from tunedgemm.plugin import Shape
-from tunedgemm.testing.launching import Case
+from tunedgemm.testing.launching import output_fault
 from tunedgemm.tools import op_named
 from tunedgemm_ck.native import MOE_POINTERS
 from tunedgemm_ck.stages import sizes_of
@@ -87,8 +87,7 @@ def computed(library: ctypes.CDLL, one: Shape, operands: tuple[Any, ...]) -> tor
 
 def fault(one: Shape, operands: tuple[Any, ...], out: torch.Tensor) -> str:
     """Return an output's fault by the op's tolerance, or ""."""
-    op = op_named("fmoe")
-    return Case(one, None, op, operands, op.reference(one, operands), (), ()).fault(out)  # type: ignore[arg-type]
+    return output_fault(one, out, op_named("fmoe").reference(one, operands))
 
 
 @pytest.mark.slow

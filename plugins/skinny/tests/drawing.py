@@ -11,7 +11,7 @@ import tunedgemm
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.testing.launching import Case
+from tunedgemm.testing.launching import output_fault
 from tunedgemm.tools import ops
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
@@ -142,9 +142,17 @@ def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
     return copy if plain is operand else tunedgemm.as_shuffled(copy, operand.layout_name)
 
 
-def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> Case:
-    op = ops()[shape.op]
-    return Case(shape, device, op, operands, op.reference(shape, operands), (), ())
+@attrs.frozen(eq=False)
+class Case:
+    """Operands of one shape with their exact result."""
+
+    shape: Shape
+    operands: tuple[torch.Tensor, ...]
+    reference: torch.Tensor
+
+
+def _case(shape: Shape, operands: tuple[torch.Tensor, ...]) -> Case:
+    return Case(shape, operands, ops()[shape.op].reference(shape, operands))
 
 
 def _inputs(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor, ...]:
@@ -155,7 +163,7 @@ def _inputs(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor
 def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: Callable[[int], st.SearchStrategy[int]] = aligned) -> Case:
     """Draw normal operands, each within NaNs."""
     inputs = _inputs(draw, shape, device)
-    return _case(shape, device, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in inputs))
+    return _case(shape, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in inputs))
 
 
 @st.composite
@@ -169,7 +177,7 @@ def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
         indices = st.tuples(*(st.integers(0, size - 1) for size in operand.shape))
         for index, value in draw(st.lists(st.tuples(indices, st.sampled_from(values)), max_size=4)):
             getattr(operand, "plain", operand)[index] = value
-    return _case(shape, device, tuple(map(among_nans, inputs)))
+    return _case(shape, tuple(map(among_nans, inputs)))
 
 
 @st.composite
@@ -183,7 +191,7 @@ def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
     least = torch.finfo(x.dtype).smallest_normal
     tiny = (x.double().clamp(-7, 7) * least / 8).to(x.dtype)
     assert (tiny.double().abs() < least).all()
-    return _case(plain, device, (among_nans(tiny), *map(among_nans, others)))
+    return _case(plain, (among_nans(tiny), *map(among_nans, others)))
 
 
 def launched(launcher: Launcher, case: Case) -> torch.Tensor:
@@ -198,7 +206,7 @@ def fault(case: Case, out: torch.Tensor, wanted: torch.Tensor | None = None) -> 
     """Return the fault of an output by the op's tolerance; "" for a right one."""
     reference = case.reference if wanted is None else wanted
     width = out.numel() if case.shape.n < FEW else case.shape.n
-    return case.fault(out.reshape(-1, width), reference.reshape(-1, width))
+    return output_fault(case.shape, out.reshape(-1, width), reference.reshape(-1, width))
 
 
 def misplaced(case: Case, out: torch.Tensor) -> str:

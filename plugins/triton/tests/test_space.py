@@ -53,8 +53,8 @@ def test_solutions_are_distinct_and_fit_and_their_names_are_parsed() -> None:
 
 def test_the_space_of_aiter_for_block_scales_is_listed_on_amd() -> None:
     """All that is listed for many rows is among the 5832 of AITER's guide."""
-    space = tiles.AITER_BLOCKSCALE
-    assert math.prod(map(len, space.values())) * len(tiles.AITER_SPLITS) == 5832
+    space = tiles.BLOCKSCALE_OF_AITER
+    assert math.prod(map(len, space.values())) * len(tiles.SPLITS_OF_AITER) == 5832
     for gfx, kpack in (("gfx942", 2), ("gfx950", 1)):
         shape = Shape("a8w8_blockscale", 1024, 7168, 2048, ARCHITECTURES[gfx].fp8, "bf16", scale="block")
         solutions = list(enumerate_solutions(shape, Device(gfx, 304)))
@@ -62,7 +62,7 @@ def test_the_space_of_aiter_for_block_scales_is_listed_on_amd() -> None:
         assert len(solutions) == MOST
         assert all(getattr(kernel, field) in values for kernel in kernels for field, values in space.items())
         assert {(kernel.block_k, kernel.nonkdim, kernel.kpack) for kernel in kernels} == {(128, 16, kpack)}
-        assert {max(solution.split_k, 1) for solution in solutions} <= set(tiles.AITER_SPLITS)
+        assert {max(solution.split_k, 1) for solution in solutions} <= set(tiles.SPLITS_OF_AITER)
 
 
 def test_real_shapes_have_a_few_dozen_solutions() -> None:

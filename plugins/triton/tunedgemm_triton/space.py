@@ -254,16 +254,16 @@ def _aiter_blockscale(shape: Shape, device: Device) -> Iterator[Candidate]:
     usual values first.
     """
     mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
-    space, plain = tiles.AITER_BLOCKSCALE, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
+    space, plain = tiles.BLOCKSCALE_OF_AITER, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
     kernels = [
         (attrs.evolve(plain, block_m=m, block_n=n, warps=warps), split)
-        for m, n, warps, split in itertools.product(space["block_m"], space["block_n"], space["warps"], tiles.AITER_SPLITS)
+        for m, n, warps, split in itertools.product(space["block_m"], space["block_n"], space["warps"], tiles.SPLITS_OF_AITER)
         if m <= covered
     ]
     kernels = [candidate for candidate in kernels if fits(*candidate, shape, device)]
     kernels.sort(key=lambda candidate: mi300x_clocks(*candidate, shape, device))
     rest = itertools.product(space["group_m"], space["stages"], space["waves"], space["stream"])
-    others = list(dict.fromkeys([*tiles.AITER_FIRST, *rest]))
+    others = list(dict.fromkeys([*tiles.FIRST_OF_AITER, *rest]))
     for total in range(len(kernels) + len(others)):
         for index in range(max(total - len(others) + 1, 0), min(total + 1, len(kernels))):
             (kernel, split), (group_m, stages, waves, stream) = kernels[index], others[total - index]

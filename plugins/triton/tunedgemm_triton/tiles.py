@@ -112,7 +112,7 @@ VARIATIONS: tuple[dict[str, int | bool], ...] = ({"stream": True}, {"waves": 2},
 #: gemm on AMD where scales go by blocks: the space of AITER's tuning of its Triton kernel for
 #: a8w8_blockscale (guide to tuning Triton kernels: 5832 with splits), by field. The step along K is
 #: one block; k-pack is 2 and the instruction's side 16 where there is a choice.
-AITER_BLOCKSCALE = {
+BLOCKSCALE_OF_AITER = {
     "stages": (2, 1, 3, 4),
     "block_m": (128, 64, 32),
     "block_n": (128, 64, 32),
@@ -122,9 +122,9 @@ AITER_BLOCKSCALE = {
     "stream": (False, True),
 }
 #: The same space's splits of K.
-AITER_SPLITS = (1, 2, 4)
+SPLITS_OF_AITER = (1, 2, 4)
 #: What is tried of it first for each tile: group_m, stages, waves, stream.
-AITER_FIRST = (
+FIRST_OF_AITER = (
     (8, 2, 2, False), (8, 2, 2, True), (1, 2, 2, False), (8, 3, 2, False), (8, 2, 4, False), (1, 2, 4, True), (16, 2, 2, False),
     (8, 1, 2, False), (8, 1, 4, False), (1, 3, 2, True), (8, 2, 8, False), (8, 4, 2, False), (16, 1, 4, True),
 )  # fmt: skip

@@ -166,7 +166,7 @@ def _product(values: Mapping[str, Any]) -> Iterator[Entry]:
 @functools.cache
 def _aiter_space() -> Space:
     """Return the 5832 configurations of AITER's guide."""
-    space = {NAMES[field]: list(values) for field, values in tiles.AITER_BLOCKSCALE.items()}
+    space = {NAMES[field]: list(values) for field, values in tiles.BLOCKSCALE_OF_AITER.items()}
     space["cache_modifier"] = ["", ".cg"]
     fixed = {"BLOCK_SIZE_K": 128, "kpack": 2, "matrix_instr_nonkdim": 16}
-    return Space(AITER, tuple(_product({**space, SPLIT: list(tiles.AITER_SPLITS), **fixed})))
+    return Space(AITER, tuple(_product({**space, SPLIT: list(tiles.SPLITS_OF_AITER), **fixed})))
