@@ -125,7 +125,7 @@ def test_plugins_says_what_is_here_and_what_is_not(
         (["tune", "--sort", "perhaps"], "--sort: expected True or False"),
         (["tune", "--colour", "red"], "unrecognized arguments: --colour red; `tunedgemm tune --help`"),
         (["tune", "--errRatio", "2"], "--errRatio is a share of the elements, 0 to 1"),
-        (["tune", "--stale", "-i", "{untuned}", "-o", "absent.csv"], "there is no absent.csv"),
+        (["tune", "--stale", "-i", "{untuned}", "-o", "absent.csv"], "--stale: absent.csv does not exist"),
         (["tuna"], "invalid choice: 'tuna'"),
         ([], "COMMAND"),
         (["explain", "1,2"], "expected three sizes"),
@@ -232,7 +232,7 @@ def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -
 
     assert call("greet") == (0, "hello\n", "")
     code, out, err = call("broken")
-    assert (code, out) == (2, "") and err.startswith("tunedgemm: error: command 'broken' of not_there:command cannot be loaded: ModuleNot")
+    assert (code, out) == (2, "") and err.startswith("tunedgemm: error: command 'broken' of not_there:command: cannot be loaded: ModuleNot")
     code, out, err = call("--help")
     assert (code, err) == (0, "") and " ".join(out.split()).count("commands of greeting") == 2
 

@@ -211,9 +211,9 @@ def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
         ("--model_dir {dense} --tp 64", "tp=64 does not divide"),
         ("--model_dir {tmp}", "no config.json in it"),
         ("-i {listed} --indtype f99", "--indtype: invalid choice"),
-        ("--op a4w4_blockscale -i dsv3_a8w8_blockscale_untuned_gemm.csv --indtype fp8", "--indtype: the shapes of a4w4_blockscale"),
+        ("--op a4w4_blockscale -i dsv3_a8w8_blockscale_untuned_gemm.csv --indtype fp8", "--indtype: a4w4_blockscale has no such column"),
         ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --indtype f16", "a8w8_blockscale cannot have dtype=f16, outdtype=f16"),
-        ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --all_bias", "--all_bias: the shapes of a8w8_blockscale have no such column"),
+        ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --all_bias", "--all_bias: a8w8_blockscale has no such column"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(asked, words: str, message: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

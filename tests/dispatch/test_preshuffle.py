@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from tunedgemm.device import device_of
+from tunedgemm.dispatch import dispatcher, preshuffle
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -164,8 +165,8 @@ def test_an_empty_batch_is_empty(gemm: TunedGemm) -> None:
 def test_a_capture_asks_nothing_that_is_not_bound(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """While a graph is captured the plain weight serves what was not met before, and the choice is not kept."""
     state = [True]
-    for module in ("dispatcher", "preshuffle"):
-        monkeypatch.setattr(f"tunedgemm.dispatch.dispatcher.{module}.recording", lambda operand: lambda: state[0])
+    for module in (dispatcher, preshuffle):
+        monkeypatch.setattr(module, "recording", lambda operand: lambda: state[0])
     x = x_of(FAST)
     gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
     assert layouts == [] and not gemm.dispatcher.preferences

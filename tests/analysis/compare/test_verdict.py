@@ -29,7 +29,7 @@ def test_shapes_without_a_device_are_failures():
         output = Console(file=io.StringIO(), width=width)
         print_compared(compared, output)
         text = output.file.getvalue()
-        assert said in text and "1 not compared (left without a working device" in text
+        assert said in text and "1 not compared (without a working device" in text
         assert all(len(line) <= width for line in text.splitlines() if line[:1] in "┏┃┡│└")
 
 
