@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import is_grad_enabled
@@ -13,10 +14,30 @@ from torch.autograd import forward_ad
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
-from tunedgemm.ops.op import Op
-from tunedgemm.ops.serving import Call
+from tunedgemm.ops.op import Call, Op, Serving
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    from tunedgemm.device import Device
+    from tunedgemm.dispatch.choice import Explanation
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Binding(Serving, Protocol):
+    """The part of a dispatcher that binds shapes; `dispatcher.Dispatcher` implements it."""
+
+    above: tuple[Path, ...]
+    preferences: dict[tuple[Any, ...], bool]
+
+    def torch_fallback(self, shape: Shape, device: Device) -> Call:
+        """Return torch's own call for a shape."""
+
+    def is_bound(self, shape: Shape, device: Device) -> bool:
+        """Tell whether a shape is bound on a device."""
+
+    def bound(self, shape: Shape, device: Device) -> Explanation:
+        """Bind a shape and return what serves it."""
 
 
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:

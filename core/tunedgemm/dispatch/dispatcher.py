@@ -42,8 +42,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.op import Op
-from tunedgemm.ops.serving import Call, Place
+from tunedgemm.ops.op import Call, Op, Place
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table

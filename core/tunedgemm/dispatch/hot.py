@@ -7,28 +7,25 @@ that stands in for it.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import needs_gradient, with_gradient
-from tunedgemm.ops.serving import Call, Place
-
-if TYPE_CHECKING:
-    from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.calls import Binding, needs_gradient, with_gradient
+from tunedgemm.ops.op import Call, Place
 
 #: The hot functions in use, each with its dispatcher and with what turns its arguments into those of `Dispatcher.call`.
-hot_functions: weakref.WeakKeyDictionary[Call, tuple[Dispatcher, Place]] = weakref.WeakKeyDictionary()
+hot_functions: weakref.WeakKeyDictionary[Call, tuple[Binding, Place]] = weakref.WeakKeyDictionary()
 
 
 class GraphOps(Protocol):
     """Stand-ins for calls in traced graphs."""
 
-    def add(self, function: Call, dispatcher: Dispatcher, place: Place) -> None:
+    def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
         """Learn of a hot function, so that compilers trace something else in its place."""
 
-    def stand_in(self, dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+    def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the function that a graph gets for a call which is traced by running it; None where it gets torch's call."""
 
 
@@ -42,7 +39,7 @@ def register_graph_ops(graph_ops: GraphOps) -> None:
     _graph_ops[:] = [graph_ops]
 
 
-def register_hot_function(function: Call, dispatcher: Dispatcher, place: Place) -> Call:
+def register_hot_function(function: Call, dispatcher: Binding, place: Place) -> Call:
     """Register a hot function.
 
     Args:
@@ -60,7 +57,7 @@ def register_hot_function(function: Call, dispatcher: Dispatcher, place: Place) 
 
 
 def serve_without_storage(
-    dispatcher: Dispatcher, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]
+    dispatcher: Binding, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]
 ) -> torch.Tensor:
     """Serve a call whose operands have no storage: by its stand-in in a graph, else by torch's call.
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.calls import needs_gradient, plain, recording
+from tunedgemm.dispatch.calls import Binding, needs_gradient, plain, recording
 from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
-
-if TYPE_CHECKING:
-    from tunedgemm.dispatch.dispatcher import Dispatcher
 
 #: Without a row for either, the shuffled weight is taken from so many rows on. Its kernels are made for products that compute more
 #: than they read, and slow down decoding at batch 1. AITER has the same number.
@@ -30,7 +27,7 @@ _REMEMBERED = 65_536
 
 
 def preferred_weight(
-    dispatcher: Dispatcher,
+    dispatcher: Binding,
     x: torch.Tensor,
     weight: torch.Tensor,
     shuffled_weight: Any,
@@ -76,7 +73,7 @@ def preferred_weight(
 
 
 def _decide(
-    dispatcher: Dispatcher,
+    dispatcher: Binding,
     x: torch.Tensor,
     weight: torch.Tensor,
     shuffled_weight: torch.Tensor,
@@ -94,7 +91,7 @@ def _decide(
     return prefers_shuffled(dispatcher, shapes[0], shapes[1], device)
 
 
-def prefers_shuffled(dispatcher: Dispatcher, row: Shape, shuffled: Shape, device: Device) -> bool:
+def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: Device) -> bool:
     """Decide whether a call is better served by its shuffled weight; binds both shapes.
 
     Rows decide. Where both shapes have one: the lower time of one layer of tables, else the higher layer. Where one has: that

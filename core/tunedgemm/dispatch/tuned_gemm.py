@@ -12,7 +12,7 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
-from tunedgemm.ops.serving import Call
+from tunedgemm.ops.op import Call
 
 
 class TunedGemm:

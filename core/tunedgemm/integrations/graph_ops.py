@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.hot import register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
@@ -23,8 +23,7 @@ from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, plain, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
-from tunedgemm.ops.op import Op
-from tunedgemm.ops.serving import Call, Place
+from tunedgemm.ops.op import Call, Op, Place
 
 _LAST = ("otype", "weight_layout", "fields")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -143,12 +142,12 @@ def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fi
 class _OfDefaultInstance:
     """`tunedgemm.dispatch.hot.GraphOps` for the functions of the default instance."""
 
-    def add(self, function: Call, dispatcher: Dispatcher, place: Place) -> None:
+    def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
         """Have compilers trace the op of a function; the compiler keeps what it learns for ever."""
         if any(dispatcher is used for used in tgemm.dispatchers):
             teach(function, _traced_by(dispatcher.op.name, place))
 
-    def stand_in(self, dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+    def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the op of a call that is traced by running it, as torch.export does without strict."""
         if not any(dispatcher is used for used in tgemm.dispatchers):
             return None

@@ -15,10 +15,9 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import flag, size
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Op, unbiased
+from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, names_of, seen
-from tunedgemm.ops.serving import Arguments, Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Op, unbiased
+from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
-from tunedgemm.ops.op import Columns, Op, unbiased
+from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.serving import Call, Serving
 
 if TYPE_CHECKING:
     import torch

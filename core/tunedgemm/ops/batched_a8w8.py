@@ -13,10 +13,9 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import batched, quantised
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:

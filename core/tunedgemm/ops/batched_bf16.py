@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import batched, quantised
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.serving import Arguments, Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.ops.serving import Arguments, Call, Place, Serving
+from tunedgemm.ops.op import Arguments, Call, Place, Serving
 
 if TYPE_CHECKING:
     pass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.serving import Call, Serving
+from tunedgemm.ops.op import Call, Serving
 
 if TYPE_CHECKING:
     import torch

@@ -5,16 +5,54 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from tunedgemm.ops.padded_m import padded
-from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
+
+
+#: A launcher, or a function that takes its place.
+Call = Callable[..., "torch.Tensor"]
+
+#: Operands in the op's order, the dtype of the output or None, and the op's fields: the arguments of `Serving.call`.
+Arguments = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
+
+#: From the arguments of a hot function to those of `Serving.call`; Python that a compiler can trace.
+Place = Callable[..., Arguments]
+
+
+class Serving(Protocol):
+    """Launchers of one op by cache key, and the ways to one that is not cached yet.
+
+    `tunedgemm.dispatch.dispatcher.Dispatcher` implements and documents it.
+    """
+
+    op: Op
+    launchers: dict[tuple[Any, ...], Call]
+
+    def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+        """Serve a call of any operands."""
+
+    def resolve(
+        self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
+    ) -> torch.Tensor:
+        """Serve a call whose key is new."""
+
+    def demote(
+        self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
+    ) -> torch.Tensor:
+        """Serve a call whose launcher raised."""
+
+    def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
+        """Choose between a plain weight and its shuffled copy."""
+
+    def hot(self, inner: Call, place: Place) -> Call:
+        """Register a function that reads addresses; returns it."""
 
 
 @attrs.frozen
