@@ -91,8 +91,9 @@ def has_no_storage(operands: tuple[Any, ...]) -> bool:
 def open_dual_levels() -> int:
     """Return how many levels of forward-mode differentiation are open, in any thread: torch has one stack for all.
 
-    The address, type and sizes of a tensor with a tangent are those of any other, so inside a level no launcher is cached.
-    The level is part of every cache key, so that a call inside one finds no launcher from outside.
+    The address, type and sizes of a tensor with a tangent are those of any other, so inside a level
+    no launcher is cached. The level is part of every cache key, so that a call inside one finds no
+    launcher from outside.
     """
     return forward_ad._current_level + 1
 
@@ -135,8 +136,8 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
 
     Args:
         call: the launcher.
-        native: torch's call, which serves where a weight would have to be copied at each call; None where torch has none, so that
-            weights are copied, too.
+        native: torch's call, which serves where a weight would have to be copied at each call; None
+            where torch has none, so that weights are copied, too.
         weights: positions of the weights.
     """
 
@@ -190,8 +191,9 @@ _UNSEEN = 0
 def watch_graphs() -> None:
     """Keep track of the graphs that torch captures, so that calls ask the driver only while there is one.
 
-    Called when shapes are captured, and not before: it replaces two methods of `torch.cuda.CUDAGraph`. A capture that begins without
-    that class is not seen, and its calls count as eager ones.
+    Called when shapes are captured, and not before: it replaces two methods of
+    `torch.cuda.CUDAGraph`. A capture that begins without that class is not seen, and its calls
+    count as eager ones.
     """
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end

@@ -38,13 +38,15 @@ class Offer:
 
     Attributes:
         solution: the solution.
-        origin: ``table`` (a row), ``unbiased`` (a row of the shape without its bias), ``heuristic`` (a backend's own choice) or
-            ``builtin``.
+        origin: ``table`` (a row), ``unbiased`` (a row of the shape without its bias), ``heuristic``
+            (a backend's own choice) or ``builtin``.
         why: its source in words: the row's file and line, or the backend of the heuristic.
         us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver: the library version that the row was tuned with, else "".
-        partial: whether the kernel's name may be a part of one, as in a row that names no device; see `resolve`.
-        match: the row of the very shape, how its M relates to the call's, and whether its device has this name; else None.
+        partial: whether the kernel's name may be a part of one, as in a row that names no device;
+            see `resolve`.
+        match: the row of the very shape, how its M relates to the call's, and whether its device
+            has this name; else None.
     """
 
     solution: Solution
@@ -134,8 +136,9 @@ def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> B
 def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:
     """Return an offer with the whole name of a solution, where its row may give a part of it or none.
 
-    A row that names no device was written by hand. Without a kernel's name it means the backend's heuristic. Else it means the first
-    solution with that name, or with the one name for this shape that contains it.
+    A row that names no device was written by hand. Without a kernel's name it means the backend's
+    heuristic. Else it means the first solution with that name, or with the one name for this shape
+    that contains it.
     """
     if not offer.partial:
         return offer

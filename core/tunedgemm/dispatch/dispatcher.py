@@ -1,7 +1,8 @@
 """Dispatcher: one op's calls to launchers, by one cache key, one dict look-up and one call.
 
-The first call of a key is resolved by table, heuristics and torch (`choice`), bound, and cached. A launcher that
-raises is demoted once for its shape and the next offer takes over, so every call ends in a kernel that works.
+The first call of a key is resolved by table, heuristics and torch (`choice`), bound, and cached. A
+launcher that raises is demoted once for its shape and the next offer takes over, so every call ends
+in a kernel that works.
 """
 
 from __future__ import annotations
@@ -61,18 +62,19 @@ class Dispatcher:
 
     Args:
         op: the op.
-        registry, settings: used in place of the installed backends and of the environment's settings.
+        registry, settings: used in place of the installed backends and of the environment's
+            settings.
         above: tuned files that rank above all layers.
         table: used in place of the layers.
 
     Attributes:
         launchers: cache key to launcher.
-        on_miss: tunes a shape that no row serves before its call, and returns whether a table has a row now. None unless the
-            settings ask for online tuning.
-        unbound: shapes met first while a graph was captured, and how many captured calls of each torch serves. `prewarm` removes a
-            shape.
-        preferences: by cache key, whether a call with a weight in two orders gets the shuffled one; see
-            `tunedgemm.dispatch.preshuffle`.
+        on_miss: tunes a shape that no row serves before its call, and returns whether a table has a
+            row now. None unless the settings ask for online tuning.
+        unbound: shapes met first while a graph was captured, and how many captured calls of each
+            torch serves. `prewarm` removes a shape.
+        preferences: by cache key, whether a call with a weight in two orders gets the shuffled one;
+            see `tunedgemm.dispatch.preshuffle`.
         above: the tuned files that rank above all layers.
     """
 
@@ -191,7 +193,8 @@ class Dispatcher:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
                 call = self.with_capture(call, shape, operands)
-            # Only a choice that holds for the next call of the key, too, is kept. Inside a level of forward mode there may be another.
+            # Only a choice that holds for the next call of the key, too, is kept. Inside a level of
+            # forward mode there may be another.
             if key is not None and solution is not None and forward_ad._current_level < 0:
                 if len(self.launchers) >= MAX_LAUNCHERS:
                     self.launchers.clear()
@@ -241,7 +244,8 @@ class Dispatcher:
         """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
 
         Args:
-            shapes: the expected shapes; by default those of every row of the tables that this device uses.
+            shapes: the expected shapes; by default those of every row of the tables that this
+                device uses.
             device: the device that runs them; the default device if absent.
         """
         device = device or current_device()

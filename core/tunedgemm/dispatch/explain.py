@@ -25,10 +25,12 @@ def explain(
     """Explain which solution serves a shape (or the operands of a call) on a device, and why not the others.
 
     Args:
-        what: a Shape, which names its op, or the first operand of a call; its other operands follow.
+        what: a Shape, which names its op, or the first operand of a call; its other operands
+            follow.
         op: the op of the operands.
         otype, fields: as in `call`.
-        device: the operands' device or the default device if absent. May describe a device that is not present.
+        device: the operands' device or the default device if absent. May describe a device that is
+            not present.
     """
     if isinstance(what, Shape):
         return tgemm.of(what.op).explain(what, device)

@@ -1,7 +1,7 @@
 """Hot functions and traced graphs: which dispatcher a function calls, and what stands for its calls in a graph.
 
-A hot function reads addresses, which a tracing compiler cannot follow. `tunedgemm.integrations.graph_ops` registers a `GraphOps`
-that stands in for it.
+A hot function reads addresses, which a tracing compiler cannot follow.
+`tunedgemm.integrations.graph_ops` registers a `GraphOps` that stands in for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def serve_without_storage(
     """Serve a call whose operands have no storage: by its stand-in in a graph, else by torch's call.
 
     Raises:
-        OperandError: the operands do not form this op, or one needs a gradient that the op does not give.
+        OperandError: the operands do not form this op, or one needs a gradient that the op does not
+            give.
     """
     while operands[-1] is None:
         operands = operands[:-1]

@@ -1,12 +1,14 @@
 """Online tuning: a shape that no row serves is tuned at its first call, once per machine, and the call is served by its row.
 
-The tuner runs in a child process of the interpreter and not of multiprocessing: a server's process may be a daemon, which
-may have no children of that kind, or have a main module that does not bear to be imported again; neither its environment nor
-its signals are touched; and one kill ends everything at the bound.
+The tuner runs in a child process of the interpreter and not of multiprocessing: a server's process
+may be a daemon, which may have no children of that kind, or have a main module that does not bear
+to be imported again; neither its environment nor its signals are touched; and one kill ends
+everything at the bound.
 
-A process that calls a shape which another process or thread is tuning waits, no longer than the bound, and never tunes it after
-that. So ranks continue together, all with the same row or all without, and a shape that cannot be tuned costs its bound once. The
-process that tunes waits for no other, so ranks cannot deadlock.
+A process that calls a shape which another process or thread is tuning waits, no longer than the
+bound, and never tunes it after that. So ranks continue together, all with the same row or all
+without, and a shape that cannot be tuned costs its bound once. The process that tunes waits for no
+other, so ranks cannot deadlock.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class Online:
     def _wanted(self, shape: Shape, device: Device) -> bool:
         """Check whether AITER would tune it; waits for the device's earlier work.
 
-        That is waited for here and not under the lock: a collective among it may wait for a rank that waits for the lock.
+        That is waited for here and not under the lock: a collective among it may wait for a rank
+        that waits for the lock.
         """
         if shape.m > MOST_M and not (self._settings.online_moe and shape.op == MOE):
             return False

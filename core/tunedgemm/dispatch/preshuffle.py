@@ -45,7 +45,8 @@ def preferred_weight(
         otype: dtype of the output, that of x if absent.
 
     Raises:
-        OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain or *shuffled_weight* is.
+        OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain
+            or *shuffled_weight* is.
     """
     try:
         if forward_ad._current_level >= 0 or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
@@ -94,9 +95,10 @@ def _decide(
 def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: Device) -> bool:
     """Decide whether a call is better served by its shuffled weight; binds both shapes.
 
-    Rows decide. Where both shapes have one: the lower time of one layer of tables, else the higher layer. Where one has: that
-    one. Without rows the shuffled weight serves from `PRESHUFFLE_M_THRESHOLD` on, if a kernel for its layout does: torch would put
-    the weight back in order at each call.
+    Rows decide. Where both shapes have one: the lower time of one layer of tables, else the higher
+    layer. Where one has: that one. Without rows the shuffled weight serves from
+    `PRESHUFFLE_M_THRESHOLD` on, if a kernel for its layout does: torch would put the weight back in
+    order at each call.
 
     Args:
         dispatcher: the dispatcher that serves the call.

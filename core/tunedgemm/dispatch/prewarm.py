@@ -30,13 +30,17 @@ class Calling(Protocol):
 def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | Iterable[int] = (1,), device: Device | None = None) -> int:
     """Bind and run shapes once each, so that graphs may be captured afterwards; returns how many.
 
-    Torch's products run, too, on the current stream and on another: they serve what is not bound, and not all of their libraries
-    start while a graph is captured. All memory taken for it is given back.
+    Torch's products run, too, on the current stream and on another: they serve what is not bound,
+    and not all of their libraries start while a graph is captured. All memory taken for it is given
+    back.
 
     Args:
-        what: shapes of any ops; a model, whose linear layers run on their own weights; or None for every tuned shape of the device.
-        m: rows of the inputs of a model's layers (the product of all dimensions but the last): one number or several.
-        device: the device that runs them; the default device if absent. A model's layers run on the device of their weights.
+        what: shapes of any ops; a model, whose linear layers run on their own weights; or None for
+            every tuned shape of the device.
+        m: rows of the inputs of a model's layers (the product of all dimensions but the last): one
+            number or several.
+        device: the device that runs them; the default device if absent. A model's layers run on the
+            device of their weights.
 
     Raises:
         UserError: a model's weights are on the meta device, or *m* is not a number of rows.

@@ -45,7 +45,8 @@ class Settings:
     Attributes:
         capture: ``AITER_TUNE_GEMM``: capture every shape that is called.
         log_choices: ``AITER_LOG_TUNED_CONFIG``: log once per shape what was chosen and why.
-        untuned: ``TUNEDGEMM_FALLBACK``, a comma list of the libtypes that may answer untuned calls, in order.
+        untuned: ``TUNEDGEMM_FALLBACK``, a comma list of the libtypes that may answer untuned calls,
+            in order.
         online: ``HIP_ONLINE_TUNING``: tune a shape without a row at its first call.
         online_moe: ``AITER_ONLINE_TUNE``: the same for the op fmoe alone.
         online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: the longest that a call waits for that.

@@ -1,7 +1,8 @@
 """Teach torch's compiler which function to trace in place of one that reads addresses.
 
-`teach` marks the function, costs it nothing when it runs, and loads nothing of the compiler. Nothing of torch is changed either.
-What must happen when torch loads a module of its own waits until `watch_loading`, which `patch` and traced graphs call.
+`teach` marks the function, costs it nothing when it runs, and loads nothing of the compiler.
+Nothing of torch is changed either. What must happen when torch loads a module of its own waits
+until `watch_loading`, which `patch` and traced graphs call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def teach(function: Any, traced: Callable[..., Any]) -> None:
         return function(*arguments, **named)
 
     function._torchdynamo_inline = traced
-    # torch.compile(function) compiles this frame instead: what is traced in place of a function counts only where it is called.
+    # torch.compile(function) compiles this frame instead: what is traced in place of a function
+    # counts only where it is called.
     function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = framed, id(function)
 
 

@@ -1,10 +1,12 @@
 """Put ``torch.ops.tunedgemm.<op>`` into compiled graphs, for each call of an op's functions and of `tunedgemm.call`.
 
-Compilers trace the public functions themselves, and a stand-in for the hot functions inside them, which read addresses. This holds
-for the default instance: functions of another `TunedGemm` run between two graphs.
+Compilers trace the public functions themselves, and a stand-in for the hot functions inside them,
+which read addresses. This holds for the default instance: functions of another `TunedGemm` run
+between two graphs.
 
-An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of shuffled weights, which arrive as plain
-tensors; and ``fields``, the other arguments of `Dispatcher.call` as JSON.
+An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of
+shuffled weights, which arrive as plain tensors; and ``fields``, the other arguments of
+`Dispatcher.call` as JSON.
 """
 
 from __future__ import annotations
@@ -93,8 +95,9 @@ _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any], differentiable: bool) -> Any:
     """Make the node of a call in a graph that is being traced.
 
-    Torch's product serves a16w16 without scales where a gradient is needed, or where an export or a transform looks into the graph.
-    Where another call needs a gradient the graph ends, and the function itself runs or raises.
+    Torch's product serves a16w16 without scales where a gradient is needed, or where an export or a
+    transform looks into the graph. Where another call needs a gradient the graph ends, and the
+    function itself runs or raises.
     """
     gradient = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
     layout = "row"

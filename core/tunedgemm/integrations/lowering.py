@@ -1,8 +1,9 @@
 """Have torch.compile's Inductor call our ops directly, by the function that computes them.
 
-By default Inductor writes ``torch.ops.tunedgemm.<op>.default(…)``, and every call goes through torch's dispatcher and back into Python,
-which takes longer than our own code. A graph that Inductor has made needs nothing of the dispatcher: gradients, casts and functional
-transforms are done. Inductor is not loaded for this: the lowering is set when torch loads it.
+By default Inductor writes ``torch.ops.tunedgemm.<op>.default(…)``, and every call goes through
+torch's dispatcher and back into Python, which takes longer than our own code. A graph that Inductor
+has made needs nothing of the dispatcher: gradients, casts and functional transforms are done.
+Inductor is not loaded for this: the lowering is set when torch loads it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
     Args:
         op: an op of ``torch.ops.tunedgemm`` with one tensor as output.
         name: the op's name.
-        run: takes the op's arguments; its output is contiguous. Code in Inductor's caches finds it by that name.
+        run: takes the op's arguments; its output is contiguous. Code in Inductor's caches finds it
+            by that name.
     """
     setattr(torch.ops.tunedgemm, _STRAIGHT.format(name).rpartition(".")[2], run)
     when_loaded(_LOWERING, functools.partial(_lower, op))

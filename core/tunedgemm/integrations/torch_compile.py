@@ -1,6 +1,7 @@
 """Define ops of torch that stand for calls of ours in compiled graphs, as one opaque node each.
 
-What is inside runs at every call of the compiled graph, as in eager mode: tables, capture, fallback to torch.
+What is inside runs at every call of the compiled graph, as in eager mode: tables, capture, fallback
+to torch.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
     Args:
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
-        run: computes it, on any device. Its output is new and contiguous, which compiled code takes for granted.
-        fake: takes the same arguments as fake tensors; graphs learn from it the output's sizes and dtype, and what is wrong with the
-            operands. The strides of its output do not count.
+        run: computes it, on any device. Its output is new and contiguous, which compiled code takes
+            for granted.
+        fake: takes the same arguments as fake tensors; graphs learn from it the output's sizes and
+            dtype, and what is wrong with the operands. The strides of its output do not count.
 
     Returns:
         The op, for traced functions to call unless `unseen`.
@@ -58,6 +60,7 @@ def unseen() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
 
-# Called once by Python itself while a graph is traced: Dynamo of torch 2.11 takes is_exporting for true. torch.compiler's
-# assume_constant_result sets the same attribute, but loads the compiler, too.
+# Called once by Python itself while a graph is traced: Dynamo of torch 2.11 takes is_exporting for
+# true. torch.compiler's assume_constant_result sets the same attribute, but loads the compiler,
+# too.
 unseen._dynamo_marked_constant = True  # type: ignore[attr-defined]

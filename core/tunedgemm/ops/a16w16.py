@@ -187,10 +187,12 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             weight: [N, K], of x's dtype; a [K, N] weight must be passed as ``weight.t()``.
             bias: [N] or absent.
             otype: dtype of the output; that of x if absent.
-            scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a rule.
-            shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order serves better: by the rows of both,
-                without rows from `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N * K elements twice.
-                Compiled graphs take the plain one.
+            scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
+                rule.
+            shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order
+                serves better: by the rows of both, without rows from
+                `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N *
+                K elements twice. Compiled graphs take the plain one.
 
         Returns:
             A new tensor [..., N].

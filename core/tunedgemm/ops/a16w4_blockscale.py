@@ -1,8 +1,10 @@
 """a16w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` of 16-bit activations and a weight in mxfp4.
 
-Under the name of AITER's ``gemm_a16wfp4``, which quantises x to mxfp4 on its way; here x is multiplied as it is. AITER has no table of
-it, ``a16w4_blockscale_tuned_gemm.csv`` is ours. The weight is [N, K/2], the even element in the low nibble; its e8m0 scales, one for
-each 32 of K, are [N, K/32], or, with a shuffled weight, AITER's shuffled ones: [ceil256(N), ceil8(K/32)]. Accumulation is in float32.
+Under the name of AITER's ``gemm_a16wfp4``, which quantises x to mxfp4 on its way; here x is
+multiplied as it is. AITER has no table of it, ``a16w4_blockscale_tuned_gemm.csv`` is ours. The
+weight is [N, K/2], the even element in the low nibble; its e8m0 scales, one for each 32 of K, are
+[N, K/32], or, with a shuffled weight, AITER's shuffled ones: [ceil256(N), ceil8(K/32)].
+Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -141,10 +143,13 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         """``x[..., K] @ w[N, K].T (+ bias)`` of 16-bit activations and an mxfp4 weight, by the solution that the tables choose.
 
         Args:
-            x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds them to mxfp4 first, this does not.
+            x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
+                them to mxfp4 first, this does not.
             w: [N, K/2], float4_e2m1fn_x2 or uint8, the even element in the low nibble.
-            w_scales: float8_e8m0fnu or uint8 [N, K/32]; for a shuffled weight shuffled: [ceil256(N), ceil8(K/32)].
-            atomic_add, config: accepted as AITER does and not used: the table decides how K is split, and by which kernel.
+            w_scales: float8_e8m0fnu or uint8 [N, K/32]; for a shuffled weight shuffled:
+                [ceil256(N), ceil8(K/32)].
+            atomic_add, config: accepted as AITER does and not used: the table decides how K is
+                split, and by which kernel.
             dtype: of the output: bf16, fp16 or fp32; None for that of x.
             y: only None: the output is always new.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.

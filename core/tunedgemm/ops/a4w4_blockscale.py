@@ -1,9 +1,11 @@
 """a4w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in mxfp4: e2m1 values, two in a byte, e8m0 scales per 32 of K.
 
-AITER's ``gemm_a4w4``; its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2] and [N, K/2],
-the even element in the low nibble. With a shuffled weight, as AITER's kernels want it, the scales are AITER's shuffled ones
-(`tunedgemm.ops.formats.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
-[M, K/32] and [N, K/32]. Accumulation is in float32.
+AITER's ``gemm_a4w4``; its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the
+operands are [..., K/2] and [N, K/2], the even element in the low nibble. With a shuffled weight, as
+AITER's kernels want it, the scales are AITER's shuffled ones
+(`tunedgemm.ops.formats.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N),
+ceil8(K/32)]. With a plain weight they are plain: [M, K/32] and [N, K/32]. Accumulation is in
+float32.
 """
 
 from __future__ import annotations
@@ -165,9 +167,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         """``A[..., K] @ B[N, K].T (+ bias)`` of mxfp4 operands, by the solution that the tables choose for this shape.
 
         Args:
-            A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or uint8, the even element in the low nibble.
-            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled: [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)];
-                for a plain weight plain: [M, K/32] and [N, K/32].
+            A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
+                uint8, the even element in the low nibble.
+            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled: [ceil256(M), ceil8(K/32)] and
+                [ceil256(N), ceil8(K/32)]; for a plain weight plain: [M, K/32] and [N, K/32].
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             alpha, beta: only 1 and 0.
@@ -179,7 +182,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             A new tensor [..., N].
 
         Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an argument of another value than it may have.
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
+                argument of another value than it may have.
         """
         if alpha not in (1.0, None) or beta not in (0.0, None):
             raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")

@@ -1,7 +1,7 @@
 """a8w8: ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])`` in int8 or fp8.
 
-AITER's ``gemm_a8w8``; its table is ``a8w8_tuned_gemm.csv``. Scales are float32, one a row of x and of the weight, or one each.
-Accumulation is in int32 or float32.
+AITER's ``gemm_a8w8``; its table is ``a8w8_tuned_gemm.csv``. Scales are float32, one a row of x and
+of the weight, or one each. Accumulation is in int32 or float32.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         """``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the solution that the tables choose for this shape.
 
         Args:
-            XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or both of one fp8 e4m3.
-            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N, 1] or [1, N]; or one value each.
+            XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or
+                both of one fp8 e4m3.
+            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
+                1] or [1, N]; or one value each.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             splitK: accepted as AITER does and not used: the table decides.

@@ -1,7 +1,7 @@
 """a8w8_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8, a float32 scale for each 1x128 of x and 128x128 of the weight.
 
-AITER's ``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not be multiples of 128: the last
-blocks are smaller. Accumulation is in float32.
+AITER's ``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not
+be multiples of 128: the last blocks are smaller. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         """``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales, by the solution that the tables choose for this shape.
 
         Args:
-            XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8 e4m3.
+            XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8
+                e4m3.
             x_scale: float32 [M, ceil(K/128)], row by row, or with the leading dimensions of XQ.
             w_scale: float32 [ceil(N/128), ceil(K/128)].
             dtype: of the output: bf16, fp16 or fp32; None for bf16.

@@ -1,8 +1,9 @@
 """a8w8_blockscale_bpreshuffle: a8w8_blockscale with a shuffled weight and the scales of x transposed in memory.
 
-AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is ``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape
-[M, ceil(K/128)] and is contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row: what
-`transposed_scale` gives (AITER's quantisation with ``transpose_scale=True``).
+AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is
+``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape [M, ceil(K/128)] and is
+contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row: what `transposed_scale`
+gives (AITER's quantisation with ``transpose_scale=True``).
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
 
         Args:
             XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
-            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16).
-            x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as `transposed_scale` gives it, or with the
-                strides (1, M).
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+                want (16, 16).
+            x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as
+                `transposed_scale` gives it, or with the strides (1, M).
             w_scale: float32 [ceil(N/128), ceil(K/128)].
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             out: only None: the output is always new.
@@ -90,7 +92,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             A new tensor [..., N].
 
         Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an *out*.
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
+                *out*.
         """
         if out is not None:
             raise OperandError(f"{NAME}: out is not taken, the output is a new tensor; call out.copy_(…) with it")

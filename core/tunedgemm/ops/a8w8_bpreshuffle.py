@@ -1,7 +1,8 @@
 """a8w8_bpreshuffle: a8w8 with a shuffled weight, ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])``.
 
-AITER's ``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8); its table is ``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be
-absent or present with either dtype. Both read a weight in layout (16, 16): so do AITER's tuner, its tests and, run by an emulator of their
+AITER's ``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8); its table is
+``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be absent or present with either dtype. Both
+read a weight in layout (16, 16): so do AITER's tuner, its tests and, run by an emulator of their
 instructions, its int8 kernels, whatever the comments beside ``gemm_a8w8_ASM`` say of (32, 16).
 """
 
@@ -49,8 +50,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
 
         Args:
             XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
-            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16).
-            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N, 1] or [1, N]; or one value each.
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+                want (16, 16).
+            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
+                1] or [1, N]; or one value each.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             check: accepted as AITER does and not used: operands are always checked.

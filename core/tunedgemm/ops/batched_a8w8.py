@@ -1,7 +1,7 @@
 """batched_a8w8: ``out[B, M, N] = (x[B, M, K] @ weight[B, N, K].mT) * x_scale * w_scale (+ bias[B, N])`` in int8 or fp8.
 
-AITER's ``batched_gemm_a8w8``; its table is ``a8w8_tuned_batched_gemm.csv``. One float32 scale for each row of x and of the
-weight of each batch. Accumulation is in int32 or float32.
+AITER's ``batched_gemm_a8w8``; its table is ``a8w8_tuned_batched_gemm.csv``. One float32 scale for
+each row of x and of the weight of each batch. Accumulation is in int32 or float32.
 """
 
 from __future__ import annotations

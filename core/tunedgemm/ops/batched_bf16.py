@@ -1,6 +1,7 @@
 """batched_bf16: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])`` in bf16 or fp16.
 
-AITER's ``batched_gemm_bf16``; its table is ``bf16_tuned_batched_gemm.csv``. Accumulation is in float32.
+AITER's ``batched_gemm_bf16``; its table is ``bf16_tuned_batched_gemm.csv``. Accumulation is in
+float32.
 """
 
 from __future__ import annotations

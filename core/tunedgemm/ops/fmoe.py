@@ -1,7 +1,8 @@
 """fmoe: a fused mixture of experts: for each token, its topk experts' gated two-layer networks, weighted and summed.
 
-``out[t] = sum_j weight[t, j] * act(hidden[t] @ w1[e].T) @ w2[e].T`` with ``e = topk_ids[t, j]``. AITER's ``fused_moe``; its table is
-``tuned_fmoe.csv``. In a Shape m is the number of tokens, n is model_dim and k is inter_dim.
+``out[t] = sum_j weight[t, j] * act(hidden[t] @ w1[e].T) @ w2[e].T`` with ``e = topk_ids[t, j]``.
+AITER's ``fused_moe``; its table is ``tuned_fmoe.csv``. In a Shape m is the number of tokens, n is
+model_dim and k is inter_dim.
 """
 
 from __future__ import annotations

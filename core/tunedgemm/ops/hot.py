@@ -1,7 +1,7 @@
 """Hot functions: one cache key, one look-up and one call, generated from an op's operands.
 
-The source text is compiled once per signature, as attrs does for its methods. It is made from names of operands alone, and
-stands in `linecache`, so that tracebacks show it.
+The source text is compiled once per signature, as attrs does for its methods. It is made from names
+of operands alone, and stands in `linecache`, so that tracebacks show it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ def hot_function(
 ) -> Call:
     """Make the function of some operands over a dispatcher's launchers.
 
-    Without *general* it takes the operands, then the fields, then *otype*, all by position; absent operands are None.
+    Without *general* it takes the operands, then the fields, then *otype*, all by position; absent
+    operands are None.
 
     Args:
         serving: the dispatcher.
-        operands: names in the op's order; optional ones end in ``?`` and come last, as in `Op.operands`.
+        operands: names in the op's order; optional ones end in ``?`` and come last, as in
+            `Op.operands`.
         otype: name of the argument for the dtype of the output.
         fields: names of what the op's `shape_of` takes besides operands.
-        general: a function whose signature and docstring the hot function gets. It is called where an argument is given that is
-            neither one of the operands nor *otype*; the default of such an argument is None.
+        general: a function whose signature and docstring the hot function gets. It is called where
+            an argument is given that is neither one of the operands nor *otype*; the default of
+            such an argument is None.
         place: from the function's arguments to those of `Serving.call`; needed with *general*.
     """
     from torch import is_grad_enabled
@@ -180,8 +183,8 @@ def _trimmed(required: Sequence[str], optional: Sequence[str]) -> str:
 def _key(names: Sequence[str], otype: str, fields: Sequence[str]) -> list[str]:
     """Write the cache key of operands that are all given.
 
-    An operand may be refused where it is not contiguous while another is copied, so each has its own place, but for the first two:
-    every launcher copies or takes them alike.
+    An operand may be refused where it is not contiguous while another is copied, so each has its
+    own place, but for the first two: every launcher copies or takes them alike.
     """
     each = [f"{name}.shape, {name}.dtype, {name}.get_device(), type({name})," for name in names]
     aligned = f"not ({' | '.join(f'{name}.data_ptr()' for name in names)}) & 15"

@@ -46,7 +46,8 @@ def layout_of(op: str, weight: torch.Tensor) -> str:
     """Return ``row`` for a plain weight, else the layout that its type names.
 
     Raises:
-        OperandError: the weight is plain by its type, but AITER's ``shuffle_weight`` has marked it as shuffled.
+        OperandError: the weight is plain by its type, but AITER's ``shuffle_weight`` has marked it
+            as shuffled.
     """
     layout: str = getattr(weight, "layout_name", "row")
     if layout == "row" and getattr(weight, "is_shuffled", False) is True:

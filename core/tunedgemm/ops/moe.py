@@ -1,7 +1,7 @@
 """Define a fused mixture of experts: AITER's words for it, and the reference.
 
-Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the quantisation of the hidden
-states and of the intermediate that its two stages do.
+Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the
+quantisation of the hidden states and of the intermediate that its two stages do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class ActivationType(enum.IntEnum):
 class QuantType(enum.IntEnum):
     """AITER's kinds of quantisation (csrc/include/aiter_enum.h), as far as they are computed here.
 
-    ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements of the activations.
+    ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements
+    of the activations.
     """
 
     No = 0
@@ -92,7 +93,8 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
     """What a text of a table stands for, found by a closed list.
 
     Args:
-        words: the texts known, as AITER writes them, each with its meaning; the part before the dot may be left out.
+        words: the texts known, as AITER writes them, each with its meaning; the part before the dot
+            may be left out.
 
     Raises:
         ShapeError: another text; the message lists those known.
@@ -119,7 +121,8 @@ def problem(shape: Shape) -> str:
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
     """Return the shape of the scales of weights [expert, rows, cols] (cols counting elements), () for none.
 
-    mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of all experts' rows: padded to multiples of (256, 8).
+    mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of all experts' rows: padded to
+    multiples of (256, 8).
     """
     experts, kind = int(shape["expert"]), shape["q_type"]
     if kind == "per_1x32" and shape.layout != "row":
@@ -264,12 +267,13 @@ def local_routing(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the routing among the experts that are here: (weights, ids), new tensors, without a synchronisation.
 
-    A slot of an absent expert, or of a token beyond the local ones, gets the weight 0, and some expert that is here, spread
-    evenly, so that it does no more harm than its work.
+    A slot of an absent expert, or of a token beyond the local ones, gets the weight 0, and some
+    expert that is here, spread evenly, so that it does no more harm than its work.
 
     Args:
         topk_weight, topk_ids: [T, topk]; ids count all experts.
-        expert_mask: [all experts], 1 where one is here; those are numbered in order. None: all are here.
+        expert_mask: [all experts], 1 where one is here; those are numbered in order. None: all are
+            here.
         num_local_tokens: one value: the tokens from here on are padding. None: none is.
         experts: how many are here.
     """

@@ -69,27 +69,36 @@ def entry(serving: Serving) -> Mapping[str, Call]:
 
         Args:
             hidden_states: [T, model_dim] in bf16 or fp16.
-            w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it multiplies, or ungated
-                [E, inter_dim, model_dim]; plain, or shuffled by `shuffle_weight`.
-            w2: [E, model_dim, inter_dim], of w1's dtype and layout; the last dimension of both is halved for fp4x2.
+            w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
+                multiplies, or ungated [E, inter_dim, model_dim]; plain, or shuffled by
+                `shuffle_weight`.
+            w2: [E, model_dim, inter_dim], of w1's dtype and layout; the last dimension of both is
+                halved for fp4x2.
             topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
-            expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all experts.
+            expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all
+                experts.
             activation: of `ActivationType`, or AITER's.
-            quant_type: of `QuantType`, or AITER's: how w1 and w2 are quantised, and how hidden states and intermediate will be.
-            doweight_stage1: multiply the routing weight into stage 1's product instead of stage 2's.
-            w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E, ceil(rows/128), ceil(cols/128)] for
-                per_1x128; e8m0 [E, rows, cols/32] for per_1x32, in `quant.shuffle_scale`'s order where the weights are shuffled.
-            a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where absent.
+            quant_type: of `QuantType`, or AITER's: how w1 and w2 are quantised, and how hidden
+                states and intermediate will be.
+            doweight_stage1: multiply the routing weight into stage 1's product instead of stage
+                2's.
+            w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
+                ceil(rows/128), ceil(cols/128)] for per_1x128; e8m0 [E, rows, cols/32] for per_1x32,
+                in `quant.shuffle_scale`'s order where the weights are shuffled.
+            a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where
+                absent.
             num_local_tokens: one value: rows of the output from there on are zero.
-            dtype: of the output, bf16 or fp16; None for that of hidden_states.
-            block_size_M, moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used: the table decides.
-            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments, not computed here.
+            dtype: of the output, bf16 or fp16; None for that of hidden_states. block_size_M,
+            moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used: the table
+            decides. hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments,
+            not computed here.
 
         Returns:
             A new tensor [T, model_dim].
 
         Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other, or an argument that is not computed here.
+            OperandError: shapes, dtypes or devices that do not fit each other, or an argument that
+                is not computed here.
         """
         del block_size_M, moe_sorting_dispatch_policy, splitk
         if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:

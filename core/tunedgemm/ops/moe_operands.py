@@ -150,9 +150,10 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Normal hidden states and experts, quantised and shuffled as the shape says; each token's experts are distinct, at random.
 
-    Groups that have a scale of their own differ in size by up to 4, so that the scale of another shows. The weights' spread
-    makes stage 1's products about 2 and the output about 1 whatever the sizes, so that activations are used where they bend
-    and a bound of one element means the same for every shape.
+    Groups that have a scale of their own differ in size by up to 4, so that the scale of another
+    shows. The weights' spread makes stage 1's products about 2 and the output about 1 whatever the
+    sizes, so that activations are used where they bend and a bound of one element means the same
+    for every shape.
     """
     import torch
 

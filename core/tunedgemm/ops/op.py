@@ -60,8 +60,8 @@ class Tolerance:
     """Bounds of the error of an output against the reference.
 
     Attributes:
-        atol, rtol: bounds of one element, ``|out - ref| <= atol + rtol * |ref|``; the share of elements outside
-            them is AITER's error ratio.
+        atol, rtol: bounds of one element, ``|out - ref| <= atol + rtol * |ref|``; the share of
+            elements outside them is AITER's error ratio.
         row_error: bound of ``norm(out - ref) / norm(ref)`` for the worst row of the output.
     """
 
@@ -83,12 +83,13 @@ class Columns:
         variable: the environment variable that names other files.
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
-        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises UserError for a wrong cell.
+        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises
+            UserError for a wrong cell.
         format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
         own: columns of ours, after AITER's, for the parts of a shape that AITER's key lacks.
-        read: cells of `values`, absent ones left out, to the cells that every op has (``libtype``, ``kernelName``,
-            ``splitK``, ``us``, ``err_ratio``), for an op whose AITER columns are others. What it does not return is
-            read under its own name.
+        read: cells of `values`, absent ones left out, to the cells that every op has (``libtype``,
+            ``kernelName``, ``splitK``, ``us``, ``err_ratio``), for an op whose AITER columns are
+            others. What it does not return is read under its own name.
         write: the inverse, for the cells of a row that is written.
     """
 
@@ -132,28 +133,37 @@ class Op:
 
     Attributes:
         name: the word of ``--op``, of `Shape.op` and of a backend's ``OPS``.
-        operands: names of the operands in a launcher's order; optional ones end in ``?`` and come last.
+        operands: names of the operands in a launcher's order; optional ones end in ``?`` and come
+            last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.
         columns: the format of its tables.
-        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for operands that do not form the op.
+        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for
+            operands that do not form the op.
         make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
-        reference: (shape, operands) to the exact result in float32 or float64, computed from the operands as given.
+        reference: (shape, operands) to the exact result in float32 or float64, computed from the
+            operands as given.
         tolerance: shape to Tolerance.
         flops: shape to floating-point operations of one call.
         bytes_moved: shape to the fewest bytes of memory traffic of one call.
         fake: the operands and the output dtype to an empty output, for meta tensors.
-        fields: a Shape to those keyword arguments of `shape_of`, apart from ``otype``, that the operands do not determine.
-        equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
-        unbiased: a Shape with a bias to the same without one, where the bias is the last operand given and nothing follows it; None
-            where it is not, so that no bias is split off.
-        weight_dtype: a Shape to the short dtype of the weight in memory; by default the field ``q_dtype_w``,
-            else the dtype of the activations.
-        padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.padded_m`.
-        first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of batch invariance.
-        examples, large: functions without arguments that return the shapes of the conformance suite, and further ones for a GPU; empty
-            for an op whose shapes follow from M, N and K alone. They are called at the first use: serving does not need them.
+        fields: a Shape to those keyword arguments of `shape_of`, apart from ``otype``, that the
+            operands do not determine.
+        equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then
+            as AITER's key knows it.
+        unbiased: a Shape with a bias to the same without one, where the bias is the last operand
+            given and nothing follows it; None where it is not, so that no bias is split off.
+        weight_dtype: a Shape to the short dtype of the weight in memory; by default the field
+            ``q_dtype_w``, else the dtype of the activations.
+        padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it;
+            see `tunedgemm.ops.padded_m`.
+        first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of
+            batch invariance.
+        examples, large: functions without arguments that return the shapes of the conformance
+            suite, and further ones for a GPU; empty for an op whose shapes follow from M, N and K
+            alone. They are called at the first use: serving does not need them.
         functions: names of the op's public functions.
-        entry: a dispatcher to those functions by name; an op without one is called by ``tunedgemm.call``.
+        entry: a dispatcher to those functions by name; an op without one is called by
+            ``tunedgemm.call``.
     """
 
     name: str

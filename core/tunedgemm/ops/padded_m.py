@@ -20,8 +20,8 @@ def padded_m(m: int, n: int, level: int) -> int:
 
     Args:
         m, n: rows of the activations and of the weight.
-        level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down* to 8192 for larger
-            M with N above 4096; any other level leaves m as it is.
+        level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down*
+            to 8192 for larger M with N above 4096; any other level leaves m as it is.
     """
     if level == 0:
         for limit, step in _FINE:
@@ -54,8 +54,8 @@ def exact(m: int, n: int) -> Mapping[int, str]:
 def tokens(m: int, n: int) -> Mapping[int, str]:
     """Return the exact number of tokens, then AITER's rule of fused MoE (fused_moe.py, ``get_padded_M`` and the tiers of its look-up).
 
-    Up to a power of two below 32768; from there the row of 32768, from 131072 on that of 131072 and then that of 32768.
-    AITER itself never asks for the exact number.
+    Up to a power of two below 32768; from there the row of 32768, from 131072 on that of 131072 and
+    then that of 32768. AITER itself never asks for the exact number.
     """
     del n
     words = {m: "exact"}

@@ -96,7 +96,8 @@ def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int =
     """Check that x [..., K] and weight [N, K] fit and are on one device.
 
     Args:
-        packed: elements of K in one of the weight's, where x has them apart: the weight is [N, K/packed].
+        packed: elements of K in one of the weight's, where x has them apart: the weight is [N,
+            K/packed].
 
     Raises:
         OperandError: they do not fit each other.

@@ -1,7 +1,8 @@
 """Share the parts of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
 
-K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels
-want it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
+K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a
+shuffled weight, as AITER's kernels want it, the scales are AITER's shuffled ones
+(`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
 """
 
 from __future__ import annotations

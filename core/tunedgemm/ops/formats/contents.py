@@ -22,7 +22,8 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
     """Copy a tensor into new memory; a shuffled weight stays one.
 
     Args:
-        contiguous: contiguous, whatever the strides of *tensor*, else with its strides where it has no gaps.
+        contiguous: contiguous, whatever the strides of *tensor*, else with its strides where it has
+            no gaps.
     """
     import torch
 

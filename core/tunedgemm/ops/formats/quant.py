@@ -1,13 +1,16 @@
 """Quantise in the formats of the ops, and back: pure torch on CPU and GPU, without a synchronisation.
 
-Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py, with two differences:
-int8 is rounded to nearest (ties to even) where AITER's torch route truncates, and everything saturates instead of wrapping.
+Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py,
+with two differences: int8 is rounded to nearest (ties to even) where AITER's torch route truncates,
+and everything saturates instead of wrapping.
 
 For all of them:
 
 * a group (tensor, row or block) that is all zero has the scale 1 (mxfp4: byte 0) and the values 0;
-* a group with a NaN or an infinity has a scale that is not finite (mxfp4: 255) and the values 0: all of it reads back as NaN;
-* with a scale that the caller gives, infinities saturate; NaN stays NaN in fp8 and becomes 0 in int8;
+* a group with a NaN or an infinity has a scale that is not finite (mxfp4: 255) and the values 0:
+  all of it reads back as NaN;
+* with a scale that the caller gives, infinities saturate; NaN stays NaN in fp8 and becomes 0 in
+  int8;
 * large tensors are worked on in slices, so the memory needed beyond the result is about 100 MiB.
 """
 
@@ -45,7 +48,8 @@ def pertoken_quant(
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
-        scale: one float32 value a row, [..., 1] or [...]; by default amax of the row / largest value of quant_dtype.
+        scale: one float32 value a row, [..., 1] or [...]; by default amax of the row / largest
+            value of quant_dtype.
         x_scale: [K], what x is multiplied by first, as in smooth quantisation.
         scale_dtype: of the scales that are returned.
         quant_dtype: torch.int8 or a torch.float8.
@@ -163,11 +167,13 @@ def per_1x32_f4_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise to mxfp4: e2m1 values, ties to even, with one power of two for each 32 elements of a row.
 
-    The scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's RCEIL), so nothing saturates.
+    The scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's RCEIL), so
+    nothing saturates.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more; K a multiple of 32.
-        scale, quant_dtype: AITER's arguments: None, the scales being taken from the values, and torch.float4_e2m1fn_x2.
+        scale, quant_dtype: AITER's arguments: None, the scales being taken from the values, and
+            torch.float4_e2m1fn_x2.
         shuffle: give the scales as `shuffle_scale` does, over all rows of x.
 
     Returns:
@@ -190,7 +196,8 @@ def per_1x32_f4_quant(
         values = rows[part].to(torch.float32).view(-1, k // _MX, _MX)
         power = _power(values.abs().amax(-1))
         scale[part] = power.to(torch.uint8)
-        # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied by 0
+        # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied
+        # by 0
         inverse = (254 - power).clamp_(min=0).mul_(1 << 23).view(torch.float32)
         codes = _e2m1(values * inverse[..., None]).view(-1, k // 2, 2)
         q[part] = codes[..., 0] | (codes[..., 1] << 4)
@@ -211,8 +218,8 @@ def as_fp4(q: torch.Tensor) -> torch.Tensor:
 def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
     """Return the e8m0 scales of mxfp4 in the order of AITER's kernels (its e8m0_shuffle; facts of aiter/ops/shuffle.py).
 
-    Rows are padded to a multiple of 256 and columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
-    (a * 16 + r, b * 4 + c) goes to place ((c * 16 + r) * 2 + b) * 2 + a.
+    Rows are padded to a multiple of 256 and columns to one of 8, with the scale 1. Of each 32 rows
+    and 8 columns, the element (a * 16 + r, b * 4 + c) goes to place ((c * 16 + r) * 2 + b) * 2 + a.
 
     Args:
         scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
@@ -418,8 +425,9 @@ def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bo
 def _power(top: torch.Tensor) -> torch.Tensor:
     """Return the e8m0 byte of amax / 6 rounded up to a power of two, as int32; 255 for what is not finite, 0 for zero.
 
-    Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
-    division on the device may multiply by 1/6 instead, which is another number.
+    Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5,
+    beyond to 2^(e - 1). A division on the device may multiply by 1/6 instead, which is another
+    number.
     """
     bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
     field, fraction = bits >> 23, bits & 0x7FFFFF

@@ -1,14 +1,17 @@
 """Shuffled weights: layouts for the matrix cores, as a tensor type of their own that ordinary products refuse.
 
-The permutation is AITER's (aiter/ops/shuffle.py): of each block of IN rows, K is cut into packs of 16 bytes, and the packs
-of the IN rows at one place of K lie next to each other. IK decides only what K must be divisible by. In elements, with P of
-them in a pack, element (n, k) of [N, K] lies at (n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P.
-``columns128`` is the same with one block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as data.
+The permutation is AITER's (aiter/ops/shuffle.py): of each block of IN rows, K is cut into packs of
+16 bytes, and the packs of the IN rows at one place of K lie next to each other. IK decides only
+what K must be divisible by. In elements, with P of them in a pack, element (n, k) of [N, K] lies at
+(n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P. ``columns128`` is the same with one
+block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as data.
 
-Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows (``is_guinterleave``).
+Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows
+(``is_guinterleave``).
 
-Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with ``weights_only=True`` needs this module
-imported before. safetensors keeps bytes without a type: save ``w.plain``, and give what is read to `as_shuffled`.
+Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with
+``weights_only=True`` needs this module imported before. safetensors keeps bytes without a type:
+save ``w.plain``, and give what is read to `as_shuffled`.
 """
 
 from __future__ import annotations
@@ -83,17 +86,20 @@ def shuffle_weight(
     """Shuffle a weight into one of AITER's layouts, or one with a name.
 
     Args:
-        x: [..., N, K], contiguous; any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one element.
-        layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16). ``"columns128"``: a row has a multiple of
-            128 bytes, N is any.
-        use_int4, is_guinterleave, pad_k_to: AITER's other orders and its padding: only False, False and 0.
+        x: [..., N, K], contiguous; any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one
+            element.
+        layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
+            ``"columns128"``: a row has a multiple of 128 bytes, N is any.
+        use_int4, is_guinterleave, pad_k_to: AITER's other orders and its padding: only False, False
+            and 0.
         gate_up: of no effect without is_guinterleave, as in AITER.
 
     Returns:
         A new tensor of the same shape and dtype whose type names the layout.
 
     Raises:
-        OperandError: x is not contiguous, is shuffled already, or does not divide; or an order or a padding is not made here.
+        OperandError: x is not contiguous, is shuffled already, or does not divide; or an order or a
+            padding is not made here.
     """
     del gate_up
     for argument, value in (("use_int4", use_int4), ("is_guinterleave", is_guinterleave), ("pad_k_to", pad_k_to)):
@@ -119,7 +125,8 @@ def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = Non
         layout: needed for a plain tensor.
 
     Raises:
-        OperandError: a plain tensor without a layout, one that does not divide or is not contiguous, or a layout that is not the weight's.
+        OperandError: a plain tensor without a layout, one that does not divide or is not
+            contiguous, or a layout that is not the weight's.
     """
     name = layout_name(layout) if layout is not None else getattr(x, "layout_name", "")
     if not name:
@@ -165,26 +172,30 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 class ShuffledWeight(torch.Tensor):
     """A weight in a shuffled layout: shape, dtype and device of the plain one, its bytes in another order.
 
-    It moves between devices, is cloned, detached, compared (bytes), saved and loaded, and may be a parameter; of a stack [E, N, K] whole
-    matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in w``). Whatever would read it as if it were plain raises OperandError.
-    No gradient reaches it. One subclass a layout, made by `shuffle_weight` and `as_shuffled`.
+    It moves between devices, is cloned, detached, compared (bytes), saved and loaded, and may be a
+    parameter; of a stack [E, N, K] whole matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in
+    w``). Whatever would read it as if it were plain raises OperandError. No gradient reaches it.
+    One subclass a layout, made by `shuffle_weight` and `as_shuffled`.
 
     Attributes:
         layout_name: the name in `Shape.layout`.
-        plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and safetensors get.
+        plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and
+            safetensors get.
     """
 
     layout_name: str
     _plain: torch.Tensor | None = None
 
-    # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each call.
+    # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each
+    # call.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def plain(self) -> torch.Tensor:
         """Return the same memory as an ordinary tensor without a gradient, wherever the weight lies by now."""
         kept = self._plain
-        # A module that moves gives its parameter other memory, by ways that Python does not see either.
+        # A module that moves gives its parameter other memory, by ways that Python does not see
+        # either.
         if kept is None or kept.data_ptr() != self.data_ptr():
             with torch._C._DisableTorchDispatch():
                 kept = self._plain = torch.Tensor._make_subclass(torch.Tensor, self)
