@@ -111,7 +111,7 @@ def _of_row(match: Match, known: Match | None = None) -> Offer:
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
-    """Yield the rows of a shape without its bias, each with the bias passed to its kernel, then with an add after it."""
+    """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
     plain, product = split.unbiased(shape), split.product(shape)
     for asked in dict.fromkeys((plain, product)):
         for match in table.candidates(asked, device) if asked is not None else ():

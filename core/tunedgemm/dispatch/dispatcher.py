@@ -51,7 +51,7 @@ from tunedgemm.workload.capture import Capture, recorder
 
 _log = logging.getLogger("tunedgemm")
 
-#: Launchers kept by one process; a workload that meets more keys than this starts over, which rebinds what it uses.
+#: Launchers that a process keeps. A workload with more keys starts over and rebinds what it uses.
 MAX_LAUNCHERS = 65_536
 
 _TORCHS = Offer(NATIVE, "builtin", "torch's own call")
@@ -136,7 +136,10 @@ class Dispatcher:
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
-        """Explain what would serve a shape, and why not the others; binds nothing for a device that is not present."""
+        """Explain which solution would serve a shape, and why the others would not.
+
+        Binds nothing if the device is not present.
+        """
         device = device or current_device()
         found = offers(shape, device, self.table, self.registry, self.settings.untuned)
         return choose(found, shape, device, self.registry, self._veto(shape, device))[0]
@@ -206,7 +209,10 @@ class Dispatcher:
             return self.demote(error, key, operands, otype, **fields)
 
     def with_capture(self, call: Call, shape: Shape, operands: tuple[Any, ...]) -> Call:
-        """Wrap a call, of this library or of an engine, so that capture counts it; without capture, return it unchanged."""
+        """Wrap a call of this library or an engine so that capture counts it.
+
+        Returns the call unchanged if capture is off.
+        """
         if self._capture is None:
             return call
         ask = recording(operands[0])
@@ -223,7 +229,10 @@ class Dispatcher:
     def demote(
         self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
     ) -> torch.Tensor:
-        """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
+        """Veto the solution that just raised for its shape and serve the call with the next offer.
+
+        Errors of torch propagate.
+        """
         if has_no_storage(operands):  # blames no solution
             return serve_without_storage(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
@@ -268,7 +277,10 @@ class Dispatcher:
         return True
 
     def fingerprint(self) -> str:
-        """Return a digest of the merged table and the backends' versions: equal on all ranks that dispatch alike."""
+        """Return a digest of the merged table and the backends' versions.
+
+        Ranks with equal digests dispatch alike.
+        """
         parts, device = [self.table.fingerprint()], current_device()
         for libtype in self.registry.libtypes:
             backend = self.registry.get(libtype)
@@ -313,7 +325,10 @@ class Dispatcher:
         return bound
 
     def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
-        """Return the function for these operands and its solution; None for a solution that serves this one call only."""
+        """Return the function for these operands and its solution.
+
+        The solution is None if the function serves this one call only.
+        """
         x = operands[0]
         gradient = needs_gradient(operands)
         if gradient or shape.m == 0 or not plain(operands):
@@ -345,7 +360,9 @@ class Dispatcher:
         return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
 
     def torch_fallback(self, shape: Shape, device: Device) -> Call:
-        """Return torch's call, which keeps gradients, takes subclasses and any strides, and is safe to capture.
+        """Return torch's call, which keeps gradients and is safe to capture.
+
+        It takes subclasses and any strides.
 
         Raises:
             UserError: torch has none for this op.

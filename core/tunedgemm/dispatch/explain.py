@@ -22,7 +22,7 @@ def explain(
     device: Device | None = None,
     **fields: Any,
 ) -> Explanation:
-    """Explain which solution serves a shape (or the operands of a call) on a device, and why not the others.
+    """Explain which solution serves a shape (or the operands of a call), and why not the others.
 
     Args:
         what: a Shape, which names its op, or the first operand of a call; its other operands
@@ -46,11 +46,11 @@ def is_tuned(
     device: Device | None = None,
     **fields: Any,
 ) -> bool:
-    """Check whether a table row serves a shape (or operands) on a device; the arguments are those of `explain`."""
+    """Check whether a table row serves a shape (or operands) on a device; arguments as in `explain`."""
     return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
 
 
 def fingerprint() -> str:
-    """Return a short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
+    """Return a short digest of every op's tables and the backends; equal digests dispatch alike."""
     parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

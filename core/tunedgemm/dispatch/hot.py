@@ -1,4 +1,4 @@
-"""Hot functions and traced graphs: which dispatcher a function calls, and what stands for its calls in a graph.
+"""Hot functions, their dispatchers, and the functions that replace their calls in traced graphs.
 
 A hot function reads addresses, which a tracing compiler cannot follow.
 `tunedgemm.integrations.graph_ops` registers a `GraphOps` that stands in for it.
@@ -15,7 +15,8 @@ from tunedgemm.device import device_of
 from tunedgemm.dispatch.calls import Binding, needs_gradient, with_gradient
 from tunedgemm.ops.op import Call, Place
 
-#: The hot functions in use, each with its dispatcher and with what turns its arguments into those of `Dispatcher.call`.
+#: The hot functions in use. Each maps to its dispatcher and to the function that turns its
+#: arguments into those of `Dispatcher.call`.
 hot_functions: weakref.WeakKeyDictionary[Call, tuple[Binding, Place]] = weakref.WeakKeyDictionary()
 
 
@@ -26,7 +27,10 @@ class GraphOps(Protocol):
         """Learn of a hot function, so that compilers trace something else in its place."""
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
-        """Return the function that a graph gets for a call which is traced by running it; None where it gets torch's call."""
+        """Return the function that replaces a call in a graph traced by running it.
+
+        Returns None if the graph gets torch's call.
+        """
 
 
 _graph_ops: list[GraphOps] = []

@@ -1,9 +1,9 @@
-"""Online tuning: a shape that no row serves is tuned at its first call, once per machine, and the call is served by its row.
+"""Online tuning: tune a shape without a row at its first call, once per machine, then serve it.
 
-The tuner runs in a child process of the interpreter and not of multiprocessing: a server's process
-may be a daemon, which may have no children of that kind, or have a main module that does not bear
-to be imported again; neither its environment nor its signals are touched; and one kill ends
-everything at the bound.
+The tuner runs in a child process of the interpreter, not of multiprocessing. A server's process may
+be a daemon, which cannot have multiprocessing children. Its main module may not survive a second
+import. Neither its environment nor its signals are touched, and one kill ends everything at the
+bound.
 
 A process that calls a shape which another process or thread is tuning waits, no longer than the
 bound, and never tunes it after that. So ranks continue together, all with the same row or all
@@ -42,13 +42,14 @@ from tunedgemm.table.sheet import present
 
 _log = logging.getLogger("tunedgemm")
 
-#: Where AITER's HIP_ONLINE_TUNING acts (its hipb_mm): up to this M, for prefill has any number of them, each met once; and
-#: with more free memory of the device than this, which is what its operands take. AITER_ONLINE_TUNE has no bound for M.
+#: When AITER's HIP_ONLINE_TUNING applies (its hipb_mm). M is at most this, as prefill has any
+#: number of Ms, each met once. The device has more free memory than this, which the operands take.
+#: AITER_ONLINE_TUNE does not bound M.
 MOST_M, FREE_BYTES = 512, 128 << 20
 #: Solutions of each libtype that are tried: as many as AITER asks hipBLASLt's heuristic for.
 CANDIDATES = 32
-#: Parts of the bound: after which the race ends, one compilation or bind has failed, one kernel counts as hung; and the device
-#: seconds of the race.
+#: Fractions of the bound: when the race ends, when one compilation or bind has failed, when one
+#: kernel counts as hung, and the device time of the race.
 _RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
 #: Seconds between two looks whether another process is done.
 _POLL = 0.05
@@ -113,7 +114,7 @@ class Online:
 
     @contextlib.contextmanager
     def _turn(self, shape: Shape, device: Device) -> Iterator[bool]:
-        """Hold the lock of a shape on a kind of device, beside the table; whether nobody else had it.
+        """Hold the lock of a shape on a kind of device, next to the table; yield whether it was free.
 
         Raises:
             filelock.Timeout: others have kept it for the whole bound.
@@ -174,7 +175,7 @@ class Online:
 
 
 def _environment(device: Device) -> dict[str, str]:
-    """Make the environment of the child: it finds what this process finds, is the same device, and tunes nothing online itself."""
+    """Make the child's environment: same import paths and device as here, online tuning off."""
     kept = {name: text for name, text in os.environ.items() if name not in (ONLINE, ONLINE_MOE)}
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     # A CPU's rows are for so many threads; MKL's variable goes before OpenMP's.
@@ -183,7 +184,7 @@ def _environment(device: Device) -> dict[str, str]:
 
 
 def child() -> None:
-    """Tune the shape of the last argument, in the child; its last line of output says why that gave nothing."""
+    """Tune the shape of the last argument, in the child; print the reason last if that fails."""
     from tunedgemm.tuner import Options, tune
     from tunedgemm.tuner.report import why_failed
 

@@ -18,8 +18,8 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
 
-#: Without a row for either, the shuffled weight is taken from so many rows on. Its kernels are made for products that compute more
-#: than they read, and slow down decoding at batch 1. AITER has the same number.
+#: With no row for either weight, use the shuffled one from this many rows on. Its kernels suit
+#: compute-bound products and slow down decoding at batch 1. AITER uses the same number.
 PRESHUFFLE_M_THRESHOLD = 128
 
 #: Remembered choices; with more of them the cache starts over.
@@ -34,7 +34,9 @@ def preferred_weight(
     *rest: torch.Tensor | None,
     otype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the weight that serves a call best; the plain one for an empty batch and where a gradient or a tangent is kept.
+    """Return the weight that serves a call best.
+
+    That is the plain one for an empty batch and where a gradient or a tangent is kept.
 
     Args:
         dispatcher: the dispatcher that serves the call.

@@ -1,4 +1,4 @@
-"""Bind shapes before they are called, so that graphs may be captured; list those that a capture met unbound."""
+"""Bind shapes before their first call, for graph capture; list those that a capture met unbound."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | I
 
 
 def unbound() -> dict[Shape, int]:
-    """Return the shapes met first while a graph was captured, each with how many of its captured calls torch serves.
+    """Return the shapes first met during graph capture, with the number of calls torch serves.
 
     ``prewarm(unbound())`` binds them for the next capture, and takes them off the list.
     """

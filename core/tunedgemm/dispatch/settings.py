@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def passive(self) -> Settings:
-        """Return these settings without capture and online tuning, for shapes that are examined and not called."""
+        """Return these settings without capture and online tuning, to examine a shape only."""
         return attrs.evolve(self, capture=False, online=False, online_moe=False)
 
     def tunes_online(self, op: str) -> bool:

@@ -16,7 +16,7 @@ from tunedgemm.ops.op import Call
 
 
 class TunedGemm:
-    """One set of tables, with the public functions of every op over them as attributes; AITER's ``TunedGemm``."""
+    """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``."""
 
     def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
         self._given = (registry, settings)

@@ -1,7 +1,7 @@
 """Teach torch's compiler which function to trace in place of one that reads addresses.
 
 `teach` marks the function, costs it nothing when it runs, and loads nothing of the compiler.
-Nothing of torch is changed either. What must happen when torch loads a module of its own waits
+It does not change torch either. What must happen when torch loads one of its modules waits
 until `watch_loading`, which `patch` and traced graphs call.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 #: What to do when a module of torch has been loaded.
 _awaiting: dict[str, list[Callable[[], None]]] = {}
 
-#: Restores torch's functions while a module of torch is loaded. Modules of the compiler keep what they see: one that saw a routed
-#: function would use it in graphs that are made after routing has ended.
+#: Restores torch's functions while a module of torch is loaded. Modules of the compiler keep the
+#: functions they see. One that saw a routed function would keep it in later, unrouted graphs.
 _unrouted: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
@@ -39,7 +39,7 @@ def teach(function: Any, traced: Callable[..., Any]) -> None:
 
 
 def when_loaded(module: str, do: Callable[[], None]) -> None:
-    """Do something once torch has loaded a module of its own: now if it has, else when `watch_loading` sees it."""
+    """Run an action once torch has loaded a module: now, or when `watch_loading` sees it load."""
     if module in sys.modules:
         do()
     else:

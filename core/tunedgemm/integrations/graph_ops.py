@@ -1,4 +1,4 @@
-"""Put ``torch.ops.tunedgemm.<op>`` into compiled graphs, for each call of an op's functions and of `tunedgemm.call`.
+"""Put ``torch.ops.tunedgemm.<op>`` into compiled graphs for an op's functions and `tunedgemm.call`.
 
 Compilers trace the public functions themselves, and a stand-in for the hot functions inside them,
 which read addresses. This holds for the default instance: functions of another `TunedGemm` run

@@ -23,7 +23,9 @@ _STRAIGHT = "torch.ops.tunedgemm.{}_straight"
 
 
 def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
-    """Have the code that Inductor writes from here on call *run* for an op, as ``torch.ops.tunedgemm.<name>_straight``.
+    """Make the code that Inductor writes from now on call *run* for an op.
+
+    It calls *run* as ``torch.ops.tunedgemm.<name>_straight``.
 
     Args:
         op: an op of ``torch.ops.tunedgemm`` with one tensor as output.

@@ -47,7 +47,10 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
 
 def plain(parameter: Any) -> Any:
-    """Unwrap a parameter of a subclass, as engines use them to load weights: tables serve none, and graphs need only its data."""
+    """Unwrap a parameter subclass, which engines use to load weights.
+
+    Tables serve none of them, and graphs need only their data.
+    """
     of = type(parameter)
     if parameter is None or of is torch.Tensor or of is torch.nn.Parameter or not isinstance(parameter, torch.nn.Parameter):
         return parameter
@@ -56,7 +59,7 @@ def plain(parameter: Any) -> Any:
 
 
 def unseen() -> bool:
-    """Check for a functional transform (vmap, jvp, grad) or an export under way, which cannot use an opaque op."""
+    """Check for an active functional transform (vmap, jvp, grad) or export: neither takes opaque ops."""
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
 
