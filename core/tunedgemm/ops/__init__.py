@@ -1,4 +1,4 @@
-"""The ops: every module of this folder that defines ``op``, and those of the entry point group ``tunedgemm.ops``."""
+"""The ops: modules of this folder that define ``op``, and the entry point group ``tunedgemm.ops``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _others = threading.local()
 
 @functools.cache
 def ops() -> Mapping[str, Op]:
-    """Return all ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning.
+    """Return all ops by name: those of this folder, then third parties'.
 
-    A third party's op that builds on ours asks while it is imported, and gets those of this folder.
+    A broken third-party op is skipped with a warning. One that builds on ours calls this during its
+    import, and gets the ops of this folder.
     """
     found: dict[str, Op] = {}
     for module in pkgutil.iter_modules(__path__):
@@ -64,7 +65,7 @@ def op_named(name: str) -> Op:
 
 @functools.cache
 def functions() -> Mapping[str, Op]:
-    """Return the op of each public function, by the function's name; of several ops that name one, the first has it."""
+    """Return the op of each public function by name; the first op that names a function has it."""
     found: dict[str, Op] = {}
     for op in ops().values():
         for name in op.functions if op.entry is not None else ():

@@ -1,6 +1,7 @@
-"""a16w16: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in 16- or 32-bit floats, fp8 with per-tensor scales.
+"""a16w16: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in 16- or 32-bit floats.
 
-AITER's ``gemm_a16w16``; its table is ``bf16_tuned_gemm.csv``. Accumulation is in float32.
+It also takes fp8 with per-tensor scales. AITER's ``gemm_a16w16``; its table is
+``bf16_tuned_gemm.csv``. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype: torch.dtype | None, scaled: bool, layout: str) -> Shape:
-    """Return the shape of a call of one row: a layer's calls differ in rows only, and checking a new shape takes longest."""
+    """Return the shape of a call with one row.
+
+    Calls of a layer differ only in rows, and validating a new shape is the slowest step.
+    """
     return Shape(
         op="a16w16",
         m=1,
@@ -120,7 +124,7 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
+    """Draw normal x [m, k], weight [n, k], and bias [n] and scales [1] if the shape has them."""
     import torch
 
     from tunedgemm.ops.formats.shuffle import shuffle_weight
@@ -144,7 +148,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute the product on the operands' device, in float64 where quick, else float32 without TF32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]

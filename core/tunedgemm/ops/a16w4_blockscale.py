@@ -1,10 +1,10 @@
-"""a16w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` of 16-bit activations and a weight in mxfp4.
+"""a16w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])``, weight in mxfp4.
 
-Under the name of AITER's ``gemm_a16wfp4``, which quantises x to mxfp4 on its way; here x is
-multiplied as it is. AITER has no table of it, ``a16w4_blockscale_tuned_gemm.csv`` is ours. The
-weight is [N, K/2], the even element in the low nibble; its e8m0 scales, one for each 32 of K, are
-[N, K/32], or, with a shuffled weight, AITER's shuffled ones: [ceil256(N), ceil8(K/32)].
-Accumulation is in float32.
+Activations have 16 bits. The function has the name of AITER's ``gemm_a16wfp4``, which quantises x
+to mxfp4 first; here x stays in 16 bits. AITER has no table of it:
+``a16w4_blockscale_tuned_gemm.csv`` is ours. The weight is [N, K/2], the even element in the low
+nibble. Its e8m0 scales, one for each 32 of K, are [N, K/32]. With a shuffled weight they are
+AITER's shuffled ones: [ceil256(N), ceil8(K/32)]. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
+    """Draw normal x [m, k], a quantised weight [n, k/2] with its e8m0 scales, and bias [n] if asked."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -106,7 +106,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     x, weight, w_scale, bias = (*operands, None)[:4]
     wide = exact_dtype(shape.m, shape.n, shape.k)
     out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
@@ -140,12 +140,12 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         bias: torch.Tensor | None = None,
         bpreshuffle: bool | None = False,
     ) -> torch.Tensor:
-        """``x[..., K] @ w[N, K].T (+ bias)`` of 16-bit activations and an mxfp4 weight, by the solution that the tables choose.
+        """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
 
         Args:
             x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
                 them to mxfp4 first, this does not.
-            w: [N, K/2], float4_e2m1fn_x2 or uint8, the even element in the low nibble.
+            w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
             w_scales: float8_e8m0fnu or uint8 [N, K/32]; for a shuffled weight shuffled:
                 [ceil256(N), ceil8(K/32)].
             atomic_add, config: accepted as AITER does and not used: the table decides how K is
@@ -180,7 +180,7 @@ op = Op(
         tuned_file="a16w4_blockscale_tuned_gemm.csv",
         untuned_file="a16w4_blockscale_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A16W4",
-        key=("M", "N", "K", "x_dtype"),  # a name of its own: a file with a column dtype is a16w16's
+        key=("M", "N", "K", "x_dtype"),  # not "dtype": a file with that column is a16w16's
         values=("libtype", *quantised.VALUES),
         parse=_parse,
         format=_format,
@@ -203,7 +203,7 @@ op = Op(
         _example(33, 130, 96),  # ragged in all three
         _example(5, 96, 32, bias="True", outdtype="fp32"),  # one scale a row
         _example(3, 257, 320, layout="row", bias="True"),  # more rows than one tile of shuffled scales would have, and an odd N
-        _example(7, 272, 320, layout="aiter16x16"),  # K/32 is no multiple of 8
+        _example(7, 272, 320, layout="aiter16x16"),  # K/32 is not divisible by 8
         _example(33, 272, 64, layout="aiter16x16", bias="True"),  # the least K of the layout
         _example(24, 320, 640, x_dtype="fp16", bias="True"),
         _example(9, 48, 96, x_dtype="fp16", outdtype="fp32"),

@@ -1,11 +1,11 @@
-"""a4w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in mxfp4: e2m1 values, two in a byte, e8m0 scales per 32 of K.
+"""a4w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in mxfp4.
 
-AITER's ``gemm_a4w4``; its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the
-operands are [..., K/2] and [N, K/2], the even element in the low nibble. With a shuffled weight, as
-AITER's kernels want it, the scales are AITER's shuffled ones
-(`tunedgemm.ops.formats.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N),
-ceil8(K/32)]. With a plain weight they are plain: [M, K/32] and [N, K/32]. Accumulation is in
-float32.
+Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. AITER's ``gemm_a4w4``;
+its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2]
+and [N, K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels want
+it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.quant.shuffle_scale`):
+[ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
+[M, K/32] and [N, K/32]. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
+    """Draw normal x [m, k/2] and weight [n, k/2], quantised, with e8m0 scales, and bias [n] if asked."""
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x32_f4_quant
@@ -114,7 +114,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     import torch
 
     from tunedgemm.ops.formats.quant import dequant_fp4
@@ -164,7 +164,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         global_A_scale: torch.Tensor | None = None,
         global_B_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``A[..., K] @ B[N, K].T (+ bias)`` of mxfp4 operands, by the solution that the tables choose for this shape.
+        """Compute ``A[..., K] @ B[N, K].T (+ bias)`` in mxfp4 by the solution the tables choose.
 
         Args:
             A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
@@ -225,7 +225,7 @@ op = Op(
     examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
-        _example(257, 144, 320),  # more rows than one tile of shuffled scales; K/32 is no multiple of 8
+        _example(257, 144, 320),  # more rows than one tile of shuffled scales; K/32 is not divisible by 8
         _example(33, 272, 64, bias="True"),  # the least K of the layout
         _example(16, 512, 1024, layout="row"),
         _example(33, 130, 96, layout="row"),  # ragged in all three

@@ -44,13 +44,13 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         splitK: int | None = None,
     ) -> torch.Tensor:
-        """``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the solution that the tables choose for this shape.
+        """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the tables' solution.
 
         Args:
             XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or
                 both of one fp8 e4m3.
-            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
-                1] or [1, N]; or one value each.
+            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N],
+                [N, 1] or [1, N]; or one value each.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             splitK: accepted as AITER does and not used: the table decides.

@@ -1,7 +1,8 @@
-"""a8w8_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8, a float32 scale for each 1x128 of x and 128x128 of the weight.
+"""a8w8_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8 with block scales.
 
-AITER's ``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not
-be multiples of 128: the last blocks are smaller. Accumulation is in float32.
+Each 1x128 of x and each 128x128 of the weight has a float32 scale. AITER's
+``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not be
+multiples of 128: the last blocks are smaller. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         isBpreshuffled: bool = False,
     ) -> torch.Tensor:
-        """``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales, by the solution that the tables choose for this shape.
+        """Compute ``XQ[..., K] @ WQ[N, K].T`` with block scales by the solution the tables choose.
 
         Args:
             XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8

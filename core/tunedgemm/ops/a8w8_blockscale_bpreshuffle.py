@@ -1,9 +1,9 @@
-"""a8w8_blockscale_bpreshuffle: a8w8_blockscale with a shuffled weight and the scales of x transposed in memory.
+"""a8w8_blockscale_bpreshuffle: a8w8_blockscale with a shuffled weight and transposed scales of x.
 
 AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is
 ``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape [M, ceil(K/128)] and is
-contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row: what `transposed_scale`
-gives (AITER's quantisation with ``transpose_scale=True``).
+contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row. `transposed_scale`
+makes it (AITER's quantisation with ``transpose_scale=True``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """As for a8w8_blockscale; then the weight is shuffled and the scales of x are transposed."""
+    """Draw inputs as for a8w8_blockscale, then shuffle the weight and transpose the scales of x."""
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     x, weight, x_scale, w_scale = scaled_blocks.make_inputs(shape, device, seed)
@@ -50,7 +50,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands

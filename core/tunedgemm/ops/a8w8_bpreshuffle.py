@@ -1,9 +1,10 @@
-"""a8w8_bpreshuffle: a8w8 with a shuffled weight, ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])``.
+"""a8w8_bpreshuffle: a8w8 with a shuffled weight.
 
-AITER's ``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8); its table is
-``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be absent or present with either dtype. Both
-read a weight in layout (16, 16): so do AITER's tuner, its tests and, run by an emulator of their
-instructions, its int8 kernels, whatever the comments beside ``gemm_a8w8_ASM`` say of (32, 16).
+``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])``. AITER's
+``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8); its table is
+``a8w8_bpreshuffle_tuned_gemm.csv``. Here the bias is optional with either dtype. Both read a weight
+in layout (16, 16). AITER's tuner and tests do too, and so do its int8 kernels when an emulator runs
+their instructions. The comments at ``gemm_a8w8_ASM`` say (32, 16).
 """
 
 from __future__ import annotations

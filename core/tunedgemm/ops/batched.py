@@ -1,4 +1,4 @@
-"""Share the parts of the batched ops: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
+"""Share code of the batched ops: ``out[b] = x[b, M, K] @ weight[b, N, K].T``, AITER's key B, M, N, K."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
 
 
 def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
+    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and bias."""
 
     def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
         return quantised.equivalent_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
@@ -69,7 +69,10 @@ def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
 
 
 def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
-    """(B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K]; raises OperandError where they do not fit each other."""
+    """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K].
+
+    Raises OperandError where they do not fit each other.
+    """
     import torch
 
     given = f"x {quantised.seen(x)}, weight {quantised.seen(weight)}"
@@ -93,7 +96,10 @@ def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Ten
 
 
 def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
-    """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none; raises OperandError for another."""
+    """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none.
+
+    Raises OperandError for another bias.
+    """
     if bias is None:
         return ""
     import torch
@@ -107,7 +113,7 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
 
 
 def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut the first rows of the activations [B, M, K] and, where there are, their scales [B, M, ...], cut to *m* rows of each batch."""
+    """Cut the activations [B, M, K] and any scales of theirs [B, M, ...] to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
     return tuple(operand[:, :m].contiguous() if place < count and place != 1 else operand for place, operand in enumerate(operands))
 

@@ -1,7 +1,8 @@
-"""batched_a8w8: ``out[B, M, N] = (x[B, M, K] @ weight[B, N, K].mT) * x_scale * w_scale (+ bias[B, N])`` in int8 or fp8.
+"""batched_a8w8: products of batches in int8 or fp8 with scales by row.
 
-AITER's ``batched_gemm_a8w8``; its table is ``a8w8_tuned_batched_gemm.csv``. One float32 scale for
-each row of x and of the weight of each batch. Accumulation is in int32 or float32.
+``out[B, M, N] = (x[B, M, K] @ weight[B, N, K].mT) * x_scale * w_scale (+ bias[B, N])``. AITER's
+``batched_gemm_a8w8``; its table is ``a8w8_tuned_batched_gemm.csv``. Each row of x and of the weight
+of each batch has one float32 scale. Accumulation is in int32 or float32.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw x [B, m, k] and weight [B, n, k] quantised by row, scales [B, m, 1] and [B, n, 1], and bias [B, n] if asked."""
+    """Draw x [B, m, k] and weight [B, n, k] quantised by row, with their scales, and a bias if asked.
+
+    Scales are [B, m, 1] and [B, n, 1]; the bias is [B, n].
+    """
     import torch
 
     from tunedgemm.ops.formats.quant import pertoken_quant
@@ -86,7 +90,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     batches = int(shape["B"])
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)
@@ -114,7 +118,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         splitK: int | None = None,
     ) -> torch.Tensor:
-        """``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the solution that the tables choose for this shape.
+        """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
 
         Args:
             XQ, WQ: activations and weight, both int8 or both fp8.

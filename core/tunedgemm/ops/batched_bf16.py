@@ -43,7 +43,7 @@ def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
+    """Draw normal x [B, m, k], weight [B, n, k] and, if the shape has one, bias [B, n]."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -56,7 +56,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     x, weight, bias = (*operands, None)[:3]
     wide = exact_dtype(int(shape["B"]) * shape.m, shape.n, shape.k)
     out = exact_product(x, weight, wide)
@@ -79,7 +79,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         splitK: int | None = None,
     ) -> torch.Tensor:
-        """``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution that the tables choose for this shape.
+        """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
 
         Args:
             XQ, WQ: activations and weight, both bf16 or both fp16.
