@@ -1,8 +1,8 @@
-"""fmoe: a fused mixture of experts: for each token, its topk experts' gated two-layer networks, weighted and summed.
+"""fmoe: fused mixture of experts, a weighted sum of the gated networks of each token's topk experts.
 
 ``out[t] = sum_j weight[t, j] * act(hidden[t] @ w1[e].T) @ w2[e].T`` with ``e = topk_ids[t, j]``.
-AITER's ``fused_moe``; its table is ``tuned_fmoe.csv``. In a Shape m is the number of tokens, n is
-model_dim and k is inter_dim.
+Each network has two layers. AITER's ``fused_moe``; its table is ``tuned_fmoe.csv``. In a Shape m is
+the number of tokens, n is model_dim and k is inter_dim.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def _format(shape: Shape) -> dict[str, str]:
 
 
 def _read(row: Mapping[str, str]) -> Mapping[str, str]:
-    """AITER's two stages as one solution: ``first+second`` where both are named, the larger of the two error ratios."""
+    """Read AITER's two stages as one solution, with the larger of the two error ratios.
+
+    Where both stages are named, the solution is ``first+second``.
+    """
     names = [name for column in ("kernelName1", "kernelName2") if (name := row.get(column, "").strip()).lower() not in _NOTHING]
     errors = [text for column in ("err1", "err2") if (text := row.get(column, "").strip())]
     found = {"kernelName": "+".join(names), "splitK": row.get("ksplit", ""), "us": row.get("us", "")}
@@ -111,7 +114,7 @@ def _write(row: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _share(text: str) -> float:
-    """A share as text, in percent or not; one that is no number is as bad as can be, and `row` names it."""
+    """Parse a share, in percent or not; return infinity for another text, which `row` then reports."""
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -119,7 +122,10 @@ def _share(text: str) -> float:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
+    """Return the shape, then its forms in AITER's key, which lacks the layout of the weights.
+
+    All of these follow for each other activation, as AITER does it.
+    """
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
     forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
     return tuple(
@@ -139,7 +145,10 @@ def _flops(shape: Shape) -> int:
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Count the experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
+    """Count the experts that can be hit, hidden states, routing and output once.
+
+    The intermediate stays on the chip.
+    """
     hit = min(int(shape["expert"]), shape.m * int(shape["topk"]))
     kind, rows, bits = shape["q_type"], _rows(shape), 0
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):
@@ -169,16 +178,22 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return tuple(operand[:m].contiguous() if place in (0, 3, 4) else operand for place, operand in enumerate(operands))
 
 
-#: Measured with silu, gelu and swiglu, 1 to 2048 tokens, the worst row of all: an intermediate that is kept in 16 bits or in
-#: float32 where the reference quantises it, or rounded to bf16 before it is quantised, which moves its scales.
-#: 16 bits: 0.0041 bf16, 0.0005 fp16; fp8 by token or block: 0.070; int8 by token: 0.047; mxfp4: 0.32, one group of 32 whose
-#: scale goes to the next power of two; one scale for all tokens, which small rows pay for: 0.10 fp8, 0.34 int8.
+#: Row errors measured with silu, gelu and swiglu, 1 to 2048 tokens; each figure is the worst row.
+#: The intermediate differs from the reference's. It is kept in 16 bits or in float32 where the
+#: reference quantises it, or rounded to bf16 before quantisation, which moves its scales.
+#: 16 bits: 0.0041 bf16, 0.0005 fp16. fp8 by token or block: 0.070. int8 by token: 0.047.
+#: mxfp4: 0.32, one group of 32 whose scale goes to the next power of two. One scale for all tokens,
+#: which small rows pay for: 0.10 fp8, 0.34 int8.
 #: Hidden states that are not quantised although they should be: 0.17 to 0.23 in fp8, 0.91 in mxfp4.
-#: The bounds of one element are for outputs of about 1, as `make_inputs` makes them. There a relative error e leaves the share
-#: P(|z| e > t (1 + |o|)) outside of atol = rtol = t, z and o being standard normal: 0.7 % for t = 2 e, 1.2 % for t = 1.8 e, 2.2 %
-#: for t = 1.6 e, but 11 % for t = e. So t is about 1.8 times the error of the worst row above, and some 1 % of the elements of an
-#: honest implementation is outside even where that row is the only one; 5 %, which is too much, needs an error of 0.76 t.
-#: Measured over 1200 draws of 1 and 16 tokens with a bf16 intermediate: at most 3.9 %, where the output was 5.5 rather than 1.
+#:
+#: The bounds of one element are for outputs of about 1, as `make_inputs` makes them. With a
+#: relative error e and atol = rtol = t, the share of elements out of bounds is
+#: ``P(|z| e > t (1 + |o|))``, with z and o standard normal. That is 0.7 % for t = 2 e, 1.2 % for
+#: t = 1.8 e, 2.2 % for t = 1.6 e, but 11 % for t = e. So t is about 1.8 times the error of the
+#: worst row above. Some 1 % of the elements of a correct implementation are then out of bounds,
+#: even where that row is the only one. 5 %, which is too much, needs an error of 0.76 t.
+#: Measured over 1200 draws of 1 and 16 tokens with a bf16 intermediate: at most 3.9 %, where the
+#: output was 5.5 rather than 1.
 _TOLERANCES = {
     ("No", "bf16"): TOLERANCES["bf16"],
     ("No", "fp16"): TOLERANCES["fp16"],
@@ -199,7 +214,10 @@ def _tolerance(shape: Shape) -> Tolerance:
 
 
 def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str = "bf16", act: str = "Silu", **cells: str) -> Shape:
-    """A shape of (token, model_dim, inter_dim, expert, topk), gated and with plain weights unless *cells* say otherwise."""
+    """Make a shape from (token, model_dim, inter_dim, expert, topk).
+
+    It is gated and has plain weights unless *cells* override that.
+    """
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     words = {"act_type": act, "q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "use_g1u1": "1", "layout": "row"}
     return _parse({**dict(zip(names, map(str, sizes), strict=True)), **words, **cells})

@@ -41,7 +41,7 @@ def hot_function(
         operands: names in the op's order; optional ones end in ``?`` and come last, as in
             `Op.operands`.
         otype: name of the argument for the dtype of the output.
-        fields: names of what the op's `shape_of` takes besides operands.
+        fields: names of what the op's `shape_of` takes in addition to the operands.
         general: a function whose signature and docstring the hot function gets. It is called where
             an argument is given that is neither one of the operands nor *otype*; the default of
             such an argument is None.
@@ -76,7 +76,7 @@ def _place(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
 
 
 def _signature(function: Call) -> str:
-    """Return the parameters of a function as source text, with None for each default; the values are set afterwards."""
+    """Return a function's parameters as source text, each default None; the values are set later."""
     parameters = inspect.signature(function).parameters.values()
     parts = [f"{one.name}=None" if one.default is not one.empty else one.name for one in parameters]
     keywords = [place for place, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]

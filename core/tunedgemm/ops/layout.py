@@ -1,4 +1,7 @@
-"""How a weight lies in memory: `Shape.layout` from a weight, and what the ops say of one that lies otherwise; imports no torch."""
+"""Memory layouts of weights: `Shape.layout` of a weight, and the ops' errors for a wrong one.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Order:
-    """The order of a shuffled [N, K] weight: K is cut into packs, and of each block of rows those at one place of K lie side by side.
+    """The order of a shuffled [N, K] weight.
+
+    K is cut into packs. In each block of rows, the packs at one place of K are adjacent.
 
     Attributes:
         rows: of a block, a divisor of N; 0 where all rows are one block.
@@ -28,10 +33,11 @@ class Order:
     step: int = 1
 
 
-#: Layouts with a name of their own. ``columns128``: all that a kernel loads of 128 bytes along K of neighbouring rows, however many, is
-#: one run of memory.
+#: Named layouts. In ``columns128`` the 128 bytes along K that a kernel loads of neighbouring rows,
+#: however many, are one run of memory.
 _ORDERS = {"columns128": Order(0, 128)}
-#: AITER's: rows of a block, and half of what K is a multiple of; packs are what a lane of a matrix core loads at once.
+#: AITER's: rows of a block, and half of the divisor of K. A lane of a matrix core loads one pack
+#: at once.
 _AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)"), 16
 
 

@@ -1,1 +1,1 @@
-"""Formats of operands: quantisation, shuffled weights, raw contents. Unlike ops, these modules load torch."""
+"""Operand formats: quantisation, shuffled weights, raw contents. Unlike ops, these load torch."""

@@ -1,4 +1,7 @@
-"""Copy and overwrite the contents of tensors of any dtype: torch can do little with its narrowest types but view them as bytes."""
+"""Copy and overwrite the contents of tensors of any dtype, as bytes.
+
+Torch has few operations for its narrowest types but viewing them as bytes.
+"""
 
 from __future__ import annotations
 

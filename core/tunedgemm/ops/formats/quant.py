@@ -113,7 +113,7 @@ def per_tensor_quant(
 
 
 def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale for each 128 elements of a row, the last of them being shorter where K does not divide.
+    """Quantise with one scale for each 128 elements of a row; the last group may be shorter.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
@@ -216,10 +216,11 @@ def as_fp4(q: torch.Tensor) -> torch.Tensor:
 
 
 def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Return the e8m0 scales of mxfp4 in the order of AITER's kernels (its e8m0_shuffle; facts of aiter/ops/shuffle.py).
+    """Return the e8m0 scales of mxfp4 in the order of AITER's kernels.
 
-    Rows are padded to a multiple of 256 and columns to one of 8, with the scale 1. Of each 32 rows
-    and 8 columns, the element (a * 16 + r, b * 4 + c) goes to place ((c * 16 + r) * 2 + b) * 2 + a.
+    This is AITER's e8m0_shuffle (aiter/ops/shuffle.py). Rows are padded to a multiple of 256 and
+    columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
+    ``(a * 16 + r, b * 4 + c)`` goes to place ``((c * 16 + r) * 2 + b) * 2 + a``.
 
     Args:
         scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
@@ -247,7 +248,7 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         rows, cols: of the plain scale.
 
     Raises:
-        OperandError: scale is no shuffled scale of so many rows and columns.
+        OperandError: scale is not a shuffled scale of that many rows and columns.
     """
     plain = _bytes(scale, E8M0, "e8m0 scales")
     high, wide = _SCALE_TILE
@@ -378,7 +379,7 @@ def _bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
 
 
 def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A caller's scale as [rows, 1]."""
+    """Reshape a caller's scale to [rows, 1]."""
     rows = x.shape[:-1].numel()
     if scale.numel() != rows:
         raise OperandError(f"a scale a row of {tuple(x.shape)} has {rows} values (got shape {tuple(scale.shape)})")
@@ -392,27 +393,30 @@ def _per_column(x_scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:
-    """All rows, about `_SLICE` elements at a time."""
+    """Yield slices that cover all rows, of about `_SLICE` elements each."""
     step = max(1, _SLICE // max(1, width))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def _blocks(values: torch.Tensor, high: int, wide: int) -> torch.Tensor:
-    """[n, k] as [blocks down, high, blocks across, wide], zeros where n or k does not divide."""
+    """Reshape [n, k] to [blocks down, high, blocks across, wide], padded with zeros."""
     n, k = values.shape
     full = pad(values, (0, -k % wide, 0, -n % high)) if n % high or k % wide else values
     return full.reshape(full.shape[0] // high, high, full.shape[1] // wide, wide)
 
 
 def _scale(top: torch.Tensor, limit: float) -> torch.Tensor:
-    """amax -> scale; 1 where amax is 0 or vanishes when divided."""
+    """Return the scale for an amax; 1 where amax is 0 or vanishes when divided."""
     scale = top / limit
     return torch.where(scale == 0, 1.0, scale)
 
 
 def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bool) -> torch.Tensor:
-    """values / scale, saturated and rounded (ties to even); 0 where a scale of our own is not finite. Overwrites values if it can."""
+    """Compute values / scale, saturated and rounded (ties to even); overwrite values if possible.
+
+    The result is 0 where a scale that was computed here is not finite.
+    """
     limit = _limit(dtype)
     values = values.div_(scale)
     if own:
@@ -423,11 +427,11 @@ def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bo
 
 
 def _power(top: torch.Tensor) -> torch.Tensor:
-    """Return the e8m0 byte of amax / 6 rounded up to a power of two, as int32; 255 for what is not finite, 0 for zero.
+    """Return the e8m0 byte of amax / 6 rounded up to a power of two, as int32.
 
-    Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5,
-    beyond to 2^(e - 1). A division on the device may multiply by 1/6 instead, which is another
-    number.
+    It is 255 for values that are not finite and 0 for zero. It is read off the bits of
+    amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
+    division on the device may multiply by 1/6 instead, which is another number.
     """
     bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
     field, fraction = bits >> 23, bits & 0x7FFFFF
@@ -437,7 +441,10 @@ def _power(top: torch.Tensor) -> torch.Tensor:
 
 
 def _e2m1(values: torch.Tensor) -> torch.Tensor:
-    """4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even code, NaN to 0."""
+    """Encode float32 values in 4 bits: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6.
+
+    Ties go to the even code, NaN to 0.
+    """
     size = values.abs()
     code = torch.signbit(values).to(torch.uint8) << 3
     for half, even_below in ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5.0, True)):
@@ -446,7 +453,10 @@ def _e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def _values(codes: torch.Tensor) -> torch.Tensor:
-    """float32 values of 4-bit codes, without a table on the device: the bits of a normal code are those of a float, moved."""
+    """Decode 4-bit codes to float32 without a table on the device.
+
+    The bits of a normal code are those of a float, shifted.
+    """
     size = (codes & 7).to(torch.int32)
     bits = torch.where(size > 1, (size + (126 << 1)) << 22, size * (126 << 23))
     return bits.view(torch.float32) * (1 - 2 * (codes >> 3).to(torch.float32))

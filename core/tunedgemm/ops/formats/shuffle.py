@@ -1,17 +1,18 @@
-"""Shuffled weights: layouts for the matrix cores, as a tensor type of their own that ordinary products refuse.
+"""Shuffled weights: matrix-core layouts in a tensor type that ordinary products refuse.
 
-The permutation is AITER's (aiter/ops/shuffle.py): of each block of IN rows, K is cut into packs of
-16 bytes, and the packs of the IN rows at one place of K lie next to each other. IK decides only
-what K must be divisible by. In elements, with P of them in a pack, element (n, k) of [N, K] lies at
-(n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P. ``columns128`` is the same with one
-block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as data.
+The permutation is AITER's (aiter/ops/shuffle.py). In each block of IN rows, K is cut into packs of
+16 bytes. The packs of the IN rows at one place of K are adjacent. IK decides only what K must be
+divisible by. With P elements in a pack, element (n, k) of [N, K] is stored at
+``(n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P``. ``columns128`` is the same with
+one block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as
+data.
 
 Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows
 (``is_guinterleave``).
 
 Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with
 ``weights_only=True`` needs this module imported before. safetensors keeps bytes without a type:
-save ``w.plain``, and give what is read to `as_shuffled`.
+save ``w.plain``, and pass the loaded tensor to `as_shuffled`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
 def layout_name(layout: tuple[int, int] | str) -> str:
-    """Return the name in `Shape.layout` of AITER's (IN, IK), of its alias ``tn``, or of a layout that has a name alone.
+    """Return the name in `Shape.layout` of AITER's (IN, IK), its alias ``tn`` or a named layout.
 
     Raises:
         OperandError: no such layout.
@@ -59,7 +60,10 @@ def _order(name: str) -> Order:
 
 
 def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
-    """(blocks of rows, their rows, packs along K, elements of a pack) of a weight; raises OperandError where it does not divide."""
+    """Return (blocks of rows, their rows, packs along K, elements of a pack) of a weight.
+
+    Raises OperandError where the weight's sizes are not divisible.
+    """
     order = _order(name)
     if weight.dim() < 2:
         raise OperandError(f"a weight of layout {name} must be [..., N, K] (got {tuple(weight.shape)})")
@@ -138,7 +142,7 @@ def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = Non
 
 
 def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> ShuffledWeight:
-    """Declare that a plain contiguous tensor holds shuffled bytes already, as a checkpoint may; nothing is copied.
+    """Declare that a plain contiguous tensor, say of a checkpoint, holds shuffled bytes; copies nothing.
 
     Raises:
         OperandError: its sizes do not fit the layout, or it is typed with another.
@@ -155,17 +159,17 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
 
 
 def plain_weight(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without the type: of a shuffled weight its bytes as they lie, of any other tensor itself."""
+    """Return a shuffled weight's bytes in their order without the type; any other tensor itself."""
     return x.plain if isinstance(x, ShuffledWeight) else x
 
 
 def unshuffled(x: torch.Tensor) -> torch.Tensor:
-    """Return the plain [..., N, K] weight: a copy in order for a shuffled one, any other as it is."""
+    """Return the plain [..., N, K] weight: a copy of a shuffled one in order, any other unchanged."""
     return unshuffle_weight(x) if isinstance(x, ShuffledWeight) else x
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """View the last dimension as bytes: types such as fp4x2 have few operations of their own."""
+    """View the last dimension as bytes: types such as fp4x2 support few operations."""
     return x.detach().view(torch.uint8)
 
 
@@ -192,7 +196,7 @@ class ShuffledWeight(torch.Tensor):
 
     @property
     def plain(self) -> torch.Tensor:
-        """Return the same memory as an ordinary tensor without a gradient, wherever the weight lies by now."""
+        """Return the weight's present memory as an ordinary tensor without a gradient."""
         kept = self._plain
         # A module that moves gives its parameter other memory, by ways that Python does not see
         # either.
@@ -203,7 +207,7 @@ class ShuffledWeight(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        """As for any tensor; only a weight of the same layout can be set."""
+        """Return a detached view, as for any tensor; the setter takes a weight of the same layout only."""
         return self.detach()
 
     @data.setter
@@ -245,7 +249,7 @@ class ShuffledWeight(torch.Tensor):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShuffledWeight:
-        """A clone; a parameter stays one."""
+        """Clone the weight; a parameter stays one."""
         if id(self) not in memo:
             parameter = isinstance(self, torch.nn.Parameter)
             memo[id(self)] = _rebuilt(self.plain.clone(), self.layout_name, self.requires_grad, parameter)
@@ -262,7 +266,7 @@ class ShuffledWeight(torch.Tensor):
 
 
 def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
-    """As the type of that layout: dispatch tells shuffled weights apart by their type."""
+    """Give a tensor the type of that layout: dispatch distinguishes shuffled weights by their type."""
     if layout not in _TYPES:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
     made: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
