@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ActivationType(enum.IntEnum):
-    """AITER's activations (csrc/include/aiter_enum.h), as far as they are computed here."""
+    """AITER's activations (csrc/include/aiter_enum.h) that are computed here."""
 
     Silu = 0
     Gelu = 1
@@ -28,7 +28,7 @@ class ActivationType(enum.IntEnum):
 
 
 class QuantType(enum.IntEnum):
-    """AITER's kinds of quantisation (csrc/include/aiter_enum.h), as far as they are computed here.
+    """AITER's kinds of quantisation (csrc/include/aiter_enum.h) that are computed here.
 
     ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements
     of the activations.
@@ -71,7 +71,9 @@ def act_word(value: Any) -> str:
 
 
 def quant_word(value: Any) -> str:
-    """``No``, ``per_Tensor``, ``per_Token``, ``per_1x128`` or ``per_1x32`` for a member of `QuantType`, of AITER's enum, or a number.
+    """Return the name of a kind of quantisation: a member of `QuantType`, of AITER's enum, or a number.
+
+    It is ``No``, ``per_Tensor``, ``per_Token``, ``per_1x128`` or ``per_1x32``.
 
     Raises:
         OperandError: another kind; the message lists those there are.
@@ -90,7 +92,7 @@ def _member(kind: type[enum.IntEnum], value: Any) -> enum.IntEnum:
 
 
 def cell_word(column: str, text: str, words: dict[str, str]) -> str:
-    """What a text of a table stands for, found by a closed list.
+    """Return the meaning of a table's text, looked up in a closed list.
 
     Args:
         words: the texts known, as AITER writes them, each with its meaning; the part before the dot
@@ -119,10 +121,10 @@ def problem(shape: Shape) -> str:
 
 
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
-    """Return the shape of the scales of weights [expert, rows, cols] (cols counting elements), () for none.
+    """Return the shape of the scales of weights [expert, rows, cols], () for none.
 
-    mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of all experts' rows: padded to
-    multiples of (256, 8).
+    cols counts elements. mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of the rows of
+    all experts, padded to multiples of (256, 8).
     """
     experts, kind = int(shape["expert"]), shape["q_type"]
     if kind == "per_1x32" and shape.layout != "row":
@@ -137,7 +139,7 @@ def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Compute the activation of stage 1's product [..., 2 * inter or inter] -> [..., inter], in the product's dtype.
+    """Apply the activation to stage 1's product [..., 2 * inter or inter] -> [..., inter], in its dtype.
 
     The first half of a gated product is the gate, the second what it is multiplied with.
     """
@@ -155,7 +157,7 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return activations [R, C] after quantisation and back, in *dtype*: what the second factor of a stage is.
+    """Quantise activations [R, C] and convert them back to *dtype*, as a stage multiplies them.
 
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
@@ -177,7 +179,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
 
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
-    """Return the scales of weights [expert, rows, cols] by expert, in order: [expert, ...]; None for weights without."""
+    """Return the scales of weights [expert, rows, cols] in order as [expert, ...]; None without any."""
     from tunedgemm.ops.formats.quant import unshuffle_scale
 
     if scale is None:
@@ -212,7 +214,7 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each expert that is hit, and the places in the flattened [T * topk] that hit it; ids of no expert are left out."""
+    """Yield each expert that is hit with its places in the flattened [T * topk]; skip unknown ids."""
     import torch
 
     ids = topk_ids.reshape(-1).long()
@@ -226,7 +228,9 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
 
 
 def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
-    """Check that the operands of `local_tokens` and `local_routing` fit, as far as `Op.shape_of` does not see it afterwards.
+    """Check that the operands of `local_tokens` and `local_routing` fit.
+
+    This covers what `Op.shape_of` cannot see afterwards.
 
     Raises:
         OperandError: names what does not.
@@ -251,7 +255,7 @@ def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, 
 
 
 def local_tokens(hidden: torch.Tensor, num_local_tokens: torch.Tensor) -> torch.Tensor:
-    """Zero hidden states [T, model_dim] where padding begins, whatever lies there: it must reach neither sums nor scales."""
+    """Zero the padding of hidden states [T, model_dim]: its values must reach neither sums nor scales."""
     import torch
 
     padding = torch.arange(len(hidden), device=hidden.device)[:, None] >= num_local_tokens.reshape(1, 1)
@@ -265,10 +269,10 @@ def local_routing(
     num_local_tokens: torch.Tensor | None,
     experts: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the routing among the experts that are here: (weights, ids), new tensors, without a synchronisation.
+    """Return the routing among the experts that are here: (weights, ids), without a synchronisation.
 
-    A slot of an absent expert, or of a token beyond the local ones, gets the weight 0, and some
-    expert that is here, spread evenly, so that it does no more harm than its work.
+    Both are new tensors. A slot of an absent expert, or of a token beyond the local ones, gets the
+    weight 0. Its id is that of an expert that is here, spread evenly, so that it costs only work.
 
     Args:
         topk_weight, topk_ids: [T, topk]; ids count all experts.
@@ -292,7 +296,7 @@ def local_routing(
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [T, model_dim] in float64 where that is quick, else in float32 without TF32, on the operands' device.
+    """Compute [T, model_dim] on the operands' device, in float64 where quick, else float32 without TF32.
 
     Hidden states and the intermediate are quantised as q_type says; everything else is exact.
     """

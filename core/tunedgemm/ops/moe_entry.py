@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Names of the operands; see `tunedgemm.ops.fmoe`.
 OPERANDS = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?")
 
-#: Arguments of AITER's that change the result and are not computed here, with the values that ask for nothing.
+#: AITER's arguments that change the result and are not computed here, with their neutral values.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_pad": (0, None), "intermediate_pad": (0, None), "bias1": (None,), "bias2": (None,), "swiglu_limit": (None,),
     "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"), "shared_w1": (None,), "shared_w2": (None,),
@@ -25,7 +25,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:
-    """Refuse an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
+    """Refuse an argument that would change the result.
+
+    Raises TypeError for one that AITER does not have either, else OperandError.
+    """
     for name, value in arguments.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
@@ -65,7 +68,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         splitk: int = 0,
         **others: Any,
     ) -> torch.Tensor:
-        """A fused mixture of experts by the solution that the tables choose for this shape.
+        """Compute a fused mixture of experts by the solution that the tables choose.
 
         Args:
             hidden_states: [T, model_dim] in bf16 or fp16.
@@ -88,10 +91,11 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where
                 absent.
             num_local_tokens: one value: rows of the output from there on are zero.
-            dtype: of the output, bf16 or fp16; None for that of hidden_states. block_size_M,
-            moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used: the table
-            decides. hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments,
-            not computed here.
+            dtype: of the output, bf16 or fp16; None for that of hidden_states.
+            block_size_M, moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used:
+                the table decides.
+            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments, not
+                computed here.
 
         Returns:
             A new tensor [T, model_dim].

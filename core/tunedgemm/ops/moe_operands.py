@@ -69,7 +69,10 @@ def shape_of(
 
 
 def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str) -> tuple[int, int, int, bool, str]:
-    """(experts, model_dim, inter_dim, whether gated, dtype of the weights); raises OperandError where they do not fit each other."""
+    """Return (experts, model_dim, inter_dim, whether gated, dtype) of the weights.
+
+    Raises OperandError where they do not fit each other.
+    """
     given = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
     if hidden.dim() != 2 or w1.dim() != 3 or w2.dim() != 3:
         raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({given})")
@@ -113,7 +116,10 @@ def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tenso
 
 
 def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tuple[int, int], device: torch.device) -> None:
-    """Raise OperandError for a scale of weights [E, *sizes] that is missing, superfluous, or of another shape, dtype or device."""
+    """Raise OperandError for a wrong scale of weights [E, *sizes].
+
+    It may be missing, superfluous, or of another shape, dtype or device.
+    """
     kind, experts, (rows, cols) = str(shape["q_type"]), int(shape["expert"]), sizes
     wanted = moe.scale_shape(shape, rows, cols)
     allowed = {
@@ -148,12 +154,12 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Normal hidden states and experts, quantised and shuffled as the shape says; each token's experts are distinct, at random.
+    """Draw normal hidden states and experts, quantised and shuffled as the shape says.
 
-    Groups that have a scale of their own differ in size by up to 4, so that the scale of another
-    shows. The weights' spread makes stage 1's products about 2 and the output about 1 whatever the
-    sizes, so that activations are used where they bend and a bound of one element means the same
-    for every shape.
+    Each token's experts are random and distinct. Groups with separate scales differ in size by up
+    to 4, so that a scale of another group shows. The weights' spread makes stage 1's products about
+    2 and the output about 1 whatever the sizes. So activations are used where they bend, and a
+    bound of one element means the same for every shape.
     """
     import torch
 
@@ -173,7 +179,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     return operands if w1_scale is None else (*operands, w1_scale, w2_scale)
 
 
-#: How much larger than another a group of random values may be that has a scale of its own.
+#: Largest ratio between the sizes of two groups of random values with separate scales.
 _SPREAD = 4.0
 
 #: Rows and columns that share a scale, 0 for all of them.
@@ -195,7 +201,7 @@ def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, gener
 def _experts(
     shape: Shape, sizes: tuple[int, int], size: float, spread: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weights [E, *sizes] and their scales, expert by expert: all of them in float32 would not fit a device."""
+    """Draw weights [E, *sizes] and their scales by expert: in float32 all would not fit a device."""
     import torch
 
     from tunedgemm.ops.formats import quant
@@ -227,7 +233,7 @@ def _experts(
 
 
 def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One expert's weights [rows, cols] as stored, and their scales; None for QuantType.No."""
+    """Quantise one expert's weights [rows, cols] as stored; the scales are None for QuantType.No."""
     from tunedgemm.ops.formats import quant
 
     if kind == "per_Tensor":

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 #: A launcher, or a function that takes its place.
 Call = Callable[..., "torch.Tensor"]
 
-#: Operands in the op's order, the dtype of the output or None, and the op's fields: the arguments of `Serving.call`.
+#: The arguments of `Serving.call`: operands in the op's order, output dtype or None, op's fields.
 Arguments = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
 
-#: From the arguments of a hot function to those of `Serving.call`; Python that a compiler can trace.
+#: Maps the arguments of a hot function to those of `Serving.call`, in Python that compilers trace.
 Place = Callable[..., Arguments]
 
 
@@ -87,9 +87,9 @@ class Columns:
             UserError for a wrong cell.
         format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
         own: columns of ours, after AITER's, for the parts of a shape that AITER's key lacks.
-        read: cells of `values`, absent ones left out, to the cells that every op has (``libtype``,
-            ``kernelName``, ``splitK``, ``us``, ``err_ratio``), for an op whose AITER columns are
-            others. What it does not return is read under its own name.
+        read: cells of `values`, absent ones left out, to the cells that every op has. Those are
+            ``libtype``, ``kernelName``, ``splitK``, ``us`` and ``err_ratio``. Needed where AITER's
+            columns differ. What it does not return is read under its own name.
         write: the inverse, for the cells of a row that is written.
     """
 

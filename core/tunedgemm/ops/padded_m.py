@@ -21,7 +21,7 @@ def padded_m(m: int, n: int, level: int) -> int:
     Args:
         m, n: rows of the activations and of the weight.
         level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down*
-            to 8192 for larger M with N above 4096; any other level leaves m as it is.
+            to 8192 for larger M with N above 4096; any other level leaves m unchanged.
     """
     if level == 0:
         for limit, step in _FINE:
@@ -38,7 +38,7 @@ def _power(m: int) -> int:
 
 
 def padded(m: int, n: int) -> Mapping[int, str]:
-    """Return the exact M, then padded finely, then coarsely; an M that two paddings share belongs to the first."""
+    """Return the exact M, then padded finely, then coarsely; where two agree, the first names it."""
     words = {m: "exact"}
     words.setdefault(padded_m(m, n, 0), "fine")
     words.setdefault(_CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length(), "coarse")
@@ -52,10 +52,11 @@ def exact(m: int, n: int) -> Mapping[int, str]:
 
 
 def tokens(m: int, n: int) -> Mapping[int, str]:
-    """Return the exact number of tokens, then AITER's rule of fused MoE (fused_moe.py, ``get_padded_M`` and the tiers of its look-up).
+    """Return the exact number of tokens, then the rows of AITER's rule of fused MoE.
 
-    Up to a power of two below 32768; from there the row of 32768, from 131072 on that of 131072 and
-    then that of 32768. AITER itself never asks for the exact number.
+    The rule (fused_moe.py, ``get_padded_M`` and the tiers of its look-up) pads up to a power of two
+    below 32768. From there it takes the row of 32768, from 131072 on that of 131072 and then that
+    of 32768. AITER itself never asks for the exact number.
     """
     del n
     words = {m: "exact"}

@@ -10,16 +10,18 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: By the dtype of the output. Operands are taken as they are, so only the order of a float32 sum and the rounding of the output
-#: remain: isclose bounds of AITER's tuner; a row may be off by the rounding of the output (2^-9, 2^-12) with head room.
+#: By the dtype of the output. Operands are used unchanged, so only the order of a float32 sum
+#: and the rounding of the output remain. isclose bounds are those of AITER's tuner. A row may be off
+#: by the rounding of the output (2^-9, 2^-12) with head room.
 TOLERANCES = {
     "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
     "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
     "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
     "fp64": Tolerance(1e-2, 1e-2, 2.0**-12),
 }
-#: Of fp8 in float32: tensor cores of Hopper add fp8 products up in less than float32, however the kernel is written. Measured on
-#: an H200: 3.5e-4 of a row with one scale a tensor, 1.5e-4 with one a row or block, 3e-7 of bf16 products.
+#: Of fp8 in float32: Hopper's tensor cores accumulate fp8 products with less precision than
+#: float32, however the kernel is written. Row errors on an H200: 3.5e-4 with one scale a tensor,
+#: 1.5e-4 with one a row or block, 3e-7 of bf16 products.
 _FP8_IN_FP32 = Tolerance(1e-2, 1e-2, 2.0**-11)
 
 #: Multiplications up to which float64 is quick.
@@ -29,7 +31,7 @@ _CHUNK = 1 << 28
 
 
 def tolerance(shape: Shape) -> Tolerance:
-    """Return bounds by the dtypes of the output and of the operands; an output of less than 16 bits has those of bf16."""
+    """Return bounds by the dtypes of output and operands; outputs below 16 bits get those of bf16."""
     if shape.outdtype == "fp32" and shape.dtype.startswith("fp8"):
         return _FP8_IN_FP32
     return TOLERANCES.get(shape.outdtype, TOLERANCES["bf16"])
@@ -43,9 +45,9 @@ def exact_dtype(m: int, n: int, k: int) -> torch.dtype:
 
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute ``x[..., M, K] @ weight[..., N, K].T`` in *dtype* (float32 or float64), without TF32, on the operands' device.
+    """Compute ``x[..., M, K] @ weight[..., N, K].T`` in *dtype* (float32 or float64), without TF32.
 
-    Both have the same number of dimensions, two or three.
+    It runs on the operands' device. Both have the same number of dimensions, two or three.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Share the parts of the products ``x[..., K] @ weight[N, K].T`` of quantised operands: columns, checks of operands, bounds."""
+"""Share code of the quantised products ``x[..., K] @ weight[N, K].T``: columns, checks, bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 OUTDTYPES = ("bf16", "fp16", "fp32")
 BIAS_DTYPES = ("bf16", "fp16", "fp32")
 
-#: AITER's columns after the key of its 8- and 4-bit families, behind ``libtype`` in those that have it.
+#: AITER's columns after the key of its 8- and 4-bit families (and ``libtype``, where present).
 VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 
 
@@ -36,7 +36,9 @@ def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | No
 
 
 def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
-    """Return the column ``layout`` of a family of shuffled weights; *usual* where it is absent or holds AITER's filler 0.
+    """Return the column ``layout`` of a family of shuffled weights.
+
+    Returns *usual* where the column is absent or holds AITER's filler 0.
 
     Raises:
         ShapeError: it names the plain layout.
@@ -58,13 +60,16 @@ def names_of(dtypes: tuple[str, ...]) -> str:
 
 
 def equivalent_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
-    """Return `Op.equivalent_shapes` where rows of AITER's have these fields: the shape, then as AITER's key knows it."""
+    """Return the shape, then its form in AITER's key, whose rows have these fields.
+
+    Serves `Op.equivalent_shapes`.
+    """
     other = attrs.evolve(shape, **known)
     return (shape,) if other == shape else (shape, other)
 
 
 def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:
-    """Make a function from the numbers of the columns *sizes* and cells of other columns to the shape of such a row."""
+    """Make a function that builds the shape of a row from numbers for *sizes* and other cells."""
 
     def example(*numbers: int, **cells: str) -> Shape:
         return parse({**dict(zip(sizes, map(str, numbers), strict=True)), **cells})
@@ -193,8 +198,10 @@ def rows_of(x: torch.Tensor) -> int:
 
 
 def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw [rows, cols] normal numbers in bf16 whose rows and groups of *group* columns differ in size, so that a scale taken from the
-    wrong place shows."""
+    """Draw normal [rows, cols] in bf16, in which a scale taken from the wrong place shows.
+
+    Rows, and groups of *group* columns, differ in size.
+    """
     import torch
 
     device = generator.device

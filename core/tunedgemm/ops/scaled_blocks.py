@@ -1,4 +1,4 @@
-"""Share the parts of both a8w8_blockscale ops: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
+"""Share code of both a8w8_blockscale ops: fp8, float32 scales per 1x128 of x, 128x128 of the weight."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
 
 
 def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
+    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and layout."""
 
     def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
         return quantised.equivalent_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
@@ -72,7 +72,10 @@ def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
 
 
 def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:
-    """Return the shape of a call whose weight has that layout; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call whose weight has that layout.
+
+    Raises OperandError for operands that do not fit each other.
+    """
     x, weight, x_scale, w_scale = operands
     quantised.check_matrices(op, x, weight)
     found = quantised.check_dtypes(op, x, weight, quantised.FP8)
@@ -83,7 +86,10 @@ def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: to
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw x [m, k] and plain weight [n, k] quantised; x_scale [m, ceil(k/128)] row-major and w_scale [ceil(n/128), ceil(k/128)]."""
+    """Draw x [m, k] and plain weight [n, k] quantised, with x_scale and w_scale.
+
+    x_scale is [m, ceil(k/128)] row-major, w_scale [ceil(n/128), ceil(k/128)].
+    """
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
@@ -95,7 +101,10 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Te
 
 
 def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Compute [m, n] of a plain weight and row-major scales, in float64 where that is quick, else in float32 without TF32."""
+    """Compute [m, n] of a plain weight and row-major scales.
+
+    Uses float64 where that is quick, else float32 without TF32.
+    """
     from tunedgemm.ops.formats.quant import dequant_blocks
 
     x, weight, x_scale, w_scale = operands
@@ -112,7 +121,9 @@ def bytes_moved(shape: Shape) -> int:
 
 
 def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """Return 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
+    """Return 1x128 scales as AITER's blockscale_bpreshuffle takes them, transposed in memory.
+
+    The shape [..., ceil(K/128)] stays.
 
     Raises:
         OperandError: x_scale is a scalar.

@@ -1,7 +1,8 @@
-"""Share the parts of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
+"""Share code of a4w4_blockscale and a16w4_blockscale, whose weight is in mxfp4.
 
-K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a
-shuffled weight, as AITER's kernels want it, the scales are AITER's shuffled ones
+Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. K counts elements, so a
+packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's
+kernels want it, the scales are AITER's shuffled ones
 (`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
 """
 
@@ -35,12 +36,14 @@ def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
 
 
 def scale_sizes(layout: str, rows: int, groups: int) -> tuple[int, int]:
-    """Return the sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
+    """Return the sizes of scales [rows, groups]; AITER pads shuffled ones to multiples of 256 and 8."""
     return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
 
 
 def check_scale(op: str, name: str, scale: torch.Tensor, sizes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
-    """An e8m0 scale of one of the *sizes* on *device*, in the order that the weight's *layout* wants.
+    """Check an e8m0 scale: one of the *sizes*, on *device*, in the order that *layout* wants.
+
+    *layout* is the weight's.
 
     Raises:
         OperandError: another scale.
@@ -56,10 +59,10 @@ def check_scale(op: str, name: str, scale: torch.Tensor, sizes: tuple[tuple[int,
 
 
 def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, name: str) -> None:
-    """That the type of a weight, the argument *name*, says the same as an argument ``bpreshuffle``.
+    """Check that the type of a weight, the argument *name*, agrees with ``bpreshuffle``.
 
     Raises:
-        OperandError: it says something else.
+        OperandError: it does not.
     """
     layout = getattr(weight, "layout_name", "row")
     if (layout != "row") is not bool(bpreshuffle):
@@ -70,7 +73,7 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
 
 
 def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight [n, k/2] of normal numbers, quantised, in the shape's layout, and its scales."""
+    """Draw a normal weight [n, k/2], quantised, in the shape's layout, and its scales."""
     from tunedgemm.ops.formats.quant import per_1x32_f4_quant
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 

@@ -1,4 +1,7 @@
-"""Share the parts of a8w8 and a8w8_bpreshuffle: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
+"""Share code of a8w8 and a8w8_bpreshuffle: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``.
+
+Scales are by row or by tensor.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def kind_of(m: int, n: int, kind: str) -> str:
 
 
 def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
-    """Make `Columns.parse` of *op*; *default* is the dtype of rows without one, *layout* gives that of AITER for a dtype."""
+    """Make `Columns.parse` of *op*.
+
+    *default* is the dtype of rows without one, and *layout* gives AITER's layout for a dtype.
+    """
 
     def parse(row: Mapping[str, str]) -> Shape:
         m, n, found = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
@@ -74,7 +80,10 @@ def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]
 
 
 def equivalent_shapes_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
+    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key.
+
+    That form has AITER's layout, scales by row, a bf16 output and no bias.
+    """
 
     def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
         return quantised.equivalent_as(
@@ -90,7 +99,10 @@ def equivalent_shapes_of(layout: Callable[[str], str]) -> Callable[[Shape], tupl
 
 
 def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
-    """Make `Op.shape_of`; *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another."""
+    """Make `Op.shape_of`.
+
+    *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another.
+    """
 
     def shape_of(
         x: torch.Tensor,
@@ -125,7 +137,10 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
 
 
 def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torch.Tensor) -> str:
-    """``tensor`` for one value each, ``row`` for one a row, also where there is one row; raises OperandError for any other scales."""
+    """Return ``tensor`` for one value each, ``row`` for one value a row, also where there is one row.
+
+    Raises OperandError for any other scales.
+    """
     m = quantised.rows_of(x)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
         if scale.device != x.device:
@@ -153,7 +168,10 @@ def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torc
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw x [m, k] and weight [n, k] of normal numbers, quantised; scales [m, 1] and [n, 1], or [1] each; bias [n] where asked for."""
+    """Draw normal x [m, k] and weight [n, k], quantised, their scales, and bias [n] if asked.
+
+    Scales are [m, 1] and [n, 1], or [1] each.
+    """
     import torch
 
     from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
@@ -169,7 +187,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
