@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(_instance(), name)
     elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    # Python asks for a module of ours as an attribute before it imports it; that needs no ops.
+    # Python looks up a submodule as an attribute before it imports it; that needs no ops.
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is None and name in _functions():
         value = getattr(_instance().tgemm, name)
     else:

@@ -45,7 +45,7 @@ class Offer:
         libver: the library version that the row was tuned with, else "".
         partial: whether the kernel's name may be a part of one, as in a row that names no device;
             see `resolve`.
-        match: the row of the very shape, how its M relates to the call's, and whether its device
+        match: the row of this exact shape, how its M relates to the call's, and whether its device
             has this name; else None.
     """
 
@@ -105,7 +105,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
 
 
 def _of_row(match: Match, known: Match | None = None) -> Offer:
-    """Make the offer of a row; *known* is its match where the row has the very shape."""
+    """Make the offer of a row; *known* is its match where the row has exactly this shape."""
     row = match.row
     return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
 

@@ -221,7 +221,7 @@ class Dispatcher:
     def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
         """Have a shape without any row tuned, and read the tables again where it has one now."""
         if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
-            with self._lock:  # what is bound for other shapes stays
+            with self._lock:  # launchers of other shapes stay bound
                 self._table = Table.load(self.op, above=self.above)
                 self._bound.pop((shape, device.index), None)
                 self.preferences.clear()

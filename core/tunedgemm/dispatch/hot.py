@@ -24,7 +24,7 @@ class GraphOps(Protocol):
     """Stand-ins for calls in traced graphs."""
 
     def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
-        """Learn of a hot function, so that compilers trace something else in its place."""
+        """Register a hot function, so that compilers trace a stand-in for it."""
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the function that replaces a call in a graph traced by running it.
@@ -37,7 +37,7 @@ _graph_ops: list[GraphOps] = []
 
 
 def register_graph_ops(graph_ops: GraphOps) -> None:
-    """Set what stands for calls in traced graphs, and add the hot functions that exist already."""
+    """Set the stand-in for calls in traced graphs, and add the hot functions that exist already."""
     for function, (dispatcher, place) in list(hot_functions.items()):
         graph_ops.add(function, dispatcher, place)
     _graph_ops[:] = [graph_ops]

@@ -135,7 +135,7 @@ class Online:
             yield first
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is held: whoever opened it before it was gone only waits, and does not tune
+                path.unlink()  # while held: a process that opened it earlier only waits, and does not tune
             lock.release()
 
     def _stored(self, shape: Shape, device: Device) -> bool:
@@ -178,7 +178,7 @@ def _environment(device: Device) -> dict[str, str]:
     """Make the child's environment: same import paths and device as here, online tuning off."""
     kept = {name: text for name, text in os.environ.items() if name not in (ONLINE, ONLINE_MOE)}
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
-    # A CPU's rows are for so many threads; MKL's variable goes before OpenMP's.
+    # A CPU's rows are for this number of threads; MKL's variable goes before OpenMP's.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.cu_num)) if device.kind == "cpu" else {}
     return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **threads}
 

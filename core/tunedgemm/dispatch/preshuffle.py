@@ -63,7 +63,7 @@ def preferred_weight(
                 break
     except AttributeError:  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
-        return weight  # its call says what is wrong
+        return weight  # its call reports the fault
     shuffled = dispatcher.preferences.get(key)
     if shuffled is None:
         shuffled = _decide(dispatcher, x, weight, shuffled_weight, rest, otype)

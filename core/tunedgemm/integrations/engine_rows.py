@@ -64,7 +64,7 @@ def unrouted(engine: str = "vLLM") -> list[str]:
 
 @functools.lru_cache(maxsize=16)
 def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows to their (dtype, kind of scales); a model asks for hundreds of layers."""
+    """Map (N, K) of a table's rows to their (dtype, kind of scales), for models with hundreds of layers."""
     from tunedgemm.device import device_of
 
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}

@@ -146,7 +146,7 @@ class _OfDefaultInstance:
     """`tunedgemm.dispatch.hot.GraphOps` for the functions of the default instance."""
 
     def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
-        """Have compilers trace the op of a function; the compiler keeps what it learns for ever."""
+        """Have compilers trace the op of a function; the compiler keeps that setting for good."""
         if any(dispatcher is used for used in tgemm.dispatchers):
             teach(function, _traced_by(dispatcher.op.name, place))
 

@@ -27,7 +27,7 @@ class TunedLinear(torch.nn.Linear):
     """``nn.Linear`` by `tunedgemm.linear`, with a weight in any layout."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input[..., K] @ weight[N, K].T (+ bias)``."""
+        """Compute ``input[..., K] @ weight[N, K].T (+ bias)``."""
         out: torch.Tensor = linear(input, self.weight, self.bias)
         return out
 
@@ -48,7 +48,7 @@ class TwofoldLinear(TunedLinear):
     shuffled_weight: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input[..., K] @ weight[N, K].T (+ bias)``."""
+        """Compute ``input[..., K] @ weight[N, K].T (+ bias)``."""
         weight, bias = self.weight, self.bias
         if is_compiling():
             traced: torch.Tensor = linear(input, weight, bias)
@@ -86,7 +86,7 @@ class TunedFp8Linear(torch.nn.Linear):
     untuned: type[torch.nn.Linear]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input[..., K] @ (weight[N, K] * scales).T (+ bias)``, in the dtype of *input*."""
+        """Compute ``input[..., K] @ (weight[N, K] * scales).T (+ bias)``, in the dtype of *input*."""
         if torch.is_grad_enabled() and input.requires_grad:
             return self.untuned.forward(self, input)
         with torch.no_grad():  # some libraries make scales parameters with gradients

@@ -55,7 +55,7 @@ def _lower(op: Any) -> None:
 
 
 def straight(out: Any) -> Any:
-    """Make an output of Inductor's a direct call, if it comes from an op of ours; returns the output."""
+    """Make an Inductor output a direct call if it comes from one of our ops; return the output."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 

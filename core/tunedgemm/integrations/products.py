@@ -27,7 +27,7 @@ _OF_MM, _OF_MATMUL = (2,), (2, 3, 4)
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) -> bool:
-    """Return whether x[..., K] has so many dimensions, and *weight* is a transposed [N, K]."""
+    """Check that x[..., K] has one of these numbers of dimensions, and *weight* is a transposed [N, K]."""
     return weight.dim() == 2 and x.dim() in dimensions and x.dtype in _DTYPES and weight.t().is_contiguous()
 
 

@@ -1,6 +1,6 @@
-"""Define ops of torch that stand for calls of ours in compiled graphs, as one opaque node each.
+"""Define torch ops that replace our calls in compiled graphs, as one opaque node each.
 
-What is inside runs at every call of the compiled graph, as in eager mode: tables, capture, fallback
+The body runs at every call of the compiled graph, as in eager mode: tables, capture, fallback
 to torch.
 """
 

@@ -19,7 +19,7 @@ Answer = tuple[bool, str | None]
 
 
 def prefer(kernel: type, known: dict[Any, list[Any]]) -> None:
-    """Put a kernel of ours before all others of the platform."""
+    """Put our kernel before all others of the platform."""
     known.setdefault(current_platform._enum, []).insert(0, kernel)
 
 

@@ -184,7 +184,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         *,
         shuffled_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution that the tables choose for this shape.
+        """Compute ``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution the tables choose.
 
         Args:
             x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.

@@ -76,7 +76,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
+        """Compute ``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
 
         Args:
             XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).

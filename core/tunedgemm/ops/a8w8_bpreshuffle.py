@@ -47,7 +47,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         dtype: torch.dtype | None = bf16,
         check: bool = False,
     ) -> torch.Tensor:
-        """``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
+        """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
 
         Args:
             XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 KEY = ("B", "M", "N", "K")
-#: Columns of ours: AITER's key knows only the default dtype, bf16 out and no bias.
+#: Our columns: AITER's key knows only the default dtype, bf16 out and no bias.
 OWN = ("dtype", "outdtype", "bias")
 
 

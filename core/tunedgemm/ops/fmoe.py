@@ -173,7 +173,7 @@ def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None, **fie
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Hidden states and routing of the first *m* tokens."""
+    """Cut hidden states and routing to the first *m* tokens."""
     del shape
     return tuple(operand[:m].contiguous() if place in (0, 3, 4) else operand for place, operand in enumerate(operands))
 

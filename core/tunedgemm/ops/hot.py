@@ -95,7 +95,7 @@ def _compiled(
     fields: tuple[str, ...],
     others: tuple[str, ...],
 ) -> Callable[..., Call]:
-    """Compile the source of a hot function; returns what makes one of a dispatcher's methods."""
+    """Compile the source of a hot function; return its factory, which takes a dispatcher's methods."""
     for word in (name, *names, otype, *fields, *others):
         if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
             raise ValueError(f"hot function {name!r}: {word!r} cannot name an argument")

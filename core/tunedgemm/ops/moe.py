@@ -62,7 +62,9 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 def act_word(value: Any) -> str:
-    """``silu``, ``gelu`` or ``swiglu`` for a member of `ActivationType`, of AITER's enum, or their number.
+    """Return ``silu``, ``gelu`` or ``swiglu`` for a member of either enum, or its number.
+
+    The enums are `ActivationType` and AITER's.
 
     Raises:
         OperandError: another activation; the message lists those there are.
@@ -141,7 +143,7 @@ def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Apply the activation to stage 1's product [..., 2 * inter or inter] -> [..., inter], in its dtype.
 
-    The first half of a gated product is the gate, the second what it is multiplied with.
+    The first half of a gated product is the gate, the second its factor.
     """
     import torch
 

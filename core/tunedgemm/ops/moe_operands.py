@@ -101,7 +101,7 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
 
 
 def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tensor) -> int:
-    """topk of the routing; raises OperandError where it does not fit the tokens."""
+    """Return topk of the routing; raise OperandError where it does not fit the tokens."""
     import torch
 
     sizes = (hidden.shape[0], topk_weight.shape[-1] if topk_weight.dim() else 0)
@@ -188,7 +188,7 @@ _WEIGHT_GROUPS = {"No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_
 
 
 def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, generator: torch.Generator) -> torch.Tensor:
-    """Factors of 1/spread to 1, one a group, that apply to [*sizes]."""
+    """Draw factors of 1/spread to 1, one for each group, that apply to [*sizes]."""
     import torch
 
     high, wide = (step or max(1, size) for size, step in zip(sizes, group, strict=True))

@@ -86,7 +86,7 @@ class Columns:
         parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises
             UserError for a wrong cell.
         format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
-        own: columns of ours, after AITER's, for the parts of a shape that AITER's key lacks.
+        own: our columns, after AITER's, for the parts of a shape that AITER's key lacks.
         read: cells of `values`, absent ones left out, to the cells that every op has. Those are
             ``libtype``, ``kernelName``, ``splitK``, ``us`` and ``err_ratio``. Needed where AITER's
             columns differ. What it does not return is read under its own name.
@@ -123,7 +123,7 @@ def _no_shape(shape: Shape) -> None:
 
 
 def unbiased(shape: Shape) -> Shape:
-    """`Op.unbiased` of an op whose bias, the last operand given, is added to the finished product."""
+    """Return a shape without its bias: `Op.unbiased` where the bias comes last and is added last."""
     return attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 

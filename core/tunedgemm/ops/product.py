@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
 
 #: By the dtype of the output. Operands are used unchanged, so only the order of a float32 sum
-#: and the rounding of the output remain. isclose bounds are those of AITER's tuner. A row may be off
-#: by the rounding of the output (2^-9, 2^-12) with head room.
+#: and the rounding of the output remain. The isclose bounds are those of AITER's tuner. A row
+#: may be off by the rounding of the output (2^-9, 2^-12) with head room.
 TOLERANCES = {
     "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
     "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),

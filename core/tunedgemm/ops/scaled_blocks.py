@@ -23,7 +23,7 @@ BLOCK = 128
 
 
 def blocks(length: int) -> int:
-    """Count the blocks in so many elements, the last of them possibly shorter."""
+    """Count the blocks of a number of elements; the last may be shorter."""
     return -(-length // BLOCK)
 
 

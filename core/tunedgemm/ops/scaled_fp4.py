@@ -83,7 +83,7 @@ def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor,
 
 
 def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Plain scales [rows, k/32] as bytes."""
+    """Return plain scales [rows, k/32] as bytes."""
     import torch
 
     from tunedgemm.ops.formats.quant import unshuffle_scale

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
+    """Return the contents as contiguous bytes, the last dimension longer; shuffled weights stay so."""
     import torch
 
     plain = plain_weight(tensor).detach()

@@ -207,7 +207,7 @@ def per_1x32_f4_quant(
 
 
 def as_fp4(q: torch.Tensor) -> torch.Tensor:
-    """[..., K/2] bytes as torch.float4_e2m1fn_x2, the same memory.
+    """View [..., K/2] bytes as torch.float4_e2m1fn_x2, the same memory.
 
     Raises:
         OperandError: q is of another dtype.
@@ -261,7 +261,7 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
 
 
 def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """q * scale in float32 (float64 for that dtype), rounded once to dtype.
+    """Compute q * scale in float32 (float64 for that dtype), rounded once to dtype.
 
     Args:
         q: [..., K], torch.int8 or a torch.float8.
@@ -283,7 +283,7 @@ def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torc
 def dequant_blocks(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32, block: tuple[int, int] = (1, 128)
 ) -> torch.Tensor:
-    """q * scale of each block in float32 (float64 for that dtype), rounded once to dtype.
+    """Compute q * scale of each block in float32 (float64 for that dtype), rounded once to dtype.
 
     Args:
         q: [..., N, K], torch.int8 or a torch.float8.
@@ -346,7 +346,7 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
 
 
 def _rows(x: torch.Tensor, dims: int = 1) -> torch.Tensor:
-    """x as [rows, K], without a gradient; OperandError where it cannot be quantised."""
+    """Reshape x to [rows, K] without a gradient; raise OperandError where it cannot be quantised."""
     if x.dtype not in _FLOATS:
         raise OperandError(f"quantisation takes bf16, fp16, fp32 or fp64 (got {x.dtype})")
     if x.dim() < dims or not x.shape[-1]:
@@ -357,7 +357,7 @@ def _rows(x: torch.Tensor, dims: int = 1) -> torch.Tensor:
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
-    """[..., K] as [rows, K], without a gradient."""
+    """Reshape [..., K] to [rows, K], without a gradient."""
     if not x.dim():
         raise OperandError("a tensor of one or more dimensions is needed (got a scalar)")
     return x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])

@@ -35,7 +35,7 @@ _KEPT = (
 )  # fmt: skip
 #: Operations that take whole matrices of a stack [..., N, K], experts for example.
 _PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.unbind.int)
-#: Questions about the memory, not about what is in it.
+#: Queries of the memory, not of its contents.
 _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
@@ -224,7 +224,7 @@ class ShuffledWeight(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Operations that keep the order of the bytes; all others raise OperandError."""
+        """Run operations that keep the order of the bytes; raise OperandError for all others."""
         kwargs = kwargs or {}
         weight = next(_weights([args, kwargs.values()]))
         plain_args = [plain_weight(value) if isinstance(value, torch.Tensor) else value for value in args]
@@ -257,7 +257,7 @@ class ShuffledWeight(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled and saved by `torch.save` as the plain tensor, the layout, and whether it is a parameter."""
+        """Pickle the plain tensor, the layout, and whether it is a parameter; `torch.save` uses this."""
         del protocol
         return _rebuilt, (self.plain, self.layout_name, self.requires_grad, isinstance(self, torch.nn.Parameter))
 
@@ -322,7 +322,7 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> N
 
 
 def _taken(weight: ShuffledWeight, func: Any, plain_args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Whole matrices of a stack, each in the layout of the stack."""
+    """Take whole matrices of a stack, each in the layout of the stack."""
     dim = plain_args[1] if len(plain_args) > 1 else kwargs.get("dim", 0)
     found = func(*plain_args, **kwargs)
     whole = isinstance(found, torch.Tensor) and found.shape == weight.shape
