@@ -144,6 +144,6 @@ def test_the_page_of_results_is_of_these_kernels():
     page = root / "benchmarks" / "results" / "asm-kernels" / "README.md"
     if not page.exists():
         pytest.skip("benchmarks not found")
-    command = [sys.executable, str(root / "benchmarks" / "asm_kernels.py"), "--out", str(page), "--check"]
+    command = [sys.executable, str(root / "benchmarks" / "asm_kernels.py"), "-o", str(page.parent), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + "run python benchmarks/asm_kernels.py --out " + str(page)
+    assert done.returncode == 0, done.stdout + done.stderr + f"run python benchmarks/asm_kernels.py -o {page.parent}"
