@@ -81,8 +81,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all
                 experts.
             activation: of `ActivationType`, or AITER's.
-            quant_type: of `QuantType`, or AITER's: how w1 and w2 are quantised, and how hidden
-                states and intermediate will be.
+            quant_type: of `QuantType`, or AITER's, for both weights and both activations.
             doweight_stage1: multiply the routing weight into stage 1's product instead of stage
                 2's.
             w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
