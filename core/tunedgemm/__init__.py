@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.quant import per_block_quant as per_block_quant
     from tunedgemm.ops.formats.quant import per_tensor_quant as per_tensor_quant
     from tunedgemm.ops.formats.quant import pertoken_quant as pertoken_quant
-    from tunedgemm.ops.formats.quant import shuffle_scale as shuffle_scale
-    from tunedgemm.ops.formats.quant import unshuffle_scale as unshuffle_scale
+    from tunedgemm.ops.formats.scales import shuffle_scale as shuffle_scale
+    from tunedgemm.ops.formats.scales import unshuffle_scale as unshuffle_scale
     from tunedgemm.ops.formats.shuffle import ShuffledWeight as ShuffledWeight
     from tunedgemm.ops.formats.shuffle import as_shuffled as as_shuffled
     from tunedgemm.ops.formats.shuffle import shuffle_weight as shuffle_weight
@@ -59,10 +59,11 @@ _HOME = {
     **dict.fromkeys(
         (
             "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
-            "per_tensor_quant", "pertoken_quant", "shuffle_scale", "unshuffle_scale",
+            "per_tensor_quant", "pertoken_quant",
         ),
         "tunedgemm.ops.formats.quant",
     ),
+    **dict.fromkeys(("shuffle_scale", "unshuffle_scale"), "tunedgemm.ops.formats.scales"),
     **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
     "linear": "tunedgemm.integrations.linear",

@@ -3,7 +3,7 @@
 Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. AITER's ``gemm_a4w4``;
 its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2]
 and [N, K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels want
-it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.quant.shuffle_scale`):
+it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.scales.shuffle_scale`):
 [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
 [M, K/32] and [N, K/32]. Accumulation is in float32.
 """
@@ -129,7 +129,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     import torch
 
-    from tunedgemm.ops.formats.quant import shuffle_scale
+    from tunedgemm.ops.formats.scales import shuffle_scale
 
     x, weight, x_scale, *rest = operands
     rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)

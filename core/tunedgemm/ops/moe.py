@@ -182,7 +182,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
     """Return the scales of weights [expert, rows, cols] in order as [expert, ...]; None without any."""
-    from tunedgemm.ops.formats.quant import unshuffle_scale
+    from tunedgemm.ops.formats.scales import unshuffle_scale
 
     if scale is None:
         return None

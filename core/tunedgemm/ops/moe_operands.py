@@ -204,7 +204,7 @@ def _experts(
     """Draw weights [E, *sizes] and their scales by expert: in float32 all would not fit a device."""
     import torch
 
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats.scales import shuffle_scale
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     kind, experts = str(shape["q_type"]), int(shape["expert"])
@@ -228,7 +228,7 @@ def _experts(
         return typed, None
     scale = torch.stack([scale.view(torch.uint8) for scale in scales]).view(scales[0].dtype)
     if kind == "per_1x32" and shape.layout != "row":
-        return typed, quant.shuffle_scale(scale.reshape(-1, scale.shape[-1]))
+        return typed, shuffle_scale(scale.reshape(-1, scale.shape[-1]))
     return typed, scale.reshape(moe.scale_shape(shape, *sizes))
 
 

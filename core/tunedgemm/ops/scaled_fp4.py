@@ -3,7 +3,7 @@
 Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. K counts elements, so a
 packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's
 kernels want it, the scales are AITER's shuffled ones
-(`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
+(`tunedgemm.ops.formats.scales.shuffle_scale`), with a plain weight plain [rows, K/32].
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
     """Return plain scales [rows, k/32] as bytes."""
     import torch
 
-    from tunedgemm.ops.formats.quant import unshuffle_scale
+    from tunedgemm.ops.formats.scales import unshuffle_scale
 
     groups, plain = shape.k // GROUP, scale.view(torch.uint8)
     return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)

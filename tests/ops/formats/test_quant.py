@@ -21,9 +21,8 @@ from tunedgemm.ops.formats.quant import (
     per_block_quant,
     per_tensor_quant,
     pertoken_quant,
-    shuffle_scale,
-    unshuffle_scale,
 )  # fmt: skip
+from tunedgemm.ops.formats.scales import shuffle_scale, unshuffle_scale
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.testing.listed import listed

@@ -126,7 +126,7 @@ def _no_bf16(shape: Shape, device: Device) -> str:
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to take the weight and both scales in order."""
-    from tunedgemm.ops.formats.quant import unshuffle_scale
+    from tunedgemm.ops.formats.scales import unshuffle_scale
 
     m, n, groups, ordered = shape.m, shape.n, shape.k // _GROUP, weight_in_order(shape, call)
 
@@ -138,7 +138,7 @@ def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to take the weight and its scales in order."""
-    from tunedgemm.ops.formats.quant import unshuffle_scale
+    from tunedgemm.ops.formats.scales import unshuffle_scale
 
     n, groups, ordered = shape.n, shape.k // _GROUP, weight_in_order(shape, call)
 

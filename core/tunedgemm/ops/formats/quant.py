@@ -22,19 +22,15 @@ import torch
 from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.scales import E8M0, as_bytes, shuffle_scale
 
 FP4 = torch.float4_e2m1fn_x2
-E8M0 = torch.float8_e8m0fnu
 #: Elements that are worked on at a time: 16 MiB as float32.
 _SLICE = 1 << 22
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 #: Elements of K that share a scale in mxfp4, and the largest magnitude of e2m1.
 _MX = 32
-#: A shuffled e8m0 scale is padded to multiples of these rows and columns (AITER's e8m0_shuffle).
-_SCALE_TILE = (256, 8)
-#: The byte of the scale 1.
-_ONE = 127
 
 
 def pertoken_quant(
@@ -212,52 +208,7 @@ def as_fp4(q: torch.Tensor) -> torch.Tensor:
     Raises:
         OperandError: q is of another dtype.
     """
-    return _bytes(q, FP4, "two e2m1 values a byte").view(FP4)
-
-
-def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Return the e8m0 scales of mxfp4 in the order of AITER's kernels.
-
-    This is AITER's e8m0_shuffle (aiter/ops/shuffle.py). Rows are padded to a multiple of 256 and
-    columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
-    ``(a * 16 + r, b * 4 + c)`` goes to place ``((c * 16 + r) * 2 + b) * 2 + a``.
-
-    Args:
-        scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
-
-    Returns:
-        [ceil256(rows), ceil8(K/32)] of the same dtype.
-
-    Raises:
-        OperandError: scale has another dtype or number of dimensions.
-    """
-    plain = _bytes(scale, E8M0, "e8m0 scales")
-    if plain.dim() != 2:
-        raise OperandError(f"scales are shuffled as [rows, K/32] (got shape {tuple(plain.shape)}); flatten the leading dimensions")
-    rows, cols = plain.shape
-    full = pad(plain, (0, -cols % _SCALE_TILE[1], 0, -rows % _SCALE_TILE[0]), value=_ONE)
-    tiles = full.view(full.shape[0] // 32, 2, 16, full.shape[1] // 8, 2, 4)
-    return tiles.permute(0, 3, 5, 2, 4, 1).contiguous().view(full.shape).view(scale.dtype)
-
-
-def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """Invert `shuffle_scale`: the first rows and columns, in order, contiguous.
-
-    Args:
-        scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more.
-        rows, cols: of the plain scale.
-
-    Raises:
-        OperandError: scale is not a shuffled scale of that many rows and columns.
-    """
-    plain = _bytes(scale, E8M0, "e8m0 scales")
-    high, wide = _SCALE_TILE
-    if plain.dim() != 2 or plain.shape[0] % 32 or plain.shape[1] % wide or rows > plain.shape[0] or cols > plain.shape[1]:
-        raise OperandError(
-            f"a shuffled scale of [{rows}, {cols}] is [{-(-rows // high) * high}, {-(-cols // wide) * wide}] (got {tuple(scale.shape)})"
-        )
-    tiles = plain.reshape(plain.shape[0] // 32, plain.shape[1] // 8, 4, 16, 2, 2)
-    return tiles.permute(0, 5, 3, 1, 4, 2).reshape(plain.shape)[:rows, :cols].contiguous().view(scale.dtype)
+    return as_bytes(q, FP4, "two e2m1 values a byte").view(FP4)
 
 
 def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -327,7 +278,7 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
     Raises:
         OperandError: the operands are none of these or do not fit together.
     """
-    codes, bytes_ = _bytes(q, FP4, "two e2m1 values a byte"), _bytes(e8m0, E8M0, "e8m0 scales")
+    codes, bytes_ = as_bytes(q, FP4, "two e2m1 values a byte"), as_bytes(e8m0, E8M0, "e8m0 scales")
     k = 2 * q.shape[-1] if q.dim() else 0
     if not k or k % _MX or tuple(e8m0.shape) != (*q.shape[:-1], k // _MX):
         fits = f"{[*q.shape[:-1], k // _MX]}" if k % _MX == 0 else f"none: K={k} is no multiple of {_MX}"
@@ -370,12 +321,6 @@ def _limit(dtype: torch.dtype) -> float:
     if dtype not in _FP8:
         raise OperandError(f"quantised dtypes with a float32 scale are int8 and {', '.join(str(d)[6:] for d in _FP8)} (got {dtype})")
     return torch.finfo(dtype).max
-
-
-def _bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
-    if x.dtype not in (dtype, torch.uint8):
-        raise OperandError(f"{what} are {dtype} or torch.uint8 (got {x.dtype})")
-    return x.detach().view(torch.uint8)
 
 
 def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
