@@ -106,6 +106,11 @@ class TestPartOfAName:
         found = next(offers(SHAPE, MI300X, named, self.registry, ()))
         assert not found.partial
 
+    def test_a_row_with_only_a_cu_num_has_its_whole_name(self):
+        """A row of any architecture with this number of compute units was tuned, too."""
+        table = Table(OP, [[row(Solution("mine", "96x64_"), cu_num=304)]])
+        assert not next(offers(SHAPE, MI300X, table, self.registry, ())).partial
+
 
 @listed(
     ("libtype", "reason"),
@@ -168,6 +173,24 @@ def test_rows_come_before_heuristics_and_torch_is_last():
     table = Table(OP, [[row(Solution("mine", "k"), gfx="gfx942", cu_num=304)]])
     found = list(offers(SHAPE, MI300X, table, registry, ("mine", "absent")))
     assert [(offer.origin, offer.solution.libtype) for offer in found] == [("table", "mine"), ("heuristic", "mine"), ("builtin", "torch")]
+
+
+def test_rows_without_a_bias_serve_a_call_with_one():
+    """A plugin's kernel gets the bias or an add after it; torch adds a bias in its own call."""
+    shape = attrs.evolve(SHAPE, epilogue="bias")
+    table = Table(OP, [[row(Solution("mine", "k"), gfx="gfx942", cu_num=304), row(NATIVE, 9.0, gfx="gfx942")]])
+    solutions = [str(offer.solution) for offer in offers(shape, MI300X, table, Registry(()), ())]
+    assert solutions == ["mine:k", "mine:k+add", str(NATIVE), str(NATIVE)]  # the last one is the untuned offer
+
+
+def test_the_last_refusal_is_not_passed_over_too():
+    """Where nothing runs, the rows passed over exclude the built-in backend, whose reason is given."""
+    shape = attrs.evolve(SHAPE, op="nobodys")
+    tried = [Offer(Solution("mine", "k"), "table", ""), Offer(NATIVE, "builtin", "")]
+    registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))
+    explanation, launcher = choose(iter(tried), shape, MI300X, registry, None)
+    assert (told(explanation), launcher) == (["K is odd"], None)
+    assert "op nobodys is not covered" in explanation.refused
 
 
 def test_a_veto_moves_on(caplog):

@@ -129,6 +129,12 @@ class TestRouting:
         assert found.tolist() == [[1, 1, 0]]
         assert int(local.max()) < 2
 
+    def test_ids_out_of_range(self):
+        """An id of no expert gets the weight 0, although it is clamped to one that is here."""
+        found, local = moe.local_routing(torch.ones(1, 3), torch.tensor([[5, -1, 1]]), None, None, 3)
+        assert found.tolist() == [[0, 0, 1]]
+        assert local[0, 2] == 1
+
 
 def by_hand(shape, operands):
     """The mixture, one token, one expert at a time, from the definitions of the formats."""

@@ -12,7 +12,7 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, Untuned, read_listed, read_rows, read_untuned, upsert, write_rows, write_untuned
+from tunedgemm.table.csvfile import Row, Untuned, fold, read_listed, read_rows, read_untuned, upsert, write_rows, write_untuned
 
 OP = op_named("a16w16")
 AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
@@ -247,6 +247,15 @@ def test_a_row_that_is_there_already_keeps_its_line(path):
     assert path.read_text() == before
     upsert(path, OP, [row(us=9.0)])
     assert path.read_text().splitlines()[1].endswith("asm,3,4,9.0,kernel_a,0.0,37.28,2363.85")
+
+
+def test_an_invalid_time_is_no_conflict(path):
+    """Of another table's rows the fastest valid one stays; a row without a time conflicts with none."""
+    write_rows(path, OP, [row()])
+    slower = row(us=12.0, solution=Solution("asm", "kernel_b"))
+    conflicts = fold(path, OP, [row(us=0.0, solution=Solution("asm", "kernel_c")), slower])
+    assert [(conflict.kept.solution, conflict.others) for conflict in conflicts] == [(row().solution, (slower,))]
+    assert read_rows(path, OP)[0] == [row()]
 
 
 def test_untuned_defaults(path):
