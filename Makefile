@@ -1,7 +1,7 @@
 # make install          .venv with the core, every plugin of this repository and the development tools
 # make check            ruff, mypy, and the mechanical rules of our English
 # make test             the quick tests, on all cores, in about ten minutes; make test plugin=triton for one plugin
-# make test-all         all tests, with the coverage of the core: hours
+# make test-all         all tests, with the coverage of the core: an hour; plugin=triton for one plugin
 # make tune             the main job on a small model: capture, tune, dispatch, compare
 # make bench            the price of dispatch on this machine
 # make docs             the tests that keep the documents true
@@ -55,7 +55,7 @@ check: install
 
 # One thread a process: threads that wait for each other take the time of other processes.
 test: install
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) -m "not slow and not sweep and not timing" $(TESTS) $(args)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) -m "not slow and not nightly and not timing" $(TESTS) $(args)
 
 test-all: install
 	$(RUN) -m pytest -q -m timing $(TESTS) $(args)

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE not in item.path.parents:
             item.add_marker("no_cover")
     if hasattr(config, "workerinput"):  # of pytest-xdist
-        long = {item.path for item in items if item.get_closest_marker("slow")}
+        long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("nightly")}
         items.sort(key=lambda item: item.path not in long)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

@@ -126,7 +126,7 @@ def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
     assert (again.kernels, again.torch) == (trials.kernels, trials.torch)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_the_script_writes_and_reports(fitting: ModuleType, tmp_path: Path) -> None:
     """Equal input gives equal files, and the report has a row for each family and for all."""
     command = [sys.executable, str(SCRIPT), "--out"]

@@ -121,7 +121,7 @@ def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_stops_the_run_and_keeps_what_is_there(folder: Path) -> None:
     """The file that could not be written is named, what was written before can be read, and the same command goes on elsewhere."""
     done = tune(folder, limit=6000)

@@ -65,7 +65,7 @@ def test_the_ten_minutes_of_the_docs(tmp_path):
     assert "mine:mm_v1" in out.rpartition("1 tuned")[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.no_cover
 @pytest.mark.parametrize("op", ["a8w8", "a8w8_blockscale", "batched_bf16", "fmoe"])
 def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):

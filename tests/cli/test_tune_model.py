@@ -52,7 +52,7 @@ def names(dense: str, experts: str, listed: Path, tmp_path: Path) -> dict[str, A
     return {"dense": dense, "experts": experts, "listed": listed, "tmp": tmp_path}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One after the other, told before it starts; the same command skips what is tuned, and --op tunes one alone."""
     words = [

@@ -82,7 +82,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
     """Choices are the op and torch's product, of any M and both right; default mode, shuffled weights and what follows withdraw() have
@@ -134,7 +134,7 @@ print(json.dumps([offered, right]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_every_graph_has_the_choice(child, monkeypatch):
     """The op and its decomposition stand for choice in each graph under max-autotune, not in the first alone, while offered."""
@@ -182,7 +182,7 @@ print(json.dumps([len(met) >= 3, found]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_an_op_that_is_chosen_is_called_with_all_it_was_told(child, monkeypatch):
     """Without a bias, with one, and with a dtype for its output: what a graph has for the call is the call, past torch's dispatcher."""

@@ -70,7 +70,7 @@ def test_every_way_of_giving_an_ops_operands_is_served(fresh: None) -> None:
     assert code.count("_straight(") == len(expected)
 
 
-@pytest.mark.parametrize("first", ["torch._inductor.lowering", "tunedgemm.dispatch.tuned_gemm"])
+@pytest.mark.parametrize("first", ["torch._inductor.lowering", pytest.param("tunedgemm.dispatch.tuned_gemm", marks=pytest.mark.nightly)])
 def test_inductor_is_told_whenever_it_is_loaded(first: str, child, tmp_path: Path) -> None:
     """Loaded before our ops or after them, it calls them straight; and the code in its caches runs in a process that loads it."""
     source = (
@@ -86,6 +86,7 @@ def test_inductor_is_told_whenever_it_is_loaded(first: str, child, tmp_path: Pat
     assert [child(source) for _ in range(2)] == ["1 2048", "1 2048"]
 
 
+@pytest.mark.nightly
 def test_code_in_cpp_keeps_to_the_dispatcher(fresh: None) -> None:
     """It finds ops there and nowhere else, and so it runs, with the same result."""
     weight, x = torch.randn(16, 32), torch.randn(4, 32)

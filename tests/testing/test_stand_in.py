@@ -126,7 +126,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sound_stand_in_passes(outcomes):
     """Every check but those of graphs passes; other processes list and prepare its solutions."""
     skipped = {name.partition("[")[0] for name, outcome in outcomes["TestSound"].items() if outcome == "skipped"}
@@ -134,7 +134,7 @@ def test_a_sound_stand_in_passes(outcomes):
     assert skipped == {"test_graphs_capture_what_claims_to_be_graph_safe"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fault_fails_its_check(outcomes):
     """Wrong numbers, and a GPU touched by loading or preparing, fail exactly their checks."""
     failed = {name: {test.partition("[")[0] for test, outcome in tests.items() if outcome == "failure"} for name, tests in outcomes.items()}

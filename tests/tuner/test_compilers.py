@@ -54,7 +54,7 @@ def brittle(importable: Path) -> Registry:
     return Registry()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
     """A compiler that raises, exits, aborts or hangs is the status of one solution."""
     registry, shape, device = brittle, Shape("a16w16", 1, 16, 32), device_of(-1)

@@ -32,6 +32,8 @@ from tunedgemm.tuner.executors.ray import RayDeviceTuner, Started, _answer
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
 from tunedgemm.tuner.worker_client import DeviceLost
 
+pytestmark = pytest.mark.nightly
+
 FAULTS = {"segfaults": "crashed", "hangs": "hung", "aborts_compiler": "compile_failed", "good": "ok"}
 SHAPES = [Shape("a16w16", m, n, 128, "fp32") for n in (64, 96, 128) for m in (1, 8)]
 FAST = Options(libtype="torch", iters=9, warmup=1, executor="ray")
@@ -147,7 +149,6 @@ def connected(cluster: TwoNodes) -> Iterator[TwoNodes]:
         yield cluster
 
 
-@pytest.mark.slow
 def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shape is tuned once, the trial log names both nodes, and no process stays on them.
 
@@ -173,7 +174,6 @@ def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, mo
     assert gone()
 
 
-@pytest.mark.slow
 def test_faults_cost_their_solutions_alone(connected: TwoNodes, faulty_plugin: Path, tmp_path: Path) -> None:
     """On a node as here, the good solution wins, and each fault is the status of one solution."""
     options = attrs.evolve(connected.options, libtype="faulty", timeout=6, kernel_timeout=3, mp=1)
@@ -186,7 +186,6 @@ def test_faults_cost_their_solutions_alone(connected: TwoNodes, faulty_plugin: P
     assert [str(row.solution) for row in read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]] == ["faulty:good"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
     """After Ctrl-C and SIGTERM results are kept, and the nodes are idle again."""
@@ -210,7 +209,6 @@ def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: P
     assert gone()
 
 
-@pytest.mark.slow
 def test_a_shape_is_lost_with_its_actor_unless_its_outcome_arrived(connected: TwoNodes, cpu: Device) -> None:
     """An actor that dies before a shape's outcome hands the shape back.
 
@@ -240,7 +238,6 @@ def test_a_shape_is_lost_with_its_actor_unless_its_outcome_arrived(connected: Tw
         assert events == [outcome] * (count - 1)
 
 
-@pytest.mark.slow
 def test_another_tunedgemm_on_a_node_is_left_out(connected: TwoNodes, cpu: Device, caplog: pytest.LogCaptureFixture) -> None:
     """Two versions of tunedgemm may not understand each other.
 
@@ -257,7 +254,6 @@ def test_another_tunedgemm_on_a_node_is_left_out(connected: TwoNodes, cpu: Devic
     assert "turbo of fast not at all" in caplog.text
 
 
-@pytest.mark.slow
 def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
     connected: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +283,6 @@ def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
     assert gone()
 
 
-@pytest.mark.slow
 def test_ray_assigns_the_gpus(connected: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each GPU of a cluster is a device, and one that does not work is a user error with its reason.
 

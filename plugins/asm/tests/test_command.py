@@ -178,7 +178,7 @@ def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: p
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`asm build` writes a pack that `asm check` accepts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 LANE = np.arange(64, dtype=np.uint32)
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 LANE = np.arange(64, dtype=np.uint32)
 PRODUCT = "v_mfma_f32_16x16x16_bf16 a[0:3], v[10:11], v[12:13], a[0:3]"

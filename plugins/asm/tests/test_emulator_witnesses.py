@@ -17,7 +17,7 @@ from tunedgemm_asm.abi import ABIS
 from tunedgemm_asm.launch import arguments_of
 from tunedgemm_asm.manifest import read
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 #: Read before a fixture hides it.
 TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 SPLIT, WHOLE = "bf16gemm_fp32bf16_tn_32x64_splitk_clean", "bf16gemm_fp32bf16_tn_32x64_pf3_splitk"
 M, N, K = 40, 128, 192

@@ -18,7 +18,7 @@ from tunedgemm_asm.gcn.resources import TARGETS
 from tunedgemm_asm.gcn.space import enumerate_configs
 from tunedgemm_asm.gcn.stream import Op
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 DISASSEMBLERS = [found for name in ("llvm-objdump", *(f"llvm-objdump-{n}" for n in range(26, 17, -1))) if (found := shutil.which(name))]
 

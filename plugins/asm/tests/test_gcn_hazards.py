@@ -10,7 +10,7 @@ from tunedgemm_asm.gcn.resources import TARGETS
 from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 SOURCE = Reg("s", 4, 4)
 KINDS = list({(config.gfx, config.shuffled, config.split): config for config in CONFIGS}.values())

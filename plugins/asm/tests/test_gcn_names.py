@@ -99,7 +99,7 @@ def test_a_kernel_fits(failing):
     assert not failing(check, itertools.product(CONFIGS))
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_what_a_step_takes(failing):
     """A step loads and multiplies each element once, and large tiles are bound by MFMA."""
 
@@ -137,7 +137,7 @@ def test_what_fits_on_a_compute_unit(failing):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_of_results_is_of_these_kernels():
     """The page of results matches the generator."""
     root = Path(__file__).parents[3]

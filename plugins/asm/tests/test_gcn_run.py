@@ -16,7 +16,7 @@ from tunedgemm_asm.launch import arguments_of
 from tunedgemm_asm.limits import unfit_config
 from tunedgemm_asm.manifest import KernelConfig as PackedConfig
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 ABI = ABIS["tunedgemm-bf16"]
 SMALL = [KernelConfig(gfx, 64, 64, 2 - shuffled, 2, bool(shuffled)) for gfx in ("gfx942", "gfx950") for shuffled in (0, 1)]

@@ -10,7 +10,7 @@ from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
 from tunedgemm_asm.gcn.waits import MOST, unmet, wait, with_waits
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 SOURCE = Reg("s", 4, 4)
 PART = Reg("lds", 0)

@@ -108,7 +108,7 @@ def test_ctypes_launches_the_same(backend: Asm, cuda: Any, failing: Any, monkeyp
     assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_every_kind_of_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of kernel computes its product, through the C extension and through ctypes."""
     assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))

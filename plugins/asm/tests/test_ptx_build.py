@@ -18,7 +18,7 @@ from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, Variant
 from tunedgemm_asm.ptx.space import TURNS, enumerate_candidates, enumerate_configs
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 needs_ptxas = pytest.mark.skipif(build.ptxas() is None, reason="ptxas not found; it comes with Triton and the CUDA toolkit")
 H200 = Device("sm_90", 132, "nvidia-h200")

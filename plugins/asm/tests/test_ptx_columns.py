@@ -22,7 +22,7 @@ from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, encode_map
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 CPU = Device("cpu-avx2", 2, "cpu")

@@ -14,7 +14,7 @@ from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig
 from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:

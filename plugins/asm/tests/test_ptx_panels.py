@@ -18,7 +18,7 @@ from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine, with_panels
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 

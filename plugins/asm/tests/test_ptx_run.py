@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.ptx.names import KernelConfig
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 #: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, and blocks with
 #: several tiles.

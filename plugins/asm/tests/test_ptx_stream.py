@@ -18,7 +18,7 @@ from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.shares import MOST_RANGES, shares_of
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 

@@ -14,7 +14,7 @@ from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import MOST, TURNS, enumerate_candidates, refine
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 

@@ -77,7 +77,7 @@ def test_every_kernel_is_tried(tuned: Any) -> None:
     assert len(found) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
     """A kernel that kills its process costs one solution, and the shape gets a row."""
     faulty = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
@@ -88,7 +88,7 @@ def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake:
     assert {status for name, status in found.items() if name[0] != faulty} <= set(RIGHT)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kernel_that_hangs_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
     """A kernel that hangs is given up at its deadline."""
     hanging = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]

@@ -18,7 +18,7 @@ from tunedgemm.tools import op_named
 from tunedgemm_ck.native import MOE_POINTERS
 from tunedgemm_ck.stages import sizes_of
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 SOURCES = Path(tunedgemm_ck.__file__).with_name("sources")
 EMULATED = Path(__file__).with_name("emulated")

@@ -36,7 +36,7 @@ def tuned(folder: Path, libtype: str, **environment: str) -> tuple[list[dict[str
     return rows, [line for line in lines if line["kind"] == "trial"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_shape_is_tuned_and_served(fakes, tmp_path):
     """Each instance is compiled once for both shapes, and the row serves without compiling."""
     rows, trials = tuned(tmp_path, "fakecutlass")
@@ -56,7 +56,7 @@ def test_a_shape_is_tuned_and_served(fakes, tmp_path):
     assert len(fakes.compilations) == len(sources)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fmoe_is_tuned_and_served(fakes, tmp_path):
     """Each stage is compiled once for all its pairs, and the row serves from the cache."""
     head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,layout"
@@ -88,7 +88,7 @@ def test_fmoe_is_tuned_and_served(fakes, tmp_path):
     assert f"fakecutlass:{row['kernelName1']}+{row['kernelName2']}" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiler_that_fails_costs_its_candidates(fakes, tmp_path):
     """With a failing compiler torch wins, and each trial has the compiler's error."""
     rows, trials = tuned(tmp_path, "fakecutlass,torch", FAKE_CK_DOES="fail")

@@ -70,10 +70,10 @@ def shape_of(sizes: tuple[int, int, int, int, int], kind: str, q_dtype: str, act
     ("sizes", "kind", "q_dtype", "act", "weighted"),
     [
         ((21, 128, 64, 5, 2), "No", "bf16", "Silu", "0"),
-        pytest.param((3, 64, 64, 4, 3), "No", "fp16", "Gelu", "1", marks=pytest.mark.sweep),
-        pytest.param((6, 256, 64, 4, 2), "per_Tensor", "fp8_e4m3fnuz", "Silu", "0", marks=pytest.mark.sweep),
+        pytest.param((3, 64, 64, 4, 3), "No", "fp16", "Gelu", "1", marks=pytest.mark.nightly),
+        pytest.param((6, 256, 64, 4, 2), "per_Tensor", "fp8_e4m3fnuz", "Silu", "0", marks=pytest.mark.nightly),
         ((6, 256, 128, 4, 2), "per_Token", "fp8_e4m3fnuz", "Gelu", "1"),
-        pytest.param((2, 256, 128, 4, 2), "per_Token", "int8", "Silu", "0", marks=pytest.mark.sweep),
+        pytest.param((2, 256, 128, 4, 2), "per_Token", "int8", "Silu", "0", marks=pytest.mark.nightly),
         ((5, 256, 256, 3, 2), "per_1x128", "fp8_e4m3fnuz", "Silu", "0"),
     ],
 )

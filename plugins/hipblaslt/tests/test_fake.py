@@ -12,7 +12,7 @@ import torch
 
 BF16, FP16, FP32, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.int8
 FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
-pytestmark = pytest.mark.sweep  # tests of a test double
+pytestmark = pytest.mark.nightly  # tests of a test double
 BOTH = ("cublaslt", "hipblaslt")
 BIAS = 4
 SCALAR, OUTER, VEC128, BLK128 = 0, 3, 4, 5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep  # tests of a test double
+pytestmark = pytest.mark.nightly  # tests of a test double
 BF16, FP32, FN = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 both = pytest.mark.parametrize("library", ["cublaslt", "hipblaslt"], indirect=True)
 nvidia = pytest.mark.parametrize("library", ["cublaslt"], indirect=True)

@@ -20,7 +20,7 @@ from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.limits import Matrix, Problem, make_problem
 from tunedgemm_hipblaslt.names import parse_name
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 both = pytest.mark.parametrize("libtype", ["cublaslt", "hipblaslt"])
 ABIS = {"cublaslt": CUBLASLT, "hipblaslt": HIPBLASLT}
 TABLES = ("dtypes", "compute", "operation", "layout", "order", "desc", "epilogue", "scale", "preference", "config", "capability")

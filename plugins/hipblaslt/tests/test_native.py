@@ -193,7 +193,7 @@ def find_faults(backends: dict[str, Any], harness: Any) -> list[str]:
     return [fault for fault in faults if fault]
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_each_part_of_the_extension_matters(
     backends: dict[str, Any], harness: Any, includes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

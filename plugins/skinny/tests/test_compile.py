@@ -15,7 +15,7 @@ from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
 from tunedgemm_skinny.resources import PIECE, registers, shared_bytes
 from tunedgemm_skinny.space import enumerate_kernels
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
 AMD = {"gfx90a": Device("gfx90a", 104), "gfx942": Device("gfx942", 304)}

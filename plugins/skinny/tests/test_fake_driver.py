@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])

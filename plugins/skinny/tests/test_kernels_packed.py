@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 #: Magnitudes of e2m1; the fourth bit is the sign.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)

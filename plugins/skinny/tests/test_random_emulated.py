@@ -14,7 +14,7 @@ import torch
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.limits import OPS
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.nightly
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")

@@ -76,7 +76,7 @@ def _run(folder: Path, *words: str) -> tuple[int, str]:
 WORDS = ("--n", "64,96", "--k", "128", "--m", "16", "--num-iters", "2", "--seconds", "0.05", "--cache", "hot")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_failing_configurations_are_counted(package: Path) -> None:
     """Wrong, crashing and oversized configurations lose only themselves; the quick one wins
     everywhere.
@@ -91,7 +91,7 @@ def test_failing_configurations_are_counted(package: Path) -> None:
     assert "2 crashed" in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_run_resumes(package: Path) -> None:
     """A signal after the first shape keeps its times; the same command then writes all files."""
     (package / "space.json").write_text('{"KIND": ["slow", "quick"], "BLOCK": [1]}')

@@ -208,7 +208,7 @@ def test_unknown_compiler_options_are_refused() -> None:
     assert checked_options({"waves_per_eu": 2}, target_of("gfx942"))
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize("gfx", MAIN)
 def test_first_guesses_of_every_op_compile_within_the_limits(compile_cases: Compile, gfx: str) -> None:
     """Of each op and class of rows the first guess uses the right instruction, fits the memory and
@@ -220,7 +220,7 @@ def test_first_guesses_of_every_op_compile_within_the_limits(compile_cases: Comp
     assert not _faults(compile_cases(cases))
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize("gfx", MAIN)
 def test_a_sample_of_every_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
     """Every 20th solution of each op and class of M compiles to the right instruction and fits the
@@ -230,7 +230,7 @@ def test_a_sample_of_every_space_compiles_within_the_limits(compile_cases: Compi
     assert not _faults(compile_cases(cases), spills=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize("gfx", MAIN)
 def test_the_whole_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
     """Every solution of plain a16w16 for a vector or two, few rows and many compiles and fits the

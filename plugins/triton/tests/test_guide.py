@@ -54,7 +54,7 @@ print(torch.allclose(tunedgemm.gemm_a16w16(x, weight).float(), x.float() @ weigh
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
     """The guide's command line tunes it in worker processes; its files answer an untuned call."""
     line = next(line for line in GUIDE.read_text().splitlines() if line.startswith("tunedgemm triton tune --libtype rowgemm"))

@@ -150,7 +150,7 @@ def _faults(cases: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dense_kernels_match_float64_and_keep_to_their_output() -> None:
     """Each kernel is right on ragged shapes, stores every element and no other, and leaves the
     counters zero.
@@ -158,7 +158,7 @@ def test_dense_kernels_match_float64_and_keep_to_their_output() -> None:
     assert not _faults(DENSE_CASES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ops", [("fmoe",), ("a4w4_blockscale", "a16w4_blockscale")], ids=["fmoe", "mx"])
 def test_plans_match_the_reference_and_keep_to_their_output(ops: tuple[str, ...]) -> None:
     """Each plan meets the op's tolerance, gives zero to tokens without an expert, and leaves the
@@ -167,7 +167,7 @@ def test_plans_match_the_reference_and_keep_to_their_output(ops: tuple[str, ...]
     assert not _faults([case for case in OP_CASES if case["op"] in ops])
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_slow_cases_match_the_reference_and_keep_to_their_output() -> None:
     """Many programs, many rows, and further kinds of quantisation meet the op's tolerance."""
     assert not _faults(SLOW_CASES)

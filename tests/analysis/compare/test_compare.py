@@ -31,7 +31,7 @@ def kernels(path: Path) -> dict[int, str]:
     return {found.shape.m: found.solution.kernel_name for found in read_rows(path, OP)[0]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compare_in_processes_of_their_own(tmp_path, brittle, listed, row):
     """With installed backends: tuned in one worker, compared in another; the row of a kernel that dies is replaced."""
     table = tmp_path / "table.csv"

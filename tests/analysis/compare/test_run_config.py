@@ -120,7 +120,7 @@ class TestRunConfig:
             run_config("a16w16", None, tmp_path / "table.csv", Options(executor="ray"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kernel_that_ends_its_process_costs_its_shape(tmp_path, brittle, row):
     """In processes of their own: an abort and a hang are errors of their rows, the rows between and after them are served."""
     table = tmp_path / "table.csv"

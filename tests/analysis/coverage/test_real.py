@@ -56,7 +56,7 @@ with torch.inference_mode(), tunedgemm.patched():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_is_captured_tuned_and_covered(tmp_path, one_thread):
     """The issue's story: 0 % exact, tuned, 100 %; then with other prompts a padded share, and what that padding costs."""
 

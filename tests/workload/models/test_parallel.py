@@ -39,7 +39,7 @@ def test_transformers_splits_so(splits_as_listed):
     splits_as_listed(4, "llama-3.1-8b")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transformers_splits_others_so(splits_as_listed, faults_of):
     """Transformers splits further architectures and numbers of ranks as listed."""
     models = ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"]

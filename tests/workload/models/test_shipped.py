@@ -41,6 +41,7 @@ def test_each_list_has_its_command():
     assert named == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
 
 
+@pytest.mark.nightly
 def test_a_list_is_what_its_command_writes(tmp_path, faults_of):
     """Byte by byte."""
 
