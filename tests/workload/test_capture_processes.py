@@ -252,7 +252,9 @@ for thread in threads: thread.join()
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("shapes", "own"), [pytest.param(1500, False, id="the same"), pytest.param(12_000, True, id="their own", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("shapes", "own"), [pytest.param(1500, False, id="the same"), pytest.param(12_000, True, id="their own", marks=pytest.mark.nightly)]
+)
 def test_many_processes_and_threads_meet_many_shapes(path, shapes, own):
     """8 processes of 4 threads give every shape one line with an exact count."""
     children = []
