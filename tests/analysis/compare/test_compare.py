@@ -33,7 +33,7 @@ def kernels(path: Path) -> dict[int, str]:
 
 @pytest.mark.slow
 def test_compare_in_processes_of_their_own(tmp_path, brittle, listed, row):
-    """With installed backends: tuned in one worker, compared in another; the row of a kernel that dies is replaced."""
+    """One worker tunes and another compares; the row of a crashing kernel is replaced."""
     table = tmp_path / "table.csv"
     write_rows(table, OP, [row(wide(2), "", solution=Solution("brittle", "dies"))])
     options = attrs.evolve(QUICK, libtype="brittle", all=True, iters=2, warmup=1, kernel_timeout=10.0)
@@ -52,7 +52,7 @@ class TestCompare:
 
     @pytest.fixture
     def tables(self, tmp_path, row):
-        """Makes a table of a slow row, a wrong one, and one as good as what tuning finds, beside rows that must stay."""
+        """Write a table with a slow, a wrong and a tuned row, next to rows that must stay."""
 
         def make(**more):
             path = tmp_path / "table.csv"
@@ -127,7 +127,8 @@ class TestCompare:
         assert rows_after[row(wide(99), "").key].extra == (("note", "by hand"),)
 
     def test_a_row_without_a_device_is_replaced_in_its_place(self, tables, here, listed, turbo):
-        """AITER's rows name no device: a new row beside a nameless one with a lower time would never be used."""
+        """AITER's rows name no device,
+        so a new row next to one with a lower time would never be used."""
         here(turbo("fast", "zeros", "slow", "twin"))
         table = tables(device="")
 
@@ -164,7 +165,8 @@ class TestCompare:
         assert any(one.us == 4.0 for one in read_rows(table, OP)[0])
 
     def test_an_output_that_does_not_exist_yet(self, tmp_path, here, listed, turbo):
-        """Before is what dispatch does without it; with update it comes to be, with the rows that qualify alone."""
+        """The baseline is dispatch without the output;
+        --update creates it with only the qualifying rows."""
         here(turbo("slow", "fast"))
 
         compared = self.compared(tmp_path / "new.csv", listed, update=True)

@@ -26,7 +26,7 @@ def wide(m: int) -> Shape:
 
 
 class Drifting:
-    """A bench whose clock falls as it is used: every sample is slower than the one before."""
+    """A bench whose clock slows with use: every sample takes longer than the one before."""
 
     def __init__(self):
         self.asked, self.rounds = [], 0
@@ -53,7 +53,8 @@ def sides(tmp_path, row):
 
 
 def test_a_drifting_clock_does_not_decide(sides, turbo):
-    """Times that double while they are taken: the ratio over the rounds that both share is exact, and its noise small."""
+    """If times double during the run,
+    the ratio over shared rounds stays exact and its noise small."""
     bench = Drifting()
     with measuring("a16w16", sides, QUICK, registry=turbo("slow", "fast"), bench=bench) as ask:
         change = ask.change(wide(1), 1)

@@ -1,4 +1,4 @@
-"""The production op as it is, nothing tuned."""
+"""run_config: timing and checking the production op without tuning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class TestRunConfig:
     """The production op, nothing tuned."""
 
     def test_each_row_of_a_table_has_its_status(self, tmp_path, here, turbo, row):
-        """Right, wrong, raising, not installed: each row says so, and the failed ones come back as a list of shapes."""
+        """Each row reports right, wrong, raising or not installed;
+        failed rows are returned as shapes."""
         here(turbo("good", "zeros", "raises"), bench=None)
         table = tmp_path / "table.csv"
         rows = [row(wide(1), "good"), row(wide(2), "zeros"), row(wide(3), "raises"), row(wide(4), "x", solution=Solution("absent", "x"))]
@@ -97,7 +98,7 @@ class TestRunConfig:
         assert not Path(os.environ["TUNEDGEMM_HOME"]).exists()
 
     def test_a_pinned_row_is_looked_at_for_several_m(self, tmp_path, here, turbo, row):
-        """A row with M = 0 has no M of its own."""
+        """A pinned row (M = 0) is run at several M, because it names none."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(0), "good")])
 
@@ -122,7 +123,7 @@ class TestRunConfig:
 
 @pytest.mark.slow
 def test_a_kernel_that_ends_its_process_costs_its_shape(tmp_path, brittle, row):
-    """In processes of their own: an abort and a hang are errors of their rows, the rows between and after them are served."""
+    """In worker processes an abort or a hang is an error of its row; all other rows are served."""
     table = tmp_path / "table.csv"
     names = {1: "good", 2: "dies", 3: "good", 4: "hangs", 5: "good"}
     write_rows(table, OP, [row(wide(m), "", solution=Solution("brittle", name)) for m, name in names.items()])

@@ -49,7 +49,8 @@ def test_shapes_without_a_device_are_failures():
     ],
 )
 def test_the_rule_by_which_a_row_is_replaced(before, after, ratio, noise, decision, reason):
-    """AITER's threshold and its three words; what lies within the noise is a tie whatever the threshold."""
+    """The verdict follows AITER's threshold and three words;
+    a ratio within the noise is always a tie."""
     decided = decide(Change(before, after, ratio, noise), 3.0 - 1e-9)
 
     assert decided.decision == decision

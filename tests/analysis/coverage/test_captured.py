@@ -55,7 +55,7 @@ class TestCalls:
         assert sorted(group.name for group in found.by("op")) == ["a16w16", "batched_bf16"]
 
     def test_a_file_counts_once_by_whatever_names(self, listed, tmp_path):
-        """Its calls are not those of a second workload because a link, or another way to its folder, leads there, too."""
+        """A file reached through a symlink or another path to its folder is counted once."""
         path = listed((1, 2))
         (tmp_path / "link.csv").symlink_to(path)
 

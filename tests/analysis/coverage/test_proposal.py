@@ -27,7 +27,8 @@ class TestNext:
     """What to tune next."""
 
     def test_layers_are_ranked_by_the_time_that_they_stand_for(self, listed, table, tmp_path, row, trial):
-        """All that is equal but M is one layer; what has its row is left out, and what the best known saves is all that counts."""
+        """Shapes that differ in M alone form one layer;
+        layers with rows are left out, and possible savings count."""
         path = tmp_path / "several.csv"
         lines = [(16, 64, 9), (48, 64, 9), (16, 128, 100), (16, 192, 1)]
         path.write_text(HEAD + "".join(f"{m},{n},128,False,fp32,fp32,{count},0\n" for m, n, count in lines))
@@ -43,7 +44,8 @@ class TestNext:
         assert known.next()[0].layer.n == 64
 
     def test_a_ragged_rest_is_folded_into_its_rungs(self, listed):
-        """Thousands of prefill lengths become as many rows as they would share; M with a share of their own stay."""
+        """Thousands of prefill lengths fold into the rows they would share;
+        an M with a large share stays."""
         found = coverage(listed((1, 90_000), (6, 90_000), *((m, 1) for m in range(1025, 2049))))
         [one] = found.next()
 
@@ -62,7 +64,8 @@ class TestNext:
     @pytest.mark.parametrize("name", sorted(ops()))
     @pytest.mark.parametrize("n", [64, 8192])
     def test_a_rung_serves_what_is_folded_into_it(self, name, n):
-        """Of every op the M is on the ladder of what asks for it, and is a rung itself: folding twice is folding once."""
+        """For every op the folded M is on the ladder of the calls it serves,
+        and folding is idempotent."""
         op = op_named(name)
         for m in (*range(1, 700), 1000, 4096, 4097, 8193, 20_000, 32_767, 32_768, 40_000, 131_072, 200_000):
             rung = rung_of(op, m, n)
@@ -70,7 +73,8 @@ class TestNext:
             assert rung_of(op, rung, n) == rung
 
     def test_an_op_without_padding_keeps_every_m(self, tmp_path):
-        """A batched product looks up exactly its M, so folding would tune what nobody asks for."""
+        """A batched product looks up exactly its M,
+        so folding would tune rows that no call uses."""
         path = tmp_path / "bf16_untuned_batched_gemm.csv"
         path.write_text("B,M,N,K,count\n" + "".join(f"2,{m},32,64,1\n" for m in range(1025, 1425)))
         [one] = coverage(path).next()
