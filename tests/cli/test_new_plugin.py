@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def ran(tmp_path: Path, script: str) -> str:
-    """What a shell script prints in a folder where `COMMANDS` are there, and what pip installs is found; it has to succeed."""
+    """Return a successful script's output; `COMMANDS` and what pip installs are on its path."""
     (tmp_path / "bin").mkdir()
     for name, text in COMMANDS.items():
         command = tmp_path / "bin" / name
@@ -51,7 +51,8 @@ def ran(tmp_path: Path, script: str) -> str:
 
 @pytest.mark.slow
 def test_the_ten_minutes_of_the_docs(tmp_path):
-    """The block of docs/writing-a-plugin.md runs: written, installed, listed, tested, tuned, and serving its shape."""
+    """The commands in docs/writing-a-plugin.md write,
+    install, list, test, tune and serve a plugin."""
     page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
     block = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
 
@@ -79,7 +80,8 @@ def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
 
 
 def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
-    """Torch's call of an op that torch's backend has never heard of is the reference in the output's dtype and form, or a reason."""
+    """For an unknown op torch's backend runs the reference in
+    the output's dtype and shape, or gives a reason."""
     known = op_named("a16w16")
     monkeypatch.setattr(torch_backend, "op_named", lambda _: known)
     shape = Shape("another", 3, 32, 64, outdtype="fp32")
@@ -142,7 +144,8 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
     ],
 )
 def test_names_that_cannot_be(tmp_path, capsys, name, message):
-    """A libtype that is taken, or is no part of a module's name, is refused in one line, and nothing is written."""
+    """A libtype that is taken or does not fit a module name is refused in one line;
+    nothing is written."""
     assert main(["new-plugin", name, "--folder", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err
@@ -151,7 +154,7 @@ def test_names_that_cannot_be(tmp_path, capsys, name, message):
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):
-    """A folder that is there stays as it is; a place that is no folder is a mistake that is told."""
+    """An existing folder stays unchanged, and a path that is a file is an error."""
     (tmp_path / "tunedgemm-fast8").mkdir()
     (tmp_path / "file").touch()
 
@@ -163,7 +166,8 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 
 
 def test_it_names_a_path_to_pip(tmp_path, capsys, monkeypatch):
-    """The hint to install begins with a dot where the path is relative: pip takes a bare name for one of its index."""
+    """The pip hint starts a relative path with a dot,
+    because pip takes a bare name for a package."""
     monkeypatch.chdir(tmp_path)
 
     assert main(["new-plugin", "fast8"]) == 0

@@ -1,4 +1,5 @@
-"""The command line for every op: whose shapes a file has, how a shape is said, and what is answered where neither is clear."""
+"""The command line for every op: which op a file belongs to, how a shape is given, and the
+errors."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name of AITER's file tells the op, its script's flags are those of tune, and explain takes B,M,N,K or a line of the file."""
+    """AITER's file name gives the op, tune has its script's flags,
+    and explain takes B,M,N,K or a line of the file."""
     shapes, table = tmp_path / "a8w8_untuned_batched_gemm.csv", tmp_path / "out.csv"
     shapes.write_text("B,M,N,K\n2,4,32,64\n")
 
@@ -100,7 +102,7 @@ def test_mistakes_are_one_line_that_says_how(
     ids=str,
 )
 def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By --op, by AITER's --preshuffle beside it, by the table of --run_config."""
+    """The op comes from --op, from AITER's --preshuffle or from the table given to --run_config."""
     asked: list[str] = []
     monkeypatch.chdir(tmp_path)
     head = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -131,7 +133,8 @@ def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
 
 
 def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --op and -i one op is tuned; of the others whose captured shapes wait it is said how to tune them."""
+    """Without --op and -i one op is tuned;
+    other ops with captured shapes are listed with their command."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
     (tmp_path / "untuned_fmoe.csv").write_text("token\n")
     (tmp_path / "a8w8_blockscale_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")

@@ -1,4 +1,5 @@
-"""The flags of backends' options: in the help of ``tune``, checked, told to the run and its processes, and part of what a run is."""
+"""Flags of backend options: in the help of ``tune``, checked, passed to workers and part of a run's
+identity."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_backends_that_state_the_same_share_a_flag() -> None:
 
 
 def test_a_flag_that_is_taken_is_left_out() -> None:
-    """The command's own keeps its meaning, and of two backends the first by rank has it; who lost is told, and what to do."""
+    """A command's own flag wins, then the backend with the higher rank;
+    the loser is named with a remedy."""
     other = attrs.evolve(SPACE, choices=("none", "all"))
     core = Option("--batch-invariant", "TUNEDGEMM_BATCH_INVARIANT", "another meaning")
     parser = argparse.ArgumentParser()
@@ -120,7 +122,8 @@ class TestThirdParty:
 
     @pytest.mark.slow
     def test_the_workers_list_what_it_says(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The third solution, which the backend lists in the full space alone, is timed; what is typed is over with the command."""
+        """A solution of the full space reaches the workers' list,
+        and the flag's value ends with the command."""
         monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         timed, full = run_of(tmp_path / "full.csv", "--fake-space", "full")
@@ -132,7 +135,8 @@ class TestThirdParty:
 
 
 def run_of(table: Path, *words: str) -> tuple[set[tuple[str, int]], dict[str, str]]:
-    """The solutions of the libtype fake that a run of ``tunedgemm tune`` times, and what the run is, by its trial log."""
+    """Return the solutions of the libtype fake that ``tunedgemm tune`` timed, and the run's
+    identity from its trial log."""
     (table.parent / "in.csv").write_text("M,N,K\n4,64,64\n")
     files = ["-i", str(table.parent / "in.csv"), "-o", str(table)]
     assert cli.main(["tune", *files, "--libtype", "fake", "--device", "cpu", "--iters", "5", "--warmup", "1", *words]) == 0

@@ -46,7 +46,8 @@ def tables(tmp_path: Path):
 
 
 def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rows of all tables are in OUT, which need not exist; other devices and libvers stay apart; the inputs are as they were."""
+    """OUT gets all rows of all tables;
+    other devices and libvers stay apart, and the inputs unchanged."""
     paths = tables([row(1), row(3)], [row(2, libver="9.1"), row(1, device="nvidia-h100")], [row(0, "pin")])
     before = [Path(path).read_text() for path in paths]
     out = tmp_path / "new" / "out.csv"
@@ -63,7 +64,8 @@ def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_lowest_time_decides_and_is_told(tables, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another solution for the same device and shape is a conflict, also with what OUT has; the same one faster is none."""
+    """Another solution for the same device and shape is a conflict that the lowest time wins; a
+    faster time of one solution is not."""
     out, *others = tables(
         [row(1, "old", 5.0), row(2, "old", 3.0), row(4, "same", 9.0)],
         [row(1, "slow", 6.0), row(2, "fast", 2.0), row(3, "a", 4.0)],
@@ -87,7 +89,8 @@ def test_a_time_that_is_none_never_wins(tables) -> None:
 
 
 def test_nothing_else_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown columns of both sides survive, lines of OUT that are not understood, too; such lines of IN are named, exit code 1."""
+    """Unknown columns and unreadable lines of OUT survive;
+    unreadable lines of IN are named, exit code 1."""
     out, other = tmp_path / "out.csv", tmp_path / "in.csv"
     out.write_text(f"{HEAD}\nsm_90,132,1,64,128,triton,5,k,mine\nsm_90,132,banana,64,128,triton,5,k,odd\n")
     lines = ["sm_90,132,2,64,128,triton,5,k,bob", "sm_90,132,x,64,128,triton,5,k,odd", "sm_90,132,3,64,128,triton,0,k,", ""]
@@ -113,7 +116,8 @@ def test_out_keeps_its_order_if_asked(tables) -> None:
 
 
 def test_a_broken_input_changes_nothing(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All inputs are read first: a file that is no table, or OUT among the inputs, ends it with OUT as it was."""
+    """All inputs are read first;
+    a file that is not a table, or OUT among the inputs, leaves OUT unchanged."""
     out, other = tables([row(1)], [row(2)])
     before = Path(out).read_text()
     (tmp_path / "foreign.csv").write_text("epoch,loss\n1,0.5\n")
@@ -184,7 +188,8 @@ class TestCheck:
         ],
     )
     def test_faults(self, tmp_path, capsys, bad, says):
-        """Each kind of fault is told with its line, exit code 1; a row without a fault is none."""
+        """Each kind of fault is printed with its line and exit code 1;
+        a good row is not reported."""
         code, out = checked(tmp_path, capsys, *bad)
         assert code == bool(says)
         assert len(out) == 1
@@ -207,7 +212,8 @@ class TestCheck:
         )
 
     def test_misses_are_asked_of_whom_they_concern(self, tmp_path, capsys, monkeypatch):
-        """A backend is asked about rows of its own ops that name a device and may win, each with that device."""
+        """A backend is asked only about rows of its ops that
+        name a device and may win, on that device."""
         asked = []
 
         def lacks(solution: Solution, device: Device) -> str:
@@ -323,7 +329,8 @@ class TestExport:
             assert f"left out: 1 rows: {reason}" in said
 
     def test_loads_uniquely_by_aiters_key(self, tmp_path, capsys):
-        """What pandas calls AITER's key has no duplicates, in a table of each op's examples on two devices of one kind."""
+        """pandas finds no duplicate of AITER's key in a table of
+        each op's examples on two devices of a kind."""
         import pandas as pd
 
         for name, op in ops().items():
@@ -353,7 +360,8 @@ class TestExport:
         assert not out.exists()
 
     def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
-        """Torch's rows are AITER's for a16w16 alone, and where no column tells the libtype the kernel's name must tell the row's."""
+        """Torch's rows are AITER's only for a16w16;
+        without a libtype column the kernel's name must give it."""
         for name, solution, why in (
             ("a8w8", Solution("torch", "native"), "libtype torch is not AITER's for a8w8"),
             ("a8w8_blockscale", Solution("triton", "t"), "libtype triton is not AITER's for a8w8_blockscale"),
@@ -378,7 +386,8 @@ class TestExport:
         assert len(read_rows(out, OP)[0]) == 2 and f"left out: {path}:4: not a CSV line" in capsys.readouterr().out
 
     def test_higher_layers_win(self, tables, tmp_path, monkeypatch, capsys):
-        """Without files the layers that dispatch uses are exported: the higher one wins whatever the times, as there."""
+        """Without files the layers of dispatch are exported,
+        and a higher layer wins whatever the times."""
         high, low = tables([row(1, "high", 5.0)], [row(1, "low", 1.0), row(2, "low", 1.0)])
         (tmp_path / "home").mkdir()
         Path(low).rename(tmp_path / "home" / OP.columns.tuned_file)

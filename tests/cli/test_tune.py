@@ -43,7 +43,8 @@ def outcome(task: Task, us: float = 1.0) -> Outcome:
 
 @pytest.fixture
 def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Put a tuner in place that notes what it is asked, tells of some outcomes, and ends as told."""
+    """Install a fake tuner that records its arguments,
+    reports some outcomes and ends as requested."""
 
     def planted(*outcomes: Outcome, end: Callable[[], object] = lambda: None) -> dict[str, Any]:
         asked: dict[str, Any] = {}
@@ -69,7 +70,8 @@ def ctrl_c() -> None:
 
 
 def test_every_option_is_a_flag(tuner, tmp_path: Path) -> None:
-    """Each field of Options can be said on the command line and arrives; flags alone leave the defaults of Options."""
+    """Every field of Options has a flag whose value arrives;
+    without flags the defaults of Options hold."""
     assert set(FLAGS) == {field.name for field in attrs.fields(Options)}
     asked = tuner()
     assert cli.main(["tune"]) == 0
@@ -108,7 +110,8 @@ def test_exit_code_tells_of_failed_shapes(tuner, capsys: pytest.CaptureFixture[s
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many shapes are done, where their rows are, and that the same command goes on; the exit code is the shell's."""
+    """The message has the finished shapes, the path of their rows and the command that resumes; the
+    exit code is the shell's."""
     tuner(outcome(TASKS[0]), outcome(TASKS[1], us=0), end=end)
     before = signal.getsignal(signal.SIGTERM)
 
@@ -169,7 +172,8 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--run_config with and without a table, --compare with and without --update_improved; exit code 1 where something failed."""
+    """--run_config works with and without a table, --compare with and without --update_improved;
+    failures give exit code 1."""
     asked, table, shapes = comparison(failed), tmp_path / "t.csv", tmp_path / "s.csv"
     table.touch()
     shapes.touch()
@@ -195,7 +199,7 @@ def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path
 def test_an_interrupted_look_at_production_keeps_nothing(
     comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Some shapes were timed, so it does not say that nothing was measured, and there is nothing to go on with."""
+    """An interrupted --run_config says that nothing is kept, and offers no resume."""
     comparison(failed=False)
     monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
 
