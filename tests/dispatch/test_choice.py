@@ -55,7 +55,8 @@ class TestPartOfAName:
         ],
     )
     def test_means_the_one_kernel_that_has_it(self, given, meant):
-        """A part that one kernel has, a whole name although others go on from it, no name: the backend's heuristic."""
+        """A part selects the one kernel that contains it, a whole name wins over longer ones, and
+        no name means the heuristic."""
         explanation = chosen(self.registry, row(given))
         assert explanation.offer.solution == meant
         assert explanation.tuned
@@ -97,7 +98,7 @@ class TestPartOfAName:
         assert reason == "9 kernels of mine have 'k' in their names: k0, k1, k2, k3, k4 and 4 more"
 
     def test_a_row_of_a_device_says_its_whole_name(self):
-        """A tuned row's name is nobody's part: it is bound as it is."""
+        """A tuned row's name is bound exactly, not as a part of another name."""
         offer = Offer(Solution("mine", "96x64_"), "table", "")
         backend = self.registry.get("mine")
         assert resolve(offer, backend, SHAPE, MI300X) is offer
@@ -150,7 +151,8 @@ def test_examine_says_what_a_backend_says():
 
 
 def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
-    """What cannot be bound is asked for by name: a row of a kernel that is there serves, another is a miss with the reason."""
+    """A row with a missing kernel is passed over for the next;
+    without one it is a miss with the reason."""
 
     def lacks(solution, device):
         return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
@@ -171,7 +173,7 @@ def test_rows_come_before_heuristics_and_torch_is_last():
 
 
 def test_a_veto_moves_on(caplog):
-    """A solution that is not to be used is passed over with the reason; a present device gets the next one bound."""
+    """A vetoed solution is skipped with its reason; a present device gets the next one bound."""
     caplog.set_level(logging.INFO)
     registry, device = fake_registry(fake_backend("mine", solutions=("a", "b"))), Device("cpu-avx2", 4)
     table = Table(OP, [[row(Solution("mine", "a"), 1.0), row(Solution("mine", "b"), 2.0)]])
@@ -182,7 +184,8 @@ def test_a_veto_moves_on(caplog):
 
 
 def test_load_config_takes_the_short_form(tmp_path):
-    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves calls on the present device: bf16 and fp16, with a bias and shuffled."""
+    """A row of M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves bf16 and fp16 calls, with bias
+    and shuffled weights."""
     path = tmp_path / "short.csv"
     path.write_text(
         "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n"

@@ -94,7 +94,7 @@ def test_a_row_names_the_solution_that_runs_with_and_without_bias(tmp_path: Path
 
 
 def test_operands_that_do_not_fit_are_an_error_that_says_what_would() -> None:
-    """A [K, N] weight names .t(); dtypes, ranks, biases and scales that disagree are told apart."""
+    """The errors distinguish a [K, N] weight (and name .t()), dtypes, ranks, biases and scales."""
     gemm, x = TunedGemm(fake_registry()).gemm_a16w16, torch.randn(4, 32)
     cases = [
         ((x, torch.randn(32, 16)), r"weight\.t\(\)"),
@@ -220,7 +220,8 @@ def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> N
 
 
 def test_a_vetoed_row_continues_the_ladder(tmp_path: Path) -> None:
-    """A row whose backend is absent, or whose kernel is gone, is passed over with its reason for the next that works."""
+    """A row whose backend or kernel is absent is skipped
+    with its reason for the next usable one."""
     shape = Shape("a16w16", 5, 16, 32, **F32)
     padded = Shape("a16w16", 16, 16, 32, **F32)
     path = table_of(
@@ -283,7 +284,8 @@ def test_explain_answers_for_a_device_that_is_not_present(tmp_path: Path) -> Non
 
 
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(repository: Path) -> None:
-    """For every valid row of AITER's bf16 tables, explain on that row's device names its libtype or the reason."""
+    """For every valid row of AITER's bf16 tables,
+    explain on its device gives the libtype or a reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"
     if not folder.exists():
         pytest.skip("AITER's tables are not on this machine")

@@ -1,4 +1,4 @@
-"""A weight that is kept plain and shuffled: the call gets the one that the tables, else the number of rows, speak for."""
+"""Plain and shuffled copies of a weight: the tables, else M, decide which one a call gets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def row(layout: str, us: float, m: int = 4, **changes) -> Row:
 
 @pytest.mark.parametrize("leading", [(FAST,), (2, FAST // 2), (FAST - 1,), (1,), ()], ids=str)
 def test_untuned_calls_go_by_their_rows(gemm: TunedGemm, layouts: list[str], leading: tuple[int, ...]) -> None:
-    """M is the product of the leading dimensions; the result is the same either way, the first time and later."""
+    """M is the product of the leading dimensions;
+    both weights give equal results, first and later."""
     x = x_of(*leading)
     for _ in range(2):
         out = gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
@@ -163,7 +164,7 @@ def test_an_empty_batch_is_empty(gemm: TunedGemm) -> None:
 
 
 def test_a_capture_asks_nothing_that_is_not_bound(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a graph is captured the plain weight serves what was not met before, and the choice is not kept."""
+    """During a capture the plain weight serves an unbound call, and the choice is not kept."""
     state = [True]
     for module in (dispatcher, preshuffle):
         monkeypatch.setattr(module, "recording", lambda operand: lambda: state[0])

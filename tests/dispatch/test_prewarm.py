@@ -1,4 +1,5 @@
-"""prewarm and unbound: what is bound ahead of its calls, and what was met unbound while a graph was captured."""
+"""prewarm and unbound: binding launchers ahead of calls, and listing shapes met unbound in a
+capture."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Met = list[tuple[str, tuple[int, ...]]]
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[Met]:
-    """The default instance over a backend that serves every shape: what reaches it, as shape and size of the first operand."""
+    """Record the shape and size of the first operand for each
+    call of a backend that serves every shape."""
     calls: Met = []
 
     def call(solution, shape, *operands):
@@ -50,7 +52,7 @@ def shape(m: int, n: int, k: int, bias: bool = False) -> Shape:
 
 
 class Model(torch.nn.Module):
-    """Two layers of one shape, one with a bias, and what is no linear layer."""
+    """Two linear layers of one shape, one with a bias, and a layer of another kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Model(torch.nn.Module):
 
 
 def test_a_models_layers_are_bound_and_run_for_each_m(met: Met) -> None:
-    """Equal layers once, with and without a bias, and nothing that is no linear layer."""
+    """Equal layers are bound once, with and without bias; other modules are ignored."""
     assert tunedgemm.prewarm(Model(), m=(1, 4)) == 4
     wanted = [(shape(1, 32, 32), 1), (shape(4, 32, 32), 4), (shape(1, 16, 32, bias=True), 1), (shape(4, 16, 32, bias=True), 4)]
     assert met == [(str(one), (m, 32)) for one, m in wanted]
@@ -173,7 +175,8 @@ class Capturable(FakePlugin):
 
 @pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
 def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: Path) -> None:
-    """Prewarmed by its table or its shape, a kernel and an add behind it are what a captured call runs; nothing is met unbound."""
+    """A kernel with an add for its bias is prewarmed by table or shape,
+    and a capture then runs it bound."""
     met = []
 
     def call(solution, shape, x, weight):
