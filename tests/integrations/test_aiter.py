@@ -20,13 +20,14 @@ FP8 = torch.float8_e4m3fn
 
 @pytest.fixture
 def aiter() -> Iterator[types.ModuleType]:
-    """The module ``aiter`` as it is served."""
+    """Return the module ``aiter`` that we install."""
     served.install()
     yield importlib.import_module("aiter")
     served.uninstall()
 
 
-#: The import statements of serving engines for AITER's products and quantisation, and calls as they make them.
+#: Import statements of serving engines for AITER's products and quantisation, and calls in their
+#: form.
 ENGINE = """
 import tunedgemm.integrations.aiter
 tunedgemm.integrations.aiter.install()
@@ -84,7 +85,7 @@ print("served")
 
 
 def test_engines_imports_and_calls_run_unchanged(child):
-    """In a process of its own, statements as serving engines write them find products that are right."""
+    """In a child process the import statements and calls of serving engines give right products."""
     assert child(ENGINE) == "served"
 
 
@@ -98,7 +99,8 @@ def test_every_name_is_there(aiter, module, name):
 
 
 def test_every_function_of_ours_that_aiter_has_is_served(aiter):
-    """The public functions of the ops are all there but AITER's own forms with an output, and those of ops that it lacks."""
+    """Every public function of our ops that AITER has is served,
+    but not its forms with an output."""
     from tunedgemm.ops import functions
 
     found = {name for names in served.SERVED.values() for name in names}
@@ -118,7 +120,7 @@ def test_what_is_missing_is_named(aiter):
 
 
 def test_uninstall_leaves_nothing():
-    """After it, aiter is not importable again, and a second one is nothing; a second install changes nothing either."""
+    """After uninstall aiter cannot be imported; a second install or uninstall changes nothing."""
     served.install()
     first = sys.modules["aiter"]
     served.install()
@@ -185,7 +187,7 @@ def test_quantising_functions_take_hips_arguments(aiter, kind):
 
 
 def test_kinds_without_a_function(aiter):
-    """No returns x as it is; what is not known here is an error that lists what is."""
+    """No returns x unchanged; an unknown kind is an error that lists the known ones."""
     x = torch.randn(2, 4)
 
     assert aiter.get_hip_quant(aiter.QuantType.No)(x) == (x, None)

@@ -1,4 +1,5 @@
-"""convert(): a model's layers through the tables, in place, with everything else as it was, and back again."""
+"""convert(): a model's layers use the tables in place; everything else stays, and it can be
+undone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
-    """The default tables over a backend with kernels for every layout; M and layout of each call that reaches it."""
+    """Use default tables and a backend with kernels for every layout;
+    list M and layout of each call."""
     calls: list[tuple[int, str]] = []
 
     def call(solution, shape, *operands):
@@ -41,7 +43,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
 
 
 class Model(torch.nn.Module):
-    """A tied head, a layer with a bias, one that does not divide into blocks, and one with a class of its own."""
+    """A tied head, a layer with a bias, one that cannot be blocked, and one of a custom class."""
 
     class Own(torch.nn.Linear):
         def forward(self, input):
@@ -103,7 +105,8 @@ def test_undo_gives_everything_back(met, model: Model) -> None:
 
 
 def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
-    """Not where another module holds them, and not where they do not divide; the reasons are told."""
+    """Weights are shuffled unless another module shares them or they do not divide;
+    reasons are listed."""
     wanted = model(TOKENS)
     done = convert(model, shuffle=True)
     assert done.shuffled == ("inner",) and done.modules == ("inner", "odd", "head")
@@ -115,7 +118,8 @@ def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
 
 
 def test_both_weights_are_kept_and_each_call_gets_its_own(met, model: Model) -> None:
-    """Few rows by the plain weight, many by the shuffled one; the memory is told, and no state_dict has it."""
+    """Few rows use the plain weight, many the shuffled one;
+    extra memory is reported and in no state_dict."""
     state = model.state_dict().keys()
     wanted = {m: model.inner(torch.ones(m, 64, dtype=BF16)) for m in (1, PRESHUFFLE_M_THRESHOLD)}
     done = convert(model, shuffle=True, keep_plain=True, skip=("odd", "he*"))
@@ -174,7 +178,8 @@ def test_a_converted_model_is_copied_and_pickled(met, model: Model, keep: bool) 
 
 
 def test_what_routing_leaves_to_torch_stays_torchs(met, model: Model) -> None:
-    """Autocast, functional transforms, other dtypes and sizes that do not fit: torch's results and torch's errors."""
+    """Autocast, functional transforms,
+    other dtypes and mismatched sizes give torch's results and errors."""
     convert(model, shuffle=True, keep_plain=True, skip=["odd"])
     layer, x = model.inner, torch.randn(PRESHUFFLE_M_THRESHOLD, 64, dtype=BF16)
     plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
@@ -261,7 +266,8 @@ def fp8_layer(bias: bool, blocks: bool) -> tuple[torch.nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "tensor"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 def test_layers_of_fp8_keep_their_scales(bias: bool, blocks: bool) -> None:
-    """transformers' FP8Linear gives the product of its values within what quantised activations lose, in the input's dtype."""
+    """transformers' FP8Linear gives its product within the error of quantised activations,
+    in the input's dtype."""
     layer, wide = fp8_layer(bias, blocks)
     model = torch.nn.Sequential(layer)
     before = type(layer)
@@ -292,7 +298,8 @@ def test_a_static_scale_of_activations_is_used() -> None:
 
 
 def test_layers_of_fp8_with_other_scales_are_left() -> None:
-    """Other blocks, static scales beside blocks, scales of no known size."""
+    """Layers with other blocks, static scales with blocks,
+    or scales of unknown size are left alone."""
     layer, _ = fp8_layer(False, True)
     layer.block_size = (64, 64)
     assert convert(torch.nn.Sequential(layer)).modules == ()

@@ -105,7 +105,8 @@ def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> N
 
 
 def test_a_launcher_that_comes_back_only_later_is_demoted_once(routed) -> None:
-    """One that calls the patched function at its second call ends in an error of its own, and torch serves the call."""
+    """A launcher that calls the patched function at its second call fails and is demoted,
+    and torch serves the call."""
     times = [0]
 
     def later(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -164,7 +165,7 @@ def test_a_row_is_used_after_the_tables_are_read_again(routed) -> None:
 
 
 def test_a_module_with_a_shuffled_weight_runs_when_routed() -> None:
-    """The weight's layout is taken into account under patched(); without it torch refuses the weight rather than misread it."""
+    """patched() honours the layout of a shuffled weight; without it torch refuses the weight."""
     layer, x = torch.nn.Linear(64, 32, dtype=torch.bfloat16), torch.randn(4, 64, dtype=torch.bfloat16)
     with torch.no_grad():
         expected = layer(x)

@@ -1,4 +1,5 @@
-"""patch, unpatch and patched: torch's functions go through the tables, what the tables do not know passes through, and all comes back."""
+"""patch, unpatch and patched: torch's functions use the tables, unknown calls pass through, and
+unpatch restores all."""
 
 from __future__ import annotations
 
@@ -237,7 +238,8 @@ def outcome(case: Callable[[Product], Any], product: Product) -> Any:
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_tables_do_not_know_passes_through_untouched(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
-    """Values, dtypes, types, gradients and errors are torch's, though a backend takes every shape and its kernel was bound before."""
+    """Values, dtypes, types, gradients and errors are torch's, even if a backend takes every shape
+    and its kernel is bound."""
     product = PRODUCTS[name]
     with torch.no_grad():
         expected = outcome(CASES[case], product)

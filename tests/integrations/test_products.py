@@ -1,4 +1,5 @@
-"""torch.mm, torch.addmm and torch.matmul: products with a weight's transpose are served, all others are torch's."""
+"""torch.mm, torch.addmm and torch.matmul: products with a transposed weight are served, others are
+torch's."""
 
 from __future__ import annotations
 

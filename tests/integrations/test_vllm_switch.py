@@ -30,7 +30,8 @@ def module(name: str) -> Any:
 
 
 def test_it_is_off_unless_asked_for(child) -> None:
-    """Without the variable nothing is imported of vLLM, nothing is replaced, and no module that routes is loaded."""
+    """Without the variable nothing of vLLM is imported or replaced,
+    and no routing module is loaded."""
     source = (
         "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
         "print(torch.nn.functional.linear is before, [name for name in sys.modules if name.startswith('vllm') or 'patching' in name])"
@@ -39,7 +40,8 @@ def test_it_is_off_unless_asked_for(child) -> None:
 
 
 def test_registering_twice_is_registering_once(vllm_captured) -> None:
-    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and F.linear stays torch's."""
+    """After several registrations methods are wrapped and kernels listed once,
+    and F.linear stays torch's."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     wrapped, listed = (
         method(plugin.PLAIN[0]).apply,
@@ -69,7 +71,7 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     ids=["batch-invariant", "cpu"],
 )
 def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning) -> None:
-    """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
+    """Batch-invariant mode and CPU kernels with packed weights are left unreplaced and logged."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
     for name, value in variables.items():
@@ -128,7 +130,8 @@ def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
 
 @pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
 def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
-    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
+    """A missing function, or one that takes no class of experts, is a warning;
+    the others are replaced."""
     oracle = module("oracle.fp8")
     monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
     importlib.import_module("tunedgemm.integrations.vllm").register()
