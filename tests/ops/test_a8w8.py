@@ -33,7 +33,8 @@ class TestShapeOf:
     @listed("x_scale", [(6,), (6, 1), (2, 3, 1)], ids=str)
     @listed("w_scale", [(4,), (4, 1), (1, 4)], ids=str)
     def test_scales_by_row(self, x_scale, w_scale):
-        """M values for the leading dimensions of x and N for the weight, in each of the forms that callers have."""
+        """M values for the leading dimensions of x and N for the weight,
+        in each form that callers use."""
         shape = OP.shape_of(int8(2, 3, 8), int8(4, 8), scale(*x_scale), scale(*w_scale))
         assert shape == Shape("a8w8", 6, 4, 8, "int8", "bf16", scale="row")
 
@@ -43,7 +44,8 @@ class TestShapeOf:
         assert OP.shape_of(int8(6, 8), int8(4, 8), scale(*sizes), scale(*sizes)).scale == "tensor"
 
     def test_one_row(self):
-        """One row of activations has one scale and stays a product with scales by row; so does a weight of one row."""
+        """One row of activations or of weight has one scale
+        and is still a product with row scales."""
         assert OP.shape_of(int8(8), int8(4, 8), scale(1), scale(4)).scale == "row"
         assert OP.shape_of(int8(6, 8), int8(1, 8), scale(6), scale(1)).scale == "row"
         assert OP.shape_of(int8(1, 8), int8(1, 8), scale(1), scale(1)).scale == "row"
@@ -143,7 +145,8 @@ class TestColumns:
             OP.columns.parse({"M": "1", "N": "2", "K": "3", **cells})
 
     def test_kin_are_the_rows_that_aiter_knows(self):
-        """A call with a bias, one scale each and fp16 out is served by its own rows, then by AITER's of its dtype."""
+        """A call with bias, single scales and fp16 out uses its own rows,
+        then AITER's of its dtype."""
         plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
         call = attrs.evolve(plain, outdtype="fp16", epilogue="bias", bias_dtype="fp32", scale="tensor")
         assert OP.equivalent_shapes(call) == (call, plain)
@@ -232,7 +235,8 @@ class TestFunction:
 
     @listed("name", ["gemm_a8w8", "gemm_a8w8_CK"])
     def test_aiters_arguments(self, name):
-        """XQ, WQ, x_scale, w_scale, bias, dtype and splitK, by place or by name; the output keeps leading dimensions."""
+        """XQ, WQ, x_scale, w_scale, bias, dtype and splitK work by position or name; leading
+        dimensions are kept."""
         shape = Shape("a8w8", 6, 16, 32, "int8", "fp16", "bias", scale="row")
         x, weight, x_scale, w_scale, bias = OP.make_inputs(shape, CPU, 0)
         call = getattr(TunedGemm(), name)

@@ -36,7 +36,8 @@ class TestShapeOf:
 
     @listed("x_scale", [(6, 3), (2, 3, 3)], ids=str)
     def test_tails_and_leading_dimensions(self, x_scale):
-        """The last blocks of N and K may be short; the scales of x have its leading dimensions, or one for all rows."""
+        """The last blocks of N and K may be short;
+        scales of x have its leading dimensions or one for all rows."""
         shape = OP.shape_of(fp8(2, 3, 300), fp8(130, 300), scale(*x_scale), scale(2, 3))
         assert shape == Shape("a8w8_blockscale", 6, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
 

@@ -99,7 +99,8 @@ class TestFunctions:
         assert worst_row_error(bare, reference) <= OP.tolerance(shape).row_error
 
     def test_a_plain_weight_after_a_shuffled_one(self):
-        """The type is part of what a launcher is kept by: plain bytes of the same sizes are refused, not multiplied."""
+        """The launcher's key has the weight's type,
+        so plain bytes of equal size are refused, not multiplied."""
         shape = Shape("a8w8_bpreshuffle", 2, 32, 64, "int8", "bf16", scale="row", layout="aiter32x16")
         x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
         call = TunedGemm().gemm_a8w8_bpreshuffle

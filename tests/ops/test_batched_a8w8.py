@@ -43,7 +43,8 @@ class TestShapeOf:
         assert OP.shape_of(X, W, scale(*x_sizes), scale(*w_sizes)) == plain()
 
     def test_dtypes_and_bias(self):
-        """int8 or fp8; the output is bf16 unless asked otherwise; a bias is in a float dtype, by default the output's."""
+        """int8 or fp8 in; out is bf16 by default;
+        a bias has a float dtype, by default the output's."""
         fp8 = OP.shape_of(whole(3, 4, 8, dtype=FP8), whole(3, 5, 8, dtype=FP8), S, T, otype=torch.float16)
         assert fp8 == plain(dtype="fp8_e4m3fn", outdtype="fp16")
         biased = OP.shape_of(X, W, S, T, scale(3, 5))
@@ -93,7 +94,7 @@ class TestColumns:
 
     @listed("name", ["a8w8_tuned_batched_gemm.csv", "a8w8_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
-        """Each row is a shape of its own, whose key is that of the row."""
+        """Each row is one shape, whose key is that of the row."""
         path = CONFIGS / name
         if not path.exists():
             pytest.skip(f"{path} is not here")

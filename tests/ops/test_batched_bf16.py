@@ -35,7 +35,8 @@ class TestShapeOf:
         assert OP.shape_of(ones(3, 0, 8), ones(3, 5, 8)).m == 0
 
     def test_dtypes_and_bias(self):
-        """The output has x's dtype unless asked otherwise; a bias in either form and any float dtype is a field."""
+        """The output has x's dtype by default;
+        a bias of either form and any float dtype is a field."""
         assert OP.shape_of(ones(3, 4, 8, dtype=FP16), ones(3, 5, 8, dtype=FP16)) == plain(dtype="fp16", outdtype="fp16")
         for sizes in ((3, 5), (3, 1, 5)):
             biased = OP.shape_of(ones(3, 4, 8), ones(3, 5, 8), ones(*sizes, dtype=torch.float32), otype=torch.float32)
@@ -101,7 +102,7 @@ class TestColumns:
 
     @listed("name", ["bf16_tuned_batched_gemm.csv", "bf16_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
-        """Each row is a shape of its own, whose key is that of the row."""
+        """Each row is one shape, whose key is that of the row."""
         path = CONFIGS / name
         if not path.exists():
             pytest.skip(f"{path} is not here")
@@ -113,7 +114,8 @@ class TestColumns:
 
 
 def test_kin_end_with_aiters_row():
-    """A call of another dtype or with a bias looks for its own row, then for AITER's; the ladder is the exact M alone."""
+    """A call of another dtype or with bias tries its own row, then AITER's;
+    the ladder is the exact M."""
     assert OP.equivalent_shapes(plain()) == (plain(),)
     other = plain(dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="bf16")
     assert OP.equivalent_shapes(other) == (other, plain())

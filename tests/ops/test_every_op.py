@@ -1,4 +1,5 @@
-"""The sentence for every op: its shapes are captured, tuned, stored, and its calls dispatched to the rows; what ops.md says holds."""
+"""Every op: its shapes are captured, tuned and stored, its calls use the rows, and docs/ops.md is
+current."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def check(op: Op, shape: Shape, operands: tuple[torch.Tensor | None, ...], out: 
 def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Capture, tune, table, dispatch through the op's variable; AITER_LOG_TUNED_CONFIG names the row, and the result is right."""
+    """After capture and tune, calls use the row of the op's variable;
+    AITER_LOG_TUNED_CONFIG names it."""
     op = op_named(name)
     shapes = two_of(op)
     workload = TunedGemm(settings=Settings(capture=True))
@@ -104,7 +106,8 @@ def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
 
 @EVERY
 def test_strides_offsets_and_empty_batches_do_not_change_the_result(name: str) -> None:
-    """Activations that are views with gaps or start anywhere are served like dense ones, or refused by the op with a reason."""
+    """Activations that are views with gaps or offsets are served
+    like dense ones or refused with a reason."""
     op, gemm = op_named(name), TunedGemm()
     shape = next(shape for shape in two_of(op) if shape.m)
     given = operands_of(op, shape)
@@ -168,13 +171,14 @@ def test_the_committed_table_of_ops_says_what_holds(name: str, matrix: ModuleTyp
 
 
 def test_the_page_of_ops_is_as_it_was_written(matrix: ModuleType) -> None:
-    """Nobody has written in it by hand."""
+    """The page is as generated, without edits by hand."""
     assert matrix.RESULT.read_text() == matrix.text(matrix.read())
 
 
 @listed("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
-    """For a sample of the valid rows of AITER's own tables, explain on that row's device names its libtype or the reason."""
+    """For sampled valid rows of AITER's tables,
+    explain on their device names the libtype or the reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"
     if not folder.exists():
         pytest.skip("AITER's tables are not on this machine")

@@ -271,7 +271,8 @@ class TestWork:
     """Operations and bytes of one call."""
 
     def test_flops(self):
-        """Both stages' products for each slot: 2 * (2 * inter + inter) * model_dim, or without a gate 2 * 2 * inter * model_dim."""
+        """Per slot both stages take 2 * (2 * inter + inter) * model_dim, or 2 * 2 * inter *
+        model_dim ungated."""
         assert OP.flops(shape_from()) == 4 * 2 * 2 * 128 * 3 * 64
         assert OP.flops(shape_from(use_g1u1="0")) == 4 * 2 * 2 * 128 * 2 * 64
 

@@ -15,7 +15,7 @@ OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="
 
 @pytest.fixture
 def dispatcher():
-    """A dispatcher of a8w8 of its own."""
+    """Return a separate dispatcher of a8w8."""
     return Dispatcher(OP)
 
 

@@ -1,4 +1,4 @@
-"""layout: how a weight lies, and what is said of one that lies otherwise."""
+"""layout: the memory order of a weight, and the errors for other orders."""
 
 import pytest
 import torch
@@ -31,7 +31,8 @@ def test_the_other_kind_is_refused():
 
 @listed("name", sorted(ops()))
 def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(name):
-    """AITER marks the tensors that its function has shuffled; multiplied as they are, they would give wrong numbers without a word."""
+    """A tensor that AITER marked as shuffled is refused;
+    multiplied as plain it would give wrong numbers."""
     op = op_named(name)
     shape = next((shape for shape in op.examples if shape.m), Shape(name, 4, 32, 64))
     operands = list(op.make_inputs(shape, torch.device("cpu"), 0))

@@ -100,7 +100,7 @@ class TestRouting:
     """Which slots go to which experts."""
 
     def test_each_expert_that_is_hit(self):
-        """Experts in order with the places that hit them; ids of no expert are nobody's."""
+        """Experts are in order with the slots that hit them; invalid ids belong to no expert."""
         ids = torch.tensor([[2, 0], [2, 5], [-1, 2]], dtype=torch.int32)
         assert [(expert, places.tolist()) for expert, places in moe.routes(ids, 4)] == [(0, [1]), (2, [0, 2, 5])]
 
@@ -187,7 +187,8 @@ class TestReference:
     def test_against_the_definition(self, shape):
         """Every kind of quantisation, activation and weighting, one token and one expert at a time.
 
-        The quantisations of the two may part where a value lies between two steps, which a fifth of the bound allows for.
+        The two quantisations may differ for a value halfway between two steps; a fifth of the bound
+        allows for that.
         """
         operands = OP.make_inputs(shape, CPU, 5)
         assert worst_row_error(OP.reference(shape, operands), by_hand(shape, operands)) <= OP.tolerance(shape).row_error / 5

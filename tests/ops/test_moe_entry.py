@@ -52,7 +52,8 @@ class TestFunction:
         assert worst_row_error(out, OP.reference(shape, tuple(operands))) <= OP.tolerance(shape).row_error
 
     def test_calls_that_differ_have_launchers_of_their_own(self):
-        """What is no tensor is part of the key, too: an activation or a weighting never gets another's launcher."""
+        """Non-tensor arguments are part of the key:
+        an activation or weighting never gets another's launcher."""
         dispatcher = Dispatcher(OP)
         shape, operands = inputs(**TENSOR)
         one = torch.tensor([0.1])
@@ -96,7 +97,7 @@ class TestFunction:
 
     @listed("cells", [PLAIN, TENSOR])
     def test_padding_may_hold_anything(self, cells):
-        """What lies beyond the local tokens reaches neither the output nor a scale of all tokens."""
+        """Rows past the local tokens affect neither the output nor a scale of all tokens."""
         shape, operands = inputs(**cells)
         count = torch.tensor([3], dtype=torch.int32)
         clean = [operands[0].clone(), *operands[1:]]
@@ -148,7 +149,8 @@ class TestFunction:
         assert self.call(Dispatcher(OP), shape, operands, **defaults).shape == (4, 128)
 
     def test_mistakes(self):
-        """An argument that nobody has is a TypeError, an operand that is no tensor is named."""
+        """An unknown argument is a TypeError,
+        and an operand of another type than a tensor is named."""
         shape, operands = inputs(**PLAIN)
         with pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
             self.call(Dispatcher(OP), shape, operands, topk=2)

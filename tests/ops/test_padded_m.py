@@ -50,7 +50,8 @@ def test_checked_values(m, n, at_0, at_1):
 
 
 def test_padding_follows_its_definition():
-    """Both levels of padding are those of the definition for thousands of M, with N on both sides of the clamp."""
+    """Both padding levels follow the definition for thousands of M,
+    with N on both sides of the clamp."""
     for m in sizes(1):
         for n in (64, 4096, 4097, 100_000):
             assert padded_m(m, n, 0) == fine(m), (m, n)
@@ -82,7 +83,8 @@ def test_exact_asks_once():
 
 
 def aiters_tokens(m: int) -> list[int]:
-    """The token counts that AITER's get_2stage_cfgs asks for: get_padded_M, then the tiers below it from the largest down."""
+    """Return the token counts that AITER's get_2stage_cfgs tries:
+    get_padded_M, then lower tiers, largest first."""
     tiers = (32768, 131072)
     if m < tiers[0]:
         return [1 if m <= 1 else power_of_two(m)]
@@ -98,7 +100,7 @@ def aiters_tokens(m: int) -> list[int]:
     ],
 )  # fmt: skip
 def test_checked_token_counts(m, asked):
-    """Token counts checked by hand: to a power of two below 32768, to the tiers from there, from the upper one to the lower."""
+    """Checked by hand: powers of two below 32768, tiers from there, from the upper one down."""
     assert aiters_tokens(m) == asked
     assert [row for row in tokens(m, 7168) if row != m] == [row for row in asked if row != m]
 

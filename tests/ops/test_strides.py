@@ -1,4 +1,5 @@
-"""Strides: every op's answer is right however its operands lie in memory, also where nothing but torch serves them."""
+"""Strides: every op is right for any memory order of its operands, even if only torch serves
+them."""
 
 import pytest
 import torch
