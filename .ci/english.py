@@ -117,7 +117,7 @@ def files(arguments: list[str]) -> list[Path]:
         ["git", "ls-files", "-co", "--exclude-standard", "--", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
     paths = [ROOT / name for name in listed.stdout.splitlines() if name.endswith((".py", ".md"))]
-    return [path for path in paths if path.is_file() and "results" not in path.parts and path.name != "CHANGELOG.md"]
+    return [path for path in paths if path.is_file() and "results" not in path.parts]
 
 
 def main(arguments: list[str]) -> int:
