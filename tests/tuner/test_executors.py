@@ -201,8 +201,8 @@ def test_devices_are_those_of_the_machine_or_those_asked_for(
 
 
 @pytest.mark.parametrize(("count", "options", "visible", "said"), [
-    (2, Options(mp=3), "", "--mp 3: there is only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
-    (2, Options(device="2"), "", "shows GPUs 0 to 1"), (0, Options(device="0"), "", "shows no GPU"),
+    (2, Options(mp=3), "", "--mp 3: this machine has only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
+    (2, Options(device="2"), "", "has GPUs 0 to 1"), (0, Options(device="0"), "", "has no GPU"),
     (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
 ])  # fmt: skip
 def test_missing_devices_are_a_user_error(count: int, options: Options, visible: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_file_gets_one_line_a_shape() -> None:
 
     assert output.file.getvalue().splitlines() == [
         "1/6 a16w16 M=1 N=1280 K=8192 bf16->bf16: triton:fast_[bold]v3 splitK=4 10.00 us, 2.00x torch, 2 tied",
-        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: nothing passed (1 hung; torch is right, but not among the libtypes asked for)",
+        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: no solution passed (1 hung; torch is right, but not in --libtype)",
     ]
 
 
@@ -111,7 +111,7 @@ def test_the_display_says_how_far_and_who_is_busy() -> None:
 
     text = shown(progress, output)
 
-    assert text[1].startswith("1 of 6 shapes · 2 of 4 GPUs busy · 2.00x torch so far · 0:00 gone, about 0:00 left")
+    assert text[1].startswith("1 of 6 shapes · 2 of 4 GPUs busy · 2.00x torch so far · 0:00 elapsed, about 0:00 left")
     rows = [" ".join(line.split()) for line in text[2:]]
     assert rows == [
         "GPU 1 M=4 N=1280 K=8192 bf16 timing, best triton:fast_[bold]v3 splitK=4 12.50 us 2.00x",
@@ -124,7 +124,7 @@ def test_the_display_says_how_far_and_who_is_busy() -> None:
 def test_the_display_before_the_plan() -> None:
     """Until the devices have begun there is one line, and no count of anything."""
     output = terminal()
-    assert shown(Progress(output=output), output) == ["starting · 0:00 gone"]
+    assert shown(Progress(output=output), output) == ["starting · 0:00 elapsed"]
 
 
 def test_equal_gpus_are_told_apart() -> None:
@@ -192,7 +192,7 @@ def test_solutions_that_are_timed_again_are_no_shapes() -> None:
     progress(GPUS[0], Outcome(TASKS[1], None, None, reason="it failed before"))
 
     assert [line[:3] for line in output.file.getvalue().splitlines()] == ["1/6", "2/6"]
-    assert "nothing passed (it failed before)" in output.file.getvalue()
+    assert "no solution passed (it failed before)" in output.file.getvalue()
     assert len(progress.outcomes) == 2 and progress.left(0.0) is None
 
 
@@ -311,11 +311,11 @@ def test_the_summary_names_what_went_wrong() -> None:
     text = summarized(Report(GPUS, TABLE, (outcome(TASKS[0], us=0, others=(hung,)), slow, Outcome(TASKS[2], None, None))))
 
     assert f"hung ({STATUSES['hung']}): 1\n  triton:spins on a16w16 M=1 N=1280 K=8192 bf16->bf16: 30 s were over\n" in text
-    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 hung; torch is right, but not among the libtypes asked for\n" in text
+    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 hung; torch is right, but not in --libtype\n" in text
     assert "  triton: hung: 30 s were over\n" in text and "torch: ok" not in text
     assert "failed: a16w16 M=4 N=1280 K=8192 bf16->bf16: no backend offered a solution" in text
-    assert "slower than torch (not among the libtypes asked for): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
-    assert "held them back for 1 winners (power cap)" in text
+    assert "slower than torch (not in --libtype): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
+    assert "throttled by the driver for 1 winners (power cap)" in text
     assert f"1 tuned, 2 failed: {TABLE}" in text
 
 
@@ -341,8 +341,8 @@ def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
     text = summarized(report)
 
     assert "pinned for every M: N=1280 K=8192 bf16: triton:fast_[bold]v3 splitK=4\n" in text
-    assert "1 tuned, 0 failed, 2 not begun (the budget is spent; the same command resumes them)" in text
-    assert "not begun: a16w16 M=2" in summarized(report, verbose=True)
+    assert "1 tuned, 0 failed, 2not started (the budget is spent; the same command resumes them)" in text
+    assert "not started: a16w16 M=2" in summarized(report, verbose=True)
 
 
 def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_what_was_left_out_is_said_as_it_is() -> None:
     summary(stale, output=output, stale=True)
 
     assert "1 skipped (--stale: no rows of this device, or of the library's present version)" in output.file.getvalue()
-    assert "names no shape" in summarized(Report((), TABLE, ()))
+    assert "has no shapes" in summarized(Report((), TABLE, ()))
 
 
 def test_a_file_is_wide_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,8 @@ class Store:
         """Begin a run: check that all files can be written, and adopt an interrupted run's results.
 
         Args:
-            identity: what must be equal for trials to be reused: options, versions, the shard.
+            identity: values that must be equal for trials to be reused: options, versions, the
+                shard.
             resume: whether to reuse at all.
 
         Raises:
@@ -140,7 +141,7 @@ class Store:
             return tuple(self._trials.get((device, shape), {}).values())
 
     def done(self, device: Device, shape: Shape) -> Timing | Missing | None:
-        """Return the winner of a finished shape, None if nothing passed; `MISSING` if unfinished."""
+        """Return the winner of a finished shape, None if no solution passed; `MISSING` if unfinished."""
         with self._mutex:
             return self._outcomes.get((device, shape), MISSING)
 
