@@ -126,7 +126,7 @@ def test_plugins_says_what_is_here_and_what_is_not(
         (["tune", "--kernel_timeout", "soon"], "--kernel_timeout: invalid float value: 'soon'"),
         (["tune", "--sort", "perhaps"], "--sort: expected True or False"),
         (["tune", "--colour", "red"], "unrecognized arguments: --colour red; `tunedgemm tune --help`"),
-        (["tune", "--errRatio", "2"], "--errRatio is a share of the elements, 0 to 1"),
+        (["tune", "--errRatio", "2"], "--errRatio must be a share of the elements, 0 to 1"),
         (["tune", "--stale", "-i", "{untuned}", "-o", "absent.csv"], "--stale: absent.csv does not exist"),
         (["tuna"], "invalid choice: 'tuna'"),
         ([], "COMMAND"),

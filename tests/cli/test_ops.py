@@ -70,7 +70,7 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
         (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more, token,model_dim,inter_dim, or FILE:LINE"),
         (["explain", "1,2,3,8,2", "--op", "fmoe", "--set", "q_type=QuantType.per_1x31"], "QuantType.per_1x31"),
         (["explain", "{shapes}:9", "--op", "a8w8"], "no shape in line 9; use a line from 2 to 2"),
-        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "is a whole shape; leave out --set"),
+        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "already has every field; leave out --set"),
         (["explain", "absent.csv:2"], "absent.csv"),
         (["tune", "-i", "{shapes}"], "the columns fit a8w8 and a8w8_bpreshuffle; name one with --op"),
         (["tune", "-i", "{shapes}", "--op", "batched_bf16"], "B"),
@@ -139,10 +139,10 @@ def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "untuned_fmoe.csv").write_text("token\n")
     (tmp_path / "a8w8_blockscale_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
     code, _, err = run(capsys, "tune", *QUICK)
-    assert code == 2 and "; those of a8w8_blockscale, fmoe are captured: name one with --op" in err
+    assert code == 2 and "; shapes of a8w8_blockscale, fmoe are captured: name one with --op" in err
 
     (tmp_path / "bf16_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
     code, out, err = run(capsys, "tune", *QUICK)
-    assert (code, err) == (0, "") and "also captured, and not tuned: shapes of a8w8_blockscale, fmoe; name one with --op" in out
+    assert (code, err) == (0, "") and "not tuned: captured shapes of a8w8_blockscale, fmoe; name one with --op" in out
     code, out, err = run(capsys, "tune", "--op", "a8w8_blockscale", *QUICK)
     assert (code, err) == (0, "") and "also captured" not in out
