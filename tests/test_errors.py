@@ -32,7 +32,7 @@ def test_mistakes_are_builtin_errors_too(kind, builtin):
     assert issubclass(kind, errors.UserError)
 
 
-def test_a_plugin_that_fails_is_no_mistake_of_the_user():
+def test_a_failing_plugin_is_not_a_user_error():
     """The command line prints a UserError without a traceback, and a plugin's fault with one."""
     assert not issubclass(errors.PluginError, errors.UserError)
     assert issubclass(errors.OutOfResources, errors.LaunchError)

@@ -101,7 +101,7 @@ def test_fresh_builds_again_and_replaces(monkeypatch, tmp_path):
     assert artifact("key", lambda: b"newer") == b"new"
 
 
-def test_what_must_be_on_disk_is_not_kept_in_memory(monkeypatch, tmp_path):
+def test_bytes_that_must_be_on_disk_are_not_kept_in_memory(monkeypatch, tmp_path):
     """Another process will look for it: a folder that cannot be written is an error, each time."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))

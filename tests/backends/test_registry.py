@@ -55,7 +55,7 @@ class TestInstalledPlugins:
         backend = Registry().get("fake")
         assert (backend.libtype, backend.distribution, backend.version, backend.ops) == ("fake", "fake-plugin", "1", ("a16w16",))
 
-    def test_only_what_is_asked_for_is_imported(self, fake_plugins, child):
+    def test_only_requested_backends_are_imported(self, fake_plugins, child):
         """Selecting one libtype imports no other plugin."""
         source = (
             "import sys\nfrom tunedgemm.backends.registry import Registry\n"
@@ -70,7 +70,7 @@ class TestInstalledPlugins:
         assert registry.get("fake").distribution == "fake-plugin"
         assert registry.problems("fake") == ("fake-plugin-rival also claims libtype 'fake'; fake-plugin keeps it",)
 
-    def test_nobody_takes_a_libtype_of_ours(self, fake_plugins):
+    def test_our_libtypes_cannot_be_taken(self, fake_plugins):
         """The built-in libtype and those of our own distributions stay with them."""
         registry = Registry()
         assert registry.get(BUILTIN).distribution == "tunedgemm"
@@ -104,7 +104,7 @@ class TestGuards:
         with pytest.raises(PluginError, match=r"'fake_raising': enumerate_solutions\(\) raised ZeroDivisionError"):
             raising.solutions(row, cpu)
 
-    def test_a_version_that_cannot_be_told_is_empty(self, backend, cpu):
+    def test_an_unknown_version_is_empty(self, backend, cpu):
         """A library_version that raises or returns anything but text is an unknown version."""
         assert backend("fake_raising").library_version(cpu) == ""
         assert backend("fake_vague").library_version(cpu) == ""
@@ -176,7 +176,7 @@ def test_optional_hooks_are_optional(shape, cpu):
     assert backend.lacks(solution, cpu) == ""
 
 
-def test_details_that_raise_are_told(cpu):
+def test_details_that_raise_are_reported(cpu):
     """The lines come one by one, so what is raised among them takes the place of them all."""
 
     class Failing:

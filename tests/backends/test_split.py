@@ -43,7 +43,7 @@ def mine(**answers):
     return fake_backend("mine", **{"ops": tuple(ops()), "solutions": (KERNEL,), "supports": no_bias, **answers})
 
 
-def test_a_split_solution_is_told_by_its_name():
+def test_a_split_solution_is_known_by_its_name():
     """The kernel's name with the ending; what else tells the solution, and its claims, stay."""
     claimed = attrs.evolve(KERNEL, batch_invariant=True, solidx=7)
     assert split.added(KERNEL) == SPLIT and split.base(SPLIT) == KERNEL == split.base(KERNEL)
@@ -116,7 +116,7 @@ def test_a_bias_of_one_row_and_any_leading_dimensions():
         (Solution("mine", "k+add+add", 2), BIASED, "+add needs a bias"),
     ],
 )
-def test_what_cannot_be_split_says_why(solution, shape, reason):
+def test_a_bias_that_cannot_be_split_has_a_reason(solution, shape, reason):
     """supports() and bind() refuse a missing bias, one inside the kernel, and torch's routes, by name."""
     backend = Registry(()).get(BUILTIN) if solution.libtype == BUILTIN else mine(supports=lambda *_: True)
     assert str(backend.bind(solution, shape, CPU)) == reason
@@ -218,7 +218,7 @@ class TestRowsWithoutABias:
         assert explanation.offer.solution == KERNEL and explanation.offer.origin == "unbiased" and not explanation.tuned
         assert "a row without a bias" in explanation.offer.why and "add" not in explanation.offer.why
 
-    def test_another_is_followed_by_an_add(self):
+    def test_a_kernel_without_bias_is_followed_by_an_add(self):
         """A kernel without bias serves the call with an add, and explain tells both."""
         explanation, launcher = self.chosen(mine(heuristic="other"), self.row(KERNEL), untuned=("mine",))
         assert explanation.offer.solution == SPLIT and launcher is not None
@@ -315,7 +315,7 @@ class TestCalls:
         assert asked == [5, 5, 5]
         assert "not mine:k+add splitK=2: failed in this process: RuntimeError: boom" in str(gemm.dispatcher.explain(BIASED))
 
-    def test_what_the_tuner_finds_is_what_a_call_runs(self, tmp_path):
+    def test_a_call_runs_the_tuners_winner(self, tmp_path):
         """A kernel that takes no bias wins as its split solution, whose row is found for the shape by name."""
         path, backend = tmp_path / "t.csv", mine(call=self.linear)
         tune(shapes=[BIASED], output=path, options=Options(libtype="mine", iters=5, warmup=1), registry=fake_registry(backend))

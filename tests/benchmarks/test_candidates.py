@@ -27,7 +27,7 @@ def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPa
     return module
 
 
-def test_first_loses_what_its_best_takes_longer(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_of_the_first_guesses(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
     """One shape's best is among the first two; the other's best is 20 % faster than both."""
     log = trial_log((ONE, "first", 0, 20.0), (ONE, "second", 0, 10.0), (TWO, "second", 0, 10.0), (TWO, "found", 0, 8.0))
     command = [*FAKE, str(log), "--first", "2"]

@@ -58,7 +58,7 @@ def test_more_devices_than_the_machine_has(mistake: Mistake, folder: Path) -> No
 
 
 @pytest.mark.gpu
-def test_a_gpu_index_out_of_range_is_no_run_on_the_cpu(folder: Path) -> None:
+def test_a_gpu_index_out_of_range_does_not_run_on_the_cpu(folder: Path) -> None:
     """A CUDA_VISIBLE_DEVICES that names a missing GPU is an error, not hours of tuning the CPU."""
     done = tune(folder, CUDA_VISIBLE_DEVICES="99")
 
@@ -102,7 +102,7 @@ def test_a_folder_where_a_file_should_be(mistake: Mistake, folder: Path, name: s
     assert str(folder / name) in mistake()
 
 
-def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folder: Path) -> None:
+def test_a_broken_table_is_an_error_before_measuring(mistake: Mistake, folder: Path) -> None:
     """A broken table is named before anything is measured, and stays unchanged."""
     broken = "M,N,K,solution\n1,64,128,the fast one\n"
     (folder / "t.csv").write_text(broken)
@@ -114,7 +114,7 @@ def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folde
 
 
 @pytest.mark.parametrize("name", ["in.csv", "t.csv", "t.trials.jsonl", "notes.txt"])
-def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path, name: str) -> None:
+def test_a_profile_is_not_appended_to_another_file(mistake: Mistake, folder: Path, name: str) -> None:
     """-o2 refuses to append a profile to the shapes, the table, its trials or a foreign file."""
     (folder / "notes.txt").write_text("buy milk\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -125,7 +125,7 @@ def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_the_run_and_keeps_what_is_there(folder: Path) -> None:
+def test_a_full_disk_stops_the_run_and_loses_nothing(folder: Path) -> None:
     """A full disk names the file and keeps what was written; the same command resumes elsewhere."""
     done = tune(folder, limit=6000)
 

@@ -90,7 +90,7 @@ def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "3 rows for" in out and "0.9" in out and "bad.csv:4" in out
 
 
-def test_plugins_says_what_is_here_and_what_is_not(
+def test_plugins_lists_installed_and_missing_backends(
     capsys: pytest.CaptureFixture[str], fake_plugins: Path, hide: Callable[[str], None]
 ) -> None:
     """Each backend is listed with distribution and ops;
@@ -170,7 +170,7 @@ def test_users_mistakes_are_one_line_without_a_traceback(
     ],
     ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag", "tuned"],
 )
-def test_bad_input_files_say_what_is_wrong(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_files_name_the_fault(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind of bad untuned file is one clear line, and no table is written."""
     path = tmp_path / "in.csv"
     path.write_bytes(content)
@@ -257,7 +257,7 @@ def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -
         ("--version", ">/dev/full", "", 1),
     ],
 )
-def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:
+def test_a_closed_output_or_a_full_disk(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:
     """A closed pipe or output is not an error; a full disk is one line and exit code 1."""
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,libtype,solidx,splitK,us,kernelName\ngfx942,304,16,64,128,asm,1,0,2.5,x\n")
     shell = f"set -o pipefail; {sys.executable} -m tunedgemm {command} {where}"
@@ -272,7 +272,7 @@ def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["| true", ">&-", ">/dev/full"])
-def test_the_exit_code_is_that_of_the_work_whoever_reads(tmp_path: Path, untuned: Path, where: str) -> None:
+def test_output_errors_do_not_change_the_exit_code(tmp_path: Path, untuned: Path, where: str) -> None:
     """A closed pipe, a closed output or a full disk changes neither the table nor exit code 0; a
     full disk is reported."""
     command = f"{sys.executable} -m tunedgemm tune --libtype torch --iters 3 -i {untuned} -o {tmp_path / 't.csv'} {where}"

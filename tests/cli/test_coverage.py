@@ -58,7 +58,7 @@ def test_the_first_line_is_the_result(folder: Path, capsys: pytest.CaptureFixtur
     assert "100 calls of 4 shapes in in.csv, on " in out
 
 
-def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_is_complete_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output has each answer's share, the worst regret, unused rows with what to install, and
     the layers to tune next."""
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--against", "real.csv", "--replays", "10", "--by", "layer")
@@ -75,7 +75,7 @@ def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: py
     assert tables and all(len(line) <= 80 for line in tables)
 
 
-def test_shapes_are_told_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shapes_are_listed_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By shape each has its answer and the time of a call; what a single call has is said in the singular."""
     (folder / "in.csv").write_text(HEAD + "8,96,128,False,fp32,fp32,1,0\n16,64,128,False,fp32,fp32,2,0\n")
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--by", "shape", "--next", "0")
@@ -164,7 +164,7 @@ def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixtu
         assert code == 2 and "would be lost" in err and (folder / other).read_text() == before
 
 
-def test_broken_lines_are_listed_and_the_rest_is_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_lines_are_listed_and_the_rest_count(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line edited by hand and one that is cut off: each with its file and number."""
     (folder / "in.csv").write_text((folder / "in.csv").read_text() + "x,64,128,False,fp32,fp32,1,0\n16,64,1")
     code, out, err = run(capsys, "in.csv", "--table", "t.csv")
@@ -206,7 +206,7 @@ def test_broken_lines_are_listed_and_the_rest_is_judged(folder: Path, capsys: py
         (["in.csv", "--csv", "empty.csv/x.csv"], "cannot be written"),
     ],
 )
-def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_usage_errors_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     """What was wrong, on one line of standard error, with exit code 2 and no report."""
     (folder / "empty.csv").write_text("")
     (folder / "other").mkdir()
@@ -220,7 +220,7 @@ def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str],
     assert message in err
 
 
-def test_without_files_what_was_captured_is_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_files_captured_shapes_are_covered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All captured files of the user folder, by op."""
     home_folder().mkdir()
     (folder / "in.csv").rename(home_folder() / "bf16_untuned_gemm.csv")

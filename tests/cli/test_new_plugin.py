@@ -50,7 +50,7 @@ def ran(tmp_path: Path, script: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_ten_minutes_of_the_docs(tmp_path):
+def test_the_tutorial_of_the_docs_runs(tmp_path):
     """The commands in docs/writing-a-plugin.md write,
     install, list, test, tune and serve a plugin."""
     page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
@@ -79,7 +79,7 @@ def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
     assert re.search(r"\d+ passed", out) and "failed" not in out
 
 
-def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
+def test_a_third_party_op_is_computed_by_its_reference(monkeypatch, cpu):
     """For an unknown op torch's backend runs the reference in
     the output's dtype and shape, or gives a reason."""
     known = op_named("a16w16")
@@ -94,7 +94,7 @@ def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
     assert "no call for op 'another'" in str(torch_launcher(attrs.evolve(shape, layout="aiter16x16"), cpu))
 
 
-def test_an_op_that_is_none_is_a_mistake(tmp_path, capsys):
+def test_an_unknown_op_is_a_usage_error(tmp_path, capsys):
     """One line lists the ops there are, and nothing is written."""
     assert main(["new-plugin", "fast8", "--op", "a99w99", "--folder", str(tmp_path)]) == 2
 
@@ -120,7 +120,7 @@ def test_every_template_is_a_file_of_the_package(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("op", sorted(ops()))
-def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
+def test_the_written_package_passes_ruff(tmp_path, op):
     """The package passes this repository's linter and formatter."""
     main(["new-plugin", "fast8", "--op", op, "--folder", str(tmp_path)])
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path / "tunedgemm-fast8")]
@@ -143,7 +143,7 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
         ("_fast", "lower-case letter"),
     ],
 )
-def test_names_that_cannot_be(tmp_path, capsys, name, message):
+def test_invalid_names_are_refused(tmp_path, capsys, name, message):
     """A libtype that is taken or does not fit a module name is refused in one line;
     nothing is written."""
     assert main(["new-plugin", name, "--folder", str(tmp_path)]) == 2
@@ -153,7 +153,7 @@ def test_names_that_cannot_be(tmp_path, capsys, name, message):
     assert list(tmp_path.glob("tunedgemm-*")) == []
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
+def test_existing_files_are_not_overwritten(tmp_path, capsys):
     """An existing folder stays unchanged, and a path that is a file is an error."""
     (tmp_path / "tunedgemm-fast8").mkdir()
     (tmp_path / "file").touch()

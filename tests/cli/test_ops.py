@@ -78,7 +78,7 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line_that_says_how(
+def test_usage_errors_are_one_line_with_a_remedy(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, what was wrong and what would work."""
@@ -101,7 +101,7 @@ def test_mistakes_are_one_line_that_says_how(
     ],
     ids=str,
 )
-def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_is_given_or_inferred(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The op comes from --op, from AITER's --preshuffle or from the table given to --run_config."""
     asked: list[str] = []
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monk
     assert asked == [op]
 
 
-def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
+def test_the_profile_has_the_columns_of_the_op(tmp_path: Path) -> None:
     """Also of an op whose sizes are named otherwise, as those of fused MoE are."""
     op, shape = op_named("fmoe"), shapes_of("fmoe")[0]
     options = Options(libtype="torch", iters=3, seconds=0.1, cache="hot", device="cpu", profile=tmp_path / "profile.csv")
@@ -132,7 +132,7 @@ def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
     assert lines
 
 
-def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_shapes_of_other_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --op and -i one op is tuned;
     other ops with captured shapes are listed with their command."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))

@@ -34,7 +34,7 @@ def parser_of(*backends: Backend) -> argparse.ArgumentParser:
     return parser
 
 
-def test_a_flag_holds_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_holds_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside, the variable has what was typed last; before and after, what it had."""
     parser = parser_of(backend("mine", SPACE))
     monkeypatch.delenv(SPACE.variable, raising=False)
@@ -50,7 +50,7 @@ def test_a_flag_holds_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         assert SPACE.value() == "full", "a flag that is not typed says nothing"
 
 
-def test_a_text_is_what_its_kind_makes_of_it() -> None:
+def test_a_kind_converts_the_text() -> None:
     """A text without choices becomes the value that its function returns; a mistake is the function's own."""
 
     def kind(text: str) -> str:
@@ -71,7 +71,7 @@ def test_backends_that_state_the_same_share_a_flag() -> None:
     assert f"{group} how much to list, up to 100 %; default: TUNEDGEMM_MINE_SPACE, else small" in text
 
 
-def test_a_flag_that_is_taken_is_left_out() -> None:
+def test_a_flag_in_use_is_left_out() -> None:
     """A command's own flag wins, then the backend with the higher rank;
     the loser is named with a remedy."""
     other = attrs.evolve(SPACE, choices=("none", "all"))
@@ -99,16 +99,14 @@ class TestThirdParty:
             cli.main(["tune", "--help"])
         assert "backend fake (fake-plugin): --fake-space {small,full} how much to list;" in " ".join(capsys.readouterr().out.split())
 
-    def test_a_flag_that_is_taken_is_named(
-        self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_flag_in_use_is_named(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """On standard error, and the command works without it."""
         monkeypatch.setattr("tunedgemm.cli.optionflags.add_options", lambda *_: ["flag --x-y of backend x: left out"])
         with pytest.raises(SystemExit) as end:
             cli.main(["tune", "--help"])
         assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: flag --x-y of backend x: left out\n")
 
-    def test_a_wrong_value_is_a_mistake(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_wrong_value_is_a_usage_error(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """One line that says what would be right."""
         assert cli.main(["tune", "--fake-space", "huge"]) == 2
         error = capsys.readouterr().err
@@ -121,7 +119,7 @@ class TestThirdParty:
         assert child(f"import contextlib\nwith contextlib.suppress(SystemExit):\n    exec({source!r})", fake_plugins).endswith("False")
 
     @pytest.mark.slow
-    def test_the_workers_list_what_it_says(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_workers_list_follows_the_option(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A solution of the full space reaches the workers' list,
         and the flag's value ends with the command."""
         monkeypatch.delenv(VARIABLE, raising=False)

@@ -60,7 +60,7 @@ def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: 
     assert len(read_untuned(folder / "bf16_untuned_gemm.csv", A16W16)) == 8
 
 
-def test_captured_shapes_are_not_written_over(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captured_shapes_are_not_overwritten(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a workload ran cannot be listed again from a model."""
     captured = untuned_path(A16W16)
     write_untuned(captured, A16W16, [Untuned(Shape("a16w16", 3, 64, 64), 17)])
@@ -232,7 +232,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {dense} -o /dev/full", "/dev/full: not a regular file"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(
+def test_usage_errors_are_one_line(
     arguments: str,
     message: str,
     dense: str,

@@ -63,7 +63,7 @@ def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureF
     assert f"{out}: 5 rows, 0 conflicts, 0 lines left out" in capsys.readouterr().out
 
 
-def test_the_lowest_time_decides_and_is_told(tables, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lowest_time_wins_and_the_conflict_is_reported(tables, capsys: pytest.CaptureFixture[str]) -> None:
     """Another solution for the same device and shape is a conflict that the lowest time wins; a
     faster time of one solution is not."""
     out, *others = tables(
@@ -80,7 +80,7 @@ def test_the_lowest_time_decides_and_is_told(tables, capsys: pytest.CaptureFixtu
     assert f"triton:fastest 4.00 us ({others[1]}:2), triton:old 5.00 us ({out}:2), triton:slow 6.00 us ({others[0]}:2)" in said
 
 
-def test_a_time_that_is_none_never_wins(tables) -> None:
+def test_a_row_without_a_time_never_wins(tables) -> None:
     """A placeholder row gives way to any time, and is kept where there is nothing else."""
     out, other = tables([row(1, "measured", 5.0)], [row(1, "placeholder", 0.0), row(2, "placeholder", 0.0)])
 
@@ -88,7 +88,7 @@ def test_a_time_that_is_none_never_wins(tables) -> None:
     assert {found[:1] + found[2:] for found in rows(Path(out))} == {(1, "measured", 5.0), (2, "placeholder", 0.0)}
 
 
-def test_nothing_else_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_lines_and_columns_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown columns and unreadable lines of OUT survive;
     unreadable lines of IN are named, exit code 1."""
     out, other = tmp_path / "out.csv", tmp_path / "in.csv"
@@ -211,7 +211,7 @@ class TestCheck:
             ["2: tagged 'flydsl_fallback': never looked up, as in AITER"],
         )
 
-    def test_misses_are_asked_of_whom_they_concern(self, tmp_path, capsys, monkeypatch):
+    def test_only_the_rows_backend_is_asked_about_misses(self, tmp_path, capsys, monkeypatch):
         """A backend is asked only about rows of its ops that
         name a device and may win, on that device."""
         asked = []
@@ -260,7 +260,7 @@ class TestCheck:
             assert f"{len(shapes)} rows, no fault" in capsys.readouterr().out
 
 
-def test_the_op_is_told_by_the_file(tmp_path, capsys):
+def test_the_file_determines_the_op(tmp_path, capsys):
     """Columns that two ops have, under a name that says nothing, need --op; AITER's name does not."""
     head = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
     rows = ["gfx942,304,1,128,128,ck,0,0,3,k,1,1,0"]
@@ -277,7 +277,7 @@ def test_the_op_is_told_by_the_file(tmp_path, capsys):
 class TestDiff:
     """What two tables answer differently."""
 
-    def test_tells_rows_winners_and_times(self, tables, capsys):
+    def test_lists_rows_winners_and_times(self, tables, capsys):
         """Rows of one only, other winners, other times; of duplicates the best; exit code 1."""
         first, second = tables(
             [row(1, "k", 5.0), row(2, "k", 5.0), row(3, "k", 5.0), row(4, "k", 5.0), row(6, us=0.0)],
@@ -291,7 +291,7 @@ class TestDiff:
         assert "another time: a16w16 M=3" in out and "-> 4.00 us (-20.0 %)" in out
         assert out.splitlines()[-1] == f"1 equal, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
 
-    def test_a_table_is_like_itself(self, tables, capsys):
+    def test_a_table_does_not_differ_from_itself(self, tables, capsys):
         """Nothing differs, exit code 0."""
         [first] = tables([row(1), row(2)])
         assert main(["table", "diff", first, first]) == 0
@@ -301,7 +301,7 @@ class TestDiff:
 class TestExport:
     """A table for AITER."""
 
-    def test_has_what_aiter_can_use(self, tables, tmp_path, capsys):
+    def test_has_the_rows_that_aiter_can_use(self, tables, tmp_path, capsys):
         """AITER's columns and libtypes, one row a key, the best; the others are counted with the reason."""
         shape = attrs.evolve(row(1).shape, layout="ck-n64")
         [path] = tables([

@@ -94,7 +94,7 @@ def test_aiters_other_flags_are_accepted(tuner) -> None:
     assert asked["options"] == Options(mp=1)
 
 
-def test_exit_code_tells_of_failed_shapes(tuner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_shapes_give_exit_code_1(tuner, capsys: pytest.CaptureFixture[str]) -> None:
     """0 where every shape has a winner, 1 where one has none; it is named."""
     tuner(outcome(TASKS[0]), outcome(TASKS[1]))
     assert cli.main(["tune"]) == 0
@@ -109,7 +109,7 @@ def test_exit_code_tells_of_failed_shapes(tuner, capsys: pytest.CaptureFixture[s
     [(ctrl_c, "SIGINT", 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM", 143)],
     ids=["Ctrl-C", "SIGTERM"],
 )
-def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_prints_how_to_resume(tuner, end, name, code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message has the finished shapes, the path of their rows and the command that resumes; the
     exit code is the shell's."""
     tuner(outcome(TASKS[0]), outcome(TASKS[1], us=0), end=end)
@@ -124,7 +124,7 @@ def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_without_resume_the_advice_is_another(tuner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_resume_the_hint_differs(tuner, capsys: pytest.CaptureFixture[str]) -> None:
     """--no-resume would throw the trials away again."""
     tuner(end=ctrl_c)
 
@@ -196,9 +196,7 @@ def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path
     assert out.count("told True") == 4 and out.count("bf16->bf16: 2.50 us, ok\n") == 2
 
 
-def test_an_interrupted_look_at_production_keeps_nothing(
-    comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_config_keeps_nothing(comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An interrupted --run_config says that nothing is kept, and offers no resume."""
     comparison(failed=False)
     monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))

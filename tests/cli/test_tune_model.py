@@ -86,7 +86,7 @@ def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_production_is_looked_at_for_a_model(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_config_takes_a_model(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--run_config and --compare take the shapes of a model as they take a file's."""
     words = ["tune", "--model_dir", dense, "--nsets", "2", "--layers", "lm_head", "--libtype", "torch", "--iters", "3"]
 
@@ -117,7 +117,7 @@ def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:
     assert 79 < first <= 80 and 90 < second <= 100
 
 
-def test_an_op_that_cannot_be_tuned_costs_itself(
+def test_an_op_that_cannot_be_tuned_is_left_out(
     asked, experts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An op that cannot be tuned is named and gives exit code 1; the rest are tuned. If all fail,
@@ -157,7 +157,7 @@ def test_an_interruption_names_the_ops_that_are_done(
     assert capsys.readouterr().err == "tunedgemm: interrupted by SIGTERM after the runs of a16w16 before anything more was measured\n"
 
 
-def test_variables_stand_for_flags(asked, dense: str, listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_defaults_of_flags(asked, dense: str, listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GTUNE_MODEL and its like replace absent flags;
     an input file precedes the model's variable."""
     for name, text in (("MODEL", dense), ("TP", "2"), ("BATCH_SIZE", "4"), ("TUNED", str(tmp_path / "env.csv"))):
@@ -186,7 +186,7 @@ def test_a_files_shapes_are_changed_too(asked, listed: Path) -> None:
     assert [run["shapes"] for run in asked] == [{shape: 10, biased: 10}] * 2
 
 
-def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
+def test_shapes_that_become_equal_are_merged(asked, tmp_path: Path) -> None:
     """Shapes that become equal by a dtype override add up their calls;
     shapes with a bias are not doubled."""
     path = tmp_path / "l.csv"
@@ -223,7 +223,7 @@ def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
         ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --all_bias", "--all_bias: a8w8_blockscale has no such column"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(asked, words: str, message: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_one_line(asked, words: str, message: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the reason, before anything is tuned."""
     code = main(["tune", *words.format(**names).split()])
 

@@ -119,7 +119,7 @@ class TestPartOfAName:
         ("nosuch", "no backend of that name; installed: torch"),
     ],
 )
-def test_a_libtype_that_is_not_here(libtype, reason):
+def test_a_libtype_that_is_not_installed(libtype, reason):
     """A row of it is a miss with the pip command, or why nothing can be installed; torch serves the call."""
     registry = Registry(())
     explanation = chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
@@ -134,7 +134,7 @@ def test_a_plugin_of_aiters_own_libtype_is_asked():
     assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
 
 
-def test_nothing_runs_what_torch_has_not():
+def test_a_missing_torch_route_is_a_miss():
     """Of an op that no backend covers it is not said that torch runs it."""
     shape = attrs.evolve(SHAPE, op="nobodys")
     found = offers(shape, MI300X, Table(OP, [[]]), Registry(()), ())
@@ -143,7 +143,7 @@ def test_nothing_runs_what_torch_has_not():
     assert "  nothing runs: op nobodys is not covered" in str(explanation) and "  runs " not in str(explanation)
 
 
-def test_examine_says_what_a_backend_says():
+def test_examine_returns_the_backends_reason():
     """A refusal of the backend is passed on."""
     registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))
     answer = examine(Offer(Solution("mine", "k"), "table", ""), SHAPE, MI300X, registry)
@@ -172,7 +172,7 @@ def test_rows_come_before_heuristics_and_torch_is_last():
     assert [(offer.origin, offer.solution.libtype) for offer in found] == [("table", "mine"), ("heuristic", "mine"), ("builtin", "torch")]
 
 
-def test_a_veto_moves_on(caplog):
+def test_a_vetoed_solution_is_skipped(caplog):
     """A vetoed solution is skipped with its reason; a present device gets the next one bound."""
     caplog.set_level(logging.INFO)
     registry, device = fake_registry(fake_backend("mine", solutions=("a", "b"))), Device("cpu-avx2", 4)

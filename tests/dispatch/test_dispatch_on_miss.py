@@ -73,7 +73,7 @@ def test_calls_that_launchers_do_not_serve_are_not_tuned(call: Callable) -> None
 
 @pytest.mark.parametrize("solution", [Solution("turbo", "a"), Solution("asm", "absent")], ids=["usable", "not usable here"])
 @pytest.mark.parametrize("m", [4, 3], ids=["exact", "padded"])
-def test_a_row_is_no_miss(m: int, solution: Solution, tmp_path: Path) -> None:
+def test_a_row_is_not_a_miss(m: int, solution: Solution, tmp_path: Path) -> None:
     """No tuning starts where a row answers, padded or overruled by the table."""
     put(tmp_path / "home" / "bf16_tuned_gemm.csv", SHAPE, solution)
     dispatcher, asked = asking(lambda shape, device: False, fake_registry(fake_backend("turbo", solutions=("a",))))
@@ -122,7 +122,7 @@ def test_a_call_that_is_recorded_into_a_graph_is_not_tuned() -> None:
     assert asked == [SHAPE]
 
 
-def test_a_new_row_is_taken_in_and_what_is_bound_stays(tmp_path: Path) -> None:
+def test_a_new_row_is_loaded_and_bound_launchers_stay(tmp_path: Path) -> None:
     """After a tune the tables are read again for this call,
     and other shapes keep their launchers."""
 

@@ -331,7 +331,7 @@ def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
     assert operands[place].grad is not None and operands[place].grad.any()
 
 
-def test_a_launcher_that_spoils_captures_is_kept_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_unsafe_in_graphs_is_kept_out_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was bound before and serves the calls outside of graphs."""
     capturing = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))

@@ -110,7 +110,7 @@ def test_operands_that_do_not_fit_are_an_error_that_says_what_would() -> None:
             gemm(*operands)
 
 
-def test_a_bias_of_the_right_length_and_another_rank_is_told_apart() -> None:
+def test_a_bias_of_another_rank_is_an_error() -> None:
     """[1, N] adds like [N]; [N, 1] is refused, also after a [N] of the same length has been served."""
     gemm, x, weight, bias = TunedGemm(fake_registry()).gemm_a16w16, torch.randn(4, 32), torch.randn(16, 32), torch.randn(16)
     expected = torch.nn.functional.linear(x, weight, bias)
@@ -159,7 +159,7 @@ def test_a_call_that_needs_a_gradient_goes_to_torch(tmp_path: Path) -> None:
     assert calls == ["fake"]
 
 
-def test_a_kernel_that_raises_is_demoted_once_and_the_call_still_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_raises_is_demoted_once_and_the_call_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first failure is logged and served by torch; the kernel is not tried for that shape again."""
     calls: list[str] = []
 
@@ -183,7 +183,7 @@ def test_a_kernel_that_raises_is_demoted_once_and_the_call_still_answers(tmp_pat
     assert "illegal instruction" in str(gemm.dispatcher.explain(shape))
 
 
-def test_running_out_of_memory_is_no_fault_of_the_kernel(tmp_path: Path) -> None:
+def test_running_out_of_memory_demotes_no_kernel(tmp_path: Path) -> None:
     """An out-of-memory error reaches the caller, and the kernel keeps its shape."""
     calls: list[str] = []
 
@@ -317,7 +317,7 @@ def test_is_tuned_and_explain_take_operands(tmp_path: Path, monkeypatch: pytest.
         tunedgemm.reload()
 
 
-def test_an_instances_own_table_is_above_all_others_and_its_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instances_table_ranks_first_and_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """load_config wins over the variable for that instance only; a broken file is an error at once."""
     calls: list[str] = []
     registry = fake_registry(fake_backend("turbo", solutions=("mine", "theirs"), call=recording(calls)))
@@ -346,7 +346,7 @@ def test_the_fingerprint_changes_with_the_table_and_not_with_its_path(tmp_path: 
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_the_log_says_once_per_shape_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_each_shapes_choice_once(caplog: pytest.LogCaptureFixture) -> None:
     """AITER_LOG_TUNED_CONFIG prints one explanation a shape, not one a call."""
     gemm = TunedGemm(fake_registry(), settings=Settings.from_environment({"AITER_LOG_TUNED_CONFIG": "1"}))
     with caplog.at_level(logging.WARNING, "tunedgemm"):
@@ -368,7 +368,7 @@ def test_launchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gemm.dispatcher.launchers) <= 8
 
 
-def test_threads_that_meet_shapes_together_get_right_results(tmp_path: Path) -> None:
+def test_threads_that_share_new_shapes_get_right_results(tmp_path: Path) -> None:
     """Eight threads resolving the same and different keys at once agree with torch."""
     gemm, weight = TunedGemm(fake_registry(fake_backend("turbo", call=linear))), torch.randn(16, 32)
     wrong: list[int] = []
@@ -424,7 +424,7 @@ def test_capture_counts_calls_that_need_no_resolving(tmp_path: Path) -> None:
     assert lines[1].split(",")[lines[0].split(",").index("count")] == "6"
 
 
-def test_a_table_given_takes_the_place_of_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_table_replaces_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the environment's table nor, after a reload, any other is read."""
     shape, registry = Shape("a16w16", 4, 16, 32, **F32), fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table_of(tmp_path / "env.csv", (shape, Solution("turbo", "a"), 1.0))))

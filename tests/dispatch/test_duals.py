@@ -106,7 +106,7 @@ def test_jvp_compiles_as_before() -> None:
     assert not open_dual_levels()
 
 
-def test_other_threads_lose_nothing(gemm: TunedGemm) -> None:
+def test_other_threads_are_unaffected(gemm: TunedGemm) -> None:
     """Calls of another thread while levels open and close have the right results."""
     stop, wrong = threading.Event(), []
     wanted = gemm.gemm_a16w16(X, W)

@@ -180,7 +180,7 @@ def test_a_converted_model_in_a_graph(options: dict[str, bool], files: Files) ->
     assert tunedgemm.unbound() == {}
 
 
-def test_a_choice_between_two_weights_that_was_not_made_is_the_plain_one() -> None:
+def test_in_a_capture_an_unbound_choice_uses_the_plain_weight() -> None:
     """A call with a weight in two orders, first met during a capture,
     runs torch's call of the plain weight."""
     weight, x = rows_of(N), rows_of(160)

@@ -207,7 +207,7 @@ def test_aiters_variable_tunes_fmoe_into_the_table_of_its_own_variable(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_tune_that_gives_nothing_is_one_warning_and_not_tried_again(
+def test_a_failed_tune_is_one_warning_and_not_repeated(
     notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed tune serves the call untuned,
@@ -242,7 +242,7 @@ def test_a_kernel_that_hangs_costs_the_bound_at_most(
 
 
 @pytest.mark.parametrize("stores", [False, True], ids=["no row", "a row"])
-def test_who_had_to_wait_does_not_tune(stores: bool, home: Path, notes: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_waited_does_not_tune(stores: bool, home: Path, notes: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It takes the row of the other, or is served without one and says so once."""
     gemm, (x, weight) = TunedGemm(fake_registry(fake_backend("turbo", solutions=("a",))), settings=ONLINE), operands()
     held, waits = threading.Event(), threading.Event()
@@ -269,7 +269,7 @@ def test_who_had_to_wait_does_not_tune(stores: bool, home: Path, notes: Path, ca
     assert not list(home.glob("*online*"))
 
 
-def test_nobody_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_process_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A lock held by another process delays one call by the bound;
     all calls are served without a row."""
     settings = Settings(online=True, online_seconds=0.5)
@@ -338,7 +338,7 @@ def test_large_m_is_for_the_variable_of_fmoe_alone(
     assert bool(warnings(caplog)) is tried
 
 
-def test_nothing_is_imported_unless_it_is_asked_for(child: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tuner_is_imported_only_on_request(child: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the variables a call loads no module for online tuning;
     with them, neither the tuner nor pandas."""
     source = (

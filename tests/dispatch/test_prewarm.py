@@ -74,7 +74,7 @@ def test_one_m_needs_no_tuple(met: Met) -> None:
     assert tunedgemm.prewarm(Model(), m=7) == 2
 
 
-def test_parameters_that_need_gradients_are_no_hindrance(met: Met) -> None:
+def test_parameters_that_need_gradients_are_prewarmed(met: Met) -> None:
     """A model as it was made is bound as it runs under no_grad."""
     model = Model()
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -82,7 +82,7 @@ def test_parameters_that_need_gradients_are_no_hindrance(met: Met) -> None:
     assert len(met) == 2
 
 
-def test_other_modules_tell_their_calls(met: Met) -> None:
+def test_other_modules_list_their_calls(met: Met) -> None:
     """A module with `tuned_calls` is asked, and bound on what it says."""
 
     class Own(torch.nn.Module):
@@ -108,13 +108,13 @@ def test_weights_of_other_types_are_left_out(met: Met) -> None:
 
 
 @listed("m", [0, -1, (2, True), (2.5,), ()])
-def test_a_wrong_m_is_told(m: int | tuple[int, ...]) -> None:
+def test_a_wrong_m_is_an_error(m: int | tuple[int, ...]) -> None:
     """Rows are whole numbers from 1 on."""
     with pytest.raises(UserError, match=r"prewarm: m (must be|holds)"):
         tunedgemm.prewarm(Model(), m=m)
 
 
-def test_a_model_on_the_meta_device_is_told() -> None:
+def test_a_model_on_the_meta_device_is_an_error() -> None:
     """There is nothing to run; the message names the layer."""
     with pytest.raises(UserError, match="the weight of '0' is on the meta device"):
         tunedgemm.prewarm(torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta")))
@@ -200,7 +200,7 @@ def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: 
     assert met == [("turbo:k", False)] * 2 and not gemm.dispatcher.unbound
 
 
-def test_reload_forgets_what_was_met(met: Met, capturing) -> None:
+def test_reload_forgets_unbound_shapes(met: Met, capturing) -> None:
     """The list is of the tables in use."""
     dispatcher = tunedgemm.tgemm.of("a16w16")
     capturing(True)

@@ -84,7 +84,7 @@ print("served")
 """
 
 
-def test_engines_imports_and_calls_run_unchanged(child):
+def test_imports_and_calls_of_engines_run_unchanged(child):
     """In a child process the import statements and calls of serving engines give right products."""
     assert child(ENGINE) == "served"
 
@@ -108,7 +108,7 @@ def test_every_function_of_ours_that_aiter_has_is_served(aiter):
     assert set(functions()) - found == {"batched_gemm_a8w8", "batched_gemm_bf16", "gemm_a16wfp4"}
 
 
-def test_what_is_missing_is_named(aiter):
+def test_missing_names_are_named(aiter):
     """A name or a module of AITER's that is not served says so, as an attribute and as an import."""
     with pytest.raises(AttributeError, match=r"aiter\.paged_attention_v1: tunedgemm, which serves 'aiter' here, has no counterpart"):
         _ = aiter.paged_attention_v1
@@ -133,7 +133,7 @@ def test_uninstall_leaves_nothing():
         importlib.import_module("aiter")
 
 
-def test_aiter_itself_is_not_hidden_unasked(tmp_path, monkeypatch):
+def test_an_installed_aiter_is_hidden_only_by_force(tmp_path, monkeypatch):
     """Where AITER is installed it is an error; with force it is hidden until uninstall."""
     (tmp_path / "aiter").mkdir()
     (tmp_path / "aiter" / "__init__.py").write_text("real = True\n")

@@ -88,7 +88,7 @@ def test_layers_go_through_the_tables_and_keep_all_they_have(met, model: Model) 
     assert model.head.weight is model.embedding.weight
 
 
-def test_undo_gives_everything_back(met, model: Model) -> None:
+def test_undo_restores_everything(met, model: Model) -> None:
     """By call or at the end of a block, also where an error ends it; a second time changes nothing."""
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for keep in (False, True):
@@ -117,7 +117,7 @@ def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
     assert sorted(met) == [(6, "aiter16x16"), (6, "row"), (6, "row")]
 
 
-def test_both_weights_are_kept_and_each_call_gets_its_own(met, model: Model) -> None:
+def test_both_weights_are_kept_and_each_call_picks_one(met, model: Model) -> None:
     """Few rows use the plain weight, many the shuffled one;
     extra memory is reported and in no state_dict."""
     state = model.state_dict().keys()
@@ -133,7 +133,7 @@ def test_both_weights_are_kept_and_each_call_gets_its_own(met, model: Model) -> 
     assert sorted(met) == sorted((m, layout) for m in (2, 4) for layout in ("aiter16x16", "row", "row"))
 
 
-def test_without_kernels_for_the_layout_weights_stay_in_order(model: Model) -> None:
+def test_without_kernels_for_the_layout_weights_stay_plain(model: Model) -> None:
     """Torch would put each of them in order at each call."""
     done = convert(model, shuffle=True, skip=["odd"])
     assert done.shuffled == () and set(done.modules) == {"inner", "head"}
@@ -177,7 +177,7 @@ def test_a_converted_model_is_copied_and_pickled(met, model: Model, keep: bool) 
     assert {layout for _, layout in met} == {"aiter16x16"}
 
 
-def test_what_routing_leaves_to_torch_stays_torchs(met, model: Model) -> None:
+def test_calls_that_routing_leaves_to_torch_are_unchanged(met, model: Model) -> None:
     """Autocast, functional transforms,
     other dtypes and mismatched sizes give torch's results and errors."""
     convert(model, shuffle=True, keep_plain=True, skip=["odd"])

@@ -83,7 +83,7 @@ def test_a_module_that_fails_to_load_leaves_the_functions_routed(child) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
-def test_a_model_compiled_before_is_compiled_again_where_routing_begins_and_ends(numpys) -> None:
+def test_routing_recompiles_a_compiled_model_at_both_ends(numpys) -> None:
     """torch.compile first and patch() later works, and so does the way back."""
     import tunedgemm
 

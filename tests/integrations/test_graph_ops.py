@@ -109,7 +109,7 @@ def test_every_public_function_compiles_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm_a16w16", "tgemm.mm", "call", "linear", "mm"])
-def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
+def test_a_public_function_itself_compiles(name: str) -> None:
     """torch.compile of a public or a routed function itself is one graph with its op."""
     operands: tuple[Any, ...] = (torch.randn(4, 32), torch.randn(16, 32))
     expected = functional.linear(*operands)
@@ -133,7 +133,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.T
 
 @pytest.mark.parametrize("whose", ["function", "call", "instance"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
+def test_transforms_of_direct_calls_match_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
     """vmap, grad and jvp work as on torch's op;
     no kernel gets operands without memory or is blamed for it."""
     weight = torch.linspace(-1, 1, 512).view(16, 32)
@@ -151,7 +151,7 @@ def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, n
     assert numpys == [] and not own.dispatcher._vetoed and not tgemm.dispatcher._vetoed
 
 
-def test_vmap_batches_an_op_without_a_rule_of_its_own() -> None:
+def test_vmap_batches_an_op_without_a_rule() -> None:
     """vmap runs an op that torch has no product for once per element of the batch."""
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randint(-9, 9, sizes, generator=draw, dtype=torch.int8) for sizes in ((3, 4, 64), (32, 64)))
@@ -230,7 +230,7 @@ def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_another_ops_gradient_ends_the_graph_and_is_what_it_is_in_eager_mode() -> None:
+def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:
     """An op without gradients says so, and the way out, compiled or not."""
     operands, _ = arguments("a8w8", shapes("a8w8")[0])
     x, weight, x_scale, w_scale = operands[:4]
@@ -257,7 +257,7 @@ def test_the_op_itself_can_be_called() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_functions_of_an_instance_of_ones_own_run_between_graphs() -> None:
+def test_functions_of_a_private_instance_run_between_graphs() -> None:
     """A private instance has other tables than the op, so its functions run between graphs."""
     mine, weight = tunedgemm.TunedGemm(), torch.randn(16, 32)
     compiled = torch.compile(lambda x: mine.gemm_a16w16(x.sin(), weight).relu(), backend="aot_eager")

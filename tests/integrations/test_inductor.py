@@ -84,7 +84,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
+def test_max_autotune_chooses_among_offered_products(child, monkeypatch, tmp_path):
     """The op and torch's product are right choices at any M. Default mode, shuffled weights, calls
     after withdraw() and the graph cache have none."""
     import torch._inductor.config as settings
@@ -185,7 +185,7 @@ print(json.dumps([len(met) >= 3, found]))
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_an_op_that_is_chosen_is_called_with_all_it_was_told(child, monkeypatch):
+def test_a_chosen_op_gets_all_its_arguments(child, monkeypatch):
     """The generated call has the graph's bias and output dtype, and skips torch's dispatcher."""
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     chosen, found = json.loads(child(CHOSEN).splitlines()[-1])
@@ -205,7 +205,7 @@ def test_the_external_product_fills_its_output():
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_a_torch_without_such_choices_says_so(monkeypatch, present):
+def test_a_torch_without_such_choices_is_an_error(monkeypatch, present):
     """A missing module or another signature is an error that names a working version,
     and changes nothing."""
     module = ModuleType("torch._inductor.kernel.custom_op")

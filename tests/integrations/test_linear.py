@@ -53,7 +53,7 @@ def test_the_original_comes_back_after_an_error_and_after_nesting() -> None:
     ],
     ids=["float64", "1-D weight", "1-D input", "integers", "meta", "no rows", "strided"],
 )
-def test_whatever_torch_takes_comes_out_as_torch_gives_it(operands: tuple[torch.Tensor, ...]) -> None:
+def test_every_input_of_torch_gives_torchs_result(operands: tuple[torch.Tensor, ...]) -> None:
     """Dtypes, ranks and devices that the tables do not know pass through."""
     out, expected = linear(*operands), torch._C._nn.linear(*operands)
 
@@ -104,7 +104,7 @@ def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> N
     assert calls == ["fake", "fake"]
 
 
-def test_a_launcher_that_comes_back_only_later_is_demoted_once(routed) -> None:
+def test_a_launcher_that_recurses_at_its_second_call_is_demoted_once(routed) -> None:
     """A launcher that calls the patched function at its second call fails and is demoted,
     and torch serves the call."""
     times = [0]
@@ -143,7 +143,7 @@ def test_a_launcher_that_fails_is_demoted_and_the_call_served(routed) -> None:
         assert times[0] == good + 1
 
 
-def test_what_is_torchs_own_runs_nothing_of_ours(routed) -> None:
+def test_torchs_own_call_runs_none_of_our_code(routed) -> None:
     """Where torch's launcher is chosen, what is kept for the next call is torch's function itself."""
     routed(torch._C._nn.linear)
     x, weight = torch.randn(5, 32), torch.randn(16, 32)

@@ -104,7 +104,7 @@ def test_threads_that_enter_and_leave_at_once_leave_torch_behind() -> None:
     assert not changed()
 
 
-def test_another_ones_replacement_is_left_alone_and_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_third_partys_replacement_is_kept_and_reported_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Who replaces a function while it is routed keeps their own, and the user reads of it once."""
     with monkeypatch.context() as theirs:
         patch()
@@ -237,7 +237,7 @@ def outcome(case: Callable[[Product], Any], product: Product) -> Any:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_tables_do_not_know_passes_through_untouched(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
+def test_calls_unknown_to_the_tables_pass_through(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
     """Values, dtypes, types, gradients and errors are torch's, even if a backend takes every shape
     and its kernel is bound."""
     product = PRODUCTS[name]

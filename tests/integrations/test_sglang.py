@@ -234,7 +234,7 @@ def test_an_unknown_sglang_keeps_its_kernels(sglang, monkeypatch, caplog, versio
     assert routed or f"unknown version of SGLang (got {version}); known are 0.5.14 to 0.5.23" in caplog.text
 
 
-def test_a_function_that_is_gone_is_named(sglang, monkeypatch, caplog) -> None:
+def test_a_missing_function_is_named(sglang, monkeypatch, caplog) -> None:
     """A function that this SGLang lacks is named in a warning, and the others are hooked."""
     monkeypatch.delattr(module("layers.quantization.fp8_utils"), "w8a8_block_fp8_matmul_triton")
     plugin.register()

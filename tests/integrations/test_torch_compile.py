@@ -76,7 +76,7 @@ def test_routed_calls_run_and_count_at_every_call_with_any_m(backend: str, captu
 
 
 @BACKENDS
-def test_functions_of_ours_in_compiled_code_break_nothing_and_are_counted(backend: str, captured) -> None:
+def test_public_functions_compile_without_breaks_and_are_counted(backend: str, captured) -> None:
     """A direct call is an op of the one graph, which runs and counts each time."""
     weight = torch.randn(16, 32)
 
@@ -187,7 +187,7 @@ def test_importing_the_package_defines_no_op(child) -> None:
 
 
 @needs_compiler
-def test_what_follows_an_op_is_one_kernel() -> None:
+def test_the_operations_after_an_op_are_one_kernel() -> None:
     """Inductor fuses around the op as it does around torch's own product."""
     from torch._inductor.utils import fresh_cache, run_and_get_code
 

@@ -227,7 +227,7 @@ def test_int8_layers_are_routed_in_every_form(vllm_table) -> None:
     test_int8_layers_are_routed(vllm_table, static=False, channelwise=False, biased=True)
 
 
-def test_an_int8_weight_that_no_table_knows_stays_theirs(vllm_table) -> None:
+def test_an_int8_weight_without_a_row_stays_vllms(vllm_table) -> None:
     """An int8 weight without a row keeps vLLM's kernel;
     a layer with zero points is not considered."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"))
@@ -343,7 +343,7 @@ def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch,
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
-def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
+def test_a_shuffled_block_weight_stays_vllms(vllm_table) -> None:
     """Leave a layer to vLLM that 0.33 has marked as shuffled for AITER, and name it."""
     vllm_table(KINDS["128-blocks"][2], fp8_row("128-blocks", 8))
     kernel, (one, _) = fp8_kernel("128-blocks"), fp8_layer("128-blocks")
@@ -355,7 +355,7 @@ def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
 
 
 @pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
-def test_activations_that_vllm_pads_give_the_tokens_there_are(vllm_table, monkeypatch) -> None:
+def test_padded_activations_give_only_the_real_tokens(vllm_table, monkeypatch) -> None:
     """The output has the real tokens, by row and by vLLM's kernel, when torch's kernels get 17."""
     only(monkeypatch, "_POSSIBLE_FP8_KERNELS", "PerTensorTorchFP8ScaledMMLinearKernel")
     vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 17))
@@ -386,7 +386,7 @@ def test_a_layer_has_vllms_kernel_again_after_loading(vllm_table, kind) -> None:
 
 
 @pytest.mark.parametrize("vllm_form", ["0.20.2"], indirect=True)
-def test_a_kernel_that_vllm_passes_by_is_named(vllm_table) -> None:
+def test_a_kernel_without_access_to_weights_is_named(vllm_table) -> None:
     """A layer keeps vLLM's kernel where vLLM withholds the weights,
     as some methods of 0.20 do, and is logged."""
     vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 8))

@@ -209,7 +209,7 @@ def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> Non
     ],
     ids=lambda changed: "-".join(f"{name}" for name in changed.get("parallel", changed)),
 )  # fmt: skip
-def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> None:
+def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -> None:
     """A bias, LoRA, clamps, other activations or dtypes,
     distributed experts and a named backend stay vLLM's."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
@@ -227,7 +227,7 @@ def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> No
 
 
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
-def test_other_scales_stay_theirs(vllm_captured, kind, monkeypatch) -> None:
+def test_experts_with_other_scales_stay_vllms(vllm_captured, kind, monkeypatch) -> None:
     """Scales that do not go together in the op, and weights alone that are quantised, are vLLM's own."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
@@ -350,7 +350,7 @@ def test_a_row_routes_its_number_of_tokens_in_every_form(on_gpu, vllm_table, kin
 
 
 @pytest.mark.parametrize(("vllm_form", "word"), [("0.20.2", "computes shared experts"), ("0.33.0", "sums up")], indirect=["vllm_form"])
-def test_kernels_that_do_more_keep_their_experts(on_gpu, vllm_table, vllm_form, word) -> None:
+def test_kernels_with_further_work_keep_their_experts(on_gpu, vllm_table, vllm_form, word) -> None:
     """Leave layers to kernels with shared experts (0.20) or a hook for the outputs (0.33), and log why."""
     shape = shape_of("16 bits", tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
@@ -430,7 +430,7 @@ def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> N
     assert told in line and "as experts" in line
 
 
-def test_experts_of_an_unknown_class_stay_theirs(on_gpu, vllm_table, monkeypatch) -> None:
+def test_experts_of_an_unknown_class_stay_vllms(on_gpu, vllm_table, monkeypatch) -> None:
     """A kernel that may have reordered its weights is not routed, and is named."""
     monkeypatch.setattr(importlib.import_module("tunedgemm.integrations.vllm_experts"), "_AS_LOADED", ("CutlassExpertsFp8",))
     shape = shape_of("16 bits", tokens=4)

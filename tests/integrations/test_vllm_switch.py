@@ -70,7 +70,7 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
     ids=["batch-invariant", "cpu"],
 )
-def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning) -> None:
+def test_vllms_guarantees_are_kept(vllm, monkeypatch, caplog, variables, warning) -> None:
     """Batch-invariant mode and CPU kernels with packed weights are left unreplaced and logged."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
@@ -85,7 +85,7 @@ def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning)
 
 
 @pytest.mark.parametrize(("vllm_form", "per_quant"), [("0.25.1", False), ("0.33.0", True)], indirect=["vllm_form"])
-def test_a_backend_that_vllm_was_asked_for_is_named(vllm_table, caplog, per_quant) -> None:
+def test_a_requested_vllm_backend_is_named(vllm_table, caplog, per_quant) -> None:
     """Log that ``--linear-backend`` filters our kernels out."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, 256, 384, "bf16"))
     caplog.set_level("INFO", "vllm.tunedgemm")

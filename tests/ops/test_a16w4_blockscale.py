@@ -112,12 +112,12 @@ class TestColumns:
             ({"x_dtype": "fp4x2"}, r"column 'x_dtype' must be one of bf16, fp16 \(got 'fp4x2'\)"),
         ],
     )
-    def test_rows_that_no_operands_can_have(self, cells, message):
+    def test_impossible_rows_are_refused(self, cells, message):
         """They are refused when they are read."""
         with pytest.raises(ShapeError, match=message):
             OP.columns.parse({"M": "1", "N": "512", "K": "4096", **cells})
 
-    def test_a_table_is_told_by_its_columns(self, tmp_path):
+    def test_columns_identify_the_table(self, tmp_path):
         """The dtype in the key tells a table of this op from those of block scales in fp8, whatever its name."""
         path = tmp_path / "mine.csv"
         path.write_text(",".join(("gfx", "cu_num", *OP.columns.key, *OP.columns.values)) + "\n")
@@ -213,7 +213,7 @@ class TestFunction:
         assert worst_row_error(out, reference) <= tolerance.row_error
         assert error_ratio(out.view(6, 32), reference, tolerance) == 0.0
 
-    def test_the_output_is_bf16_unless_told(self):
+    def test_the_output_is_bf16_by_default(self):
         """As AITER's is, for activations in fp16, too; None asks for the dtype of x."""
         operands = OP.make_inputs(shape(2, 32, 64, dtype="fp16"), CPU, 0)
         assert TunedGemm().gemm_a16wfp4(*operands).dtype == torch.bfloat16
@@ -227,7 +227,7 @@ class TestFunction:
             ("aiter16x16", {}, "bpreshuffle=False, but the weight has layout aiter16x16"),
         ],
     )
-    def test_what_would_change_the_result_is_refused(self, layout, fields, message):
+    def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
         """By name; so is a weight whose type says something else than bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(f"a16w4_blockscale: {message}")):

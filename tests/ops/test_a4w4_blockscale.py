@@ -208,7 +208,7 @@ class TestFunction:
             ("row", {}, "bpreshuffle=True, but the weight has layout row; pass shuffle_weight(B), as_shuffled(B) if"),
         ],
     )
-    def test_what_would_change_the_result_is_refused(self, layout, fields, message):
+    def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
         """By name; so is a weight whose type says something else than bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(message)):

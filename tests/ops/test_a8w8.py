@@ -91,7 +91,7 @@ class TestShapeOf:
         with pytest.raises(OperandError, match=f"^a8w8: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
-    def test_a_dtype_that_cannot_come_out(self):
+    def test_an_impossible_output_dtype(self):
         """The output is bf16, fp16 or fp32."""
         with pytest.raises(OperandError, match=r"the output must be one of torch.bfloat16, torch.float16, torch.float32 \(got torch.int8"):
             OP.shape_of(int8(2, 8), int8(4, 8), scale(2), scale(4), otype=torch.int8)
@@ -144,7 +144,7 @@ class TestColumns:
         with pytest.raises(error, match=message):
             OP.columns.parse({"M": "1", "N": "2", "K": "3", **cells})
 
-    def test_kin_are_the_rows_that_aiter_knows(self):
+    def test_equivalent_shapes_are_the_rows_of_aiter(self):
         """A call with bias, single scales and fp16 out uses its own rows,
         then AITER's of its dtype."""
         plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
@@ -196,7 +196,7 @@ class TestInputs:
             assert (tops.max() if kind == "tensor" else tops.min()) == largest
             assert factors.shape == ((1,) if kind == "tensor" else (rows, 1))
 
-    def test_scales_of_the_wrong_rows_show(self):
+    def test_scales_of_the_wrong_rows_change_the_result(self):
         """The rows differ in size, so that a kernel with the scales of other rows is found out."""
         shape = Shape("a8w8", 16, 32, 256, "fp8_e4m3fn", "bf16", scale="row")
         x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
@@ -245,7 +245,7 @@ class TestFunction:
         assert worst_row_error(out, OP.reference(shape, (x, weight, x_scale, w_scale, bias))) <= OP.tolerance(shape).row_error
         assert torch.equal(call(x, weight, x_scale, w_scale, bias=bias, dtype=torch.float16, splitK=0), out.view(6, 16))
 
-    def test_without_a_dtype_bf16_comes_out(self):
+    def test_the_default_output_is_bf16(self):
         """None is AITER's default."""
         operands = OP.make_inputs(Shape("a8w8", 2, 16, 32, "int8", "bf16", scale="row"), CPU, 0)
         call = TunedGemm().gemm_a8w8

@@ -27,7 +27,7 @@ class TestShapeOf:
         ("dtype", "sides", "layout"),
         [(torch.int8, (16, 16), "aiter16x16"), (torch.int8, (32, 16), "aiter32x16"), (torch.float8_e4m3fn, (16, 16), "aiter16x16")],
     )
-    def test_the_type_of_the_weight_tells_the_layout(self, dtype, sides, layout):
+    def test_the_type_of_the_weight_gives_the_layout(self, dtype, sides, layout):
         """Shuffled here, or declared to be shuffled already."""
         x, weight = torch.ones(2, 64).to(dtype), torch.ones(32, 64).to(dtype)
         for given in (shuffle_weight(weight, sides), as_shuffled(weight, sides)):

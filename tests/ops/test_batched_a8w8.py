@@ -105,7 +105,7 @@ class TestColumns:
         assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
 
 
-def test_kin_end_with_aiters_row():
+def test_equivalent_shapes_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's."""
     other = plain(dtype="fp8_e4m3fn", outdtype="fp16", epilogue="bias")
     assert OP.equivalent_shapes(other) == (other, plain())
@@ -121,7 +121,7 @@ def test_reference(x_sizes, w_sizes):
     assert out.flatten().tolist() == [12 * 0.5 + 0.5, 34 * 2 * 0.5 + 0.5, 506 * 4 * 0.25 + 1, 708 * 8 * 0.25 + 1]
 
 
-def test_scales_of_other_rows_show():
+def test_scales_of_other_rows_change_the_result():
     """With the scales of another row or batch the result of random operands is out of bounds."""
     shape = plain(8, 32, 64)
     operands = OP.make_inputs(shape, CPU, 0)

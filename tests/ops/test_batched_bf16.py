@@ -76,7 +76,7 @@ class TestColumns:
         assert OP.columns.parse(row) == plain()
         assert OP.columns.format(plain()) == {**row, "dtype": "", "outdtype": "", "bias": ""}
 
-    def test_what_the_key_does_not_tell_is_in_columns_of_ours(self):
+    def test_fields_outside_the_key_are_in_our_columns(self):
         """Dtypes and bias come back; 0, AITER's filler, says nothing."""
         shape = plain(dtype="fp16", outdtype="fp32", epilogue="bias")
         assert OP.columns.format(shape)["outdtype"] == "torch.float32"
@@ -113,7 +113,7 @@ class TestColumns:
         assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
 
 
-def test_kin_end_with_aiters_row():
+def test_equivalent_shapes_end_with_aiters_row():
     """A call of another dtype or with bias tries its own row, then AITER's;
     the ladder is the exact M."""
     assert OP.equivalent_shapes(plain()) == (plain(),)
@@ -169,7 +169,7 @@ class TestFunctions:
         assert torch.equal(call(*operands), call(*[operand.clone() for operand in operands]))
         assert len(dispatcher.launchers) == 3
 
-    def test_calls_that_differ_have_launchers_of_their_own(self):
+    def test_different_calls_have_different_launchers(self):
         """Sizes, density, gradients and the bias are part of the key."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_bf16"]
@@ -182,7 +182,7 @@ class TestFunctions:
         out.float().sum().backward()
         assert len(dispatcher.launchers) == len(calls) + 1
 
-    def test_operands_that_are_no_tensors(self):
+    def test_operands_that_are_not_tensors(self):
         """They are named by the op, and nothing is kept."""
         dispatcher = Dispatcher(OP)
         with pytest.raises(OperandError, match="x and weight must be tensors"):

@@ -196,7 +196,7 @@ class TestColumns:
         assert read({"err1": "much", "err2": "1%"})["err_ratio"] == "much"
 
     @listed("name", ["one", "one+two", ""])
-    def test_what_is_written_is_read_again(self, name):
+    def test_written_rows_are_read_again(self, name):
         """Written in AITER's columns, a solution of ours comes back."""
         cells = {"libtype": "torch", "kernelName": name, "splitK": "3", "us": "12.5", "err_ratio": "0.02", "tflops": "1.5"}
         written = OP.columns.write(cells)
@@ -261,7 +261,7 @@ class TestKin:
         """No row of swiglu can serve weights without a gate."""
         assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
 
-    def test_ladder_of_tokens(self):
+    def test_padded_numbers_of_tokens(self):
         """The exact number of tokens, then AITER's power of two or tier."""
         assert dict(OP.padded_m(300, 128)) == {300: "exact", 512: "padded"}
         assert list(OP.padded_m(200000, 128)) == [200000, 131072, 32768]

@@ -56,7 +56,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
+def test_different_calls_have_different_launchers(dispatcher, what):
     """Whatever a launcher may rely on is part of its key."""
     call = hot_function(dispatcher, dispatcher.op.operands)
     call(*OPERANDS, None, None)
@@ -65,7 +65,7 @@ def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
     assert len(dispatcher.launchers) == 2
 
 
-def test_an_operand_that_is_no_tensor(dispatcher):
+def test_an_operand_that_is_not_a_tensor(dispatcher):
     """It is named, and nothing is kept."""
     with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
         hot_function(dispatcher, dispatcher.op.operands)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
@@ -112,7 +112,7 @@ class TestWeightScaled:
     }
 
     @listed("what", changes)
-    def test_calls_that_differ_have_launchers_of_their_own(self, what):
+    def test_different_calls_have_different_launchers(self, what):
         """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
         dispatcher = Dispatcher(self.op)
         call = hot_function(dispatcher, dispatcher.op.operands)
@@ -123,7 +123,7 @@ class TestWeightScaled:
         call(*operands, bias, otype)
         assert len(dispatcher.launchers) == 2
 
-    def test_an_operand_that_is_no_tensor(self):
+    def test_an_operand_that_is_not_a_tensor(self):
         """It is named, and nothing is kept."""
         dispatcher = Dispatcher(self.op)
         with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):

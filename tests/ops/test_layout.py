@@ -13,7 +13,7 @@ from tunedgemm.testing.listed import listed
 WEIGHT = torch.randn(32, 64).bfloat16()
 
 
-def test_the_type_tells():
+def test_the_type_gives_the_layout():
     """A plain weight is of layout row, a shuffled one of the layout in its type."""
     assert layout_of("a16w16", WEIGHT) == "row"
     assert layout_of("a16w16", shuffle_weight(WEIGHT)) == "aiter16x16"
@@ -30,7 +30,7 @@ def test_the_other_kind_is_refused():
 
 
 @listed("name", sorted(ops()))
-def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(name):
+def test_a_weight_shuffled_by_another_library_is_refused(name):
     """A tensor that AITER marked as shuffled is refused;
     multiplied as plain it would give wrong numbers."""
     op = op_named(name)
@@ -42,7 +42,7 @@ def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(nam
         op.shape_of(*operands, **op.fields(shape))
 
 
-def test_the_weight_that_is_declared_runs():
+def test_a_declared_shuffled_weight_runs():
     """What the message names is taken."""
     shuffled = shuffle_weight(WEIGHT)
     theirs = shuffled.plain.clone()

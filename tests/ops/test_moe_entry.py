@@ -51,7 +51,7 @@ class TestFunction:
         out = fused_moe(*operands[:5], None, ActivationType.Silu, QuantType.per_Token, False, *operands[5:], None, None)
         assert worst_row_error(out, OP.reference(shape, tuple(operands))) <= OP.tolerance(shape).row_error
 
-    def test_calls_that_differ_have_launchers_of_their_own(self):
+    def test_different_calls_have_different_launchers(self):
         """Non-tensor arguments are part of the key:
         an activation or weighting never gets another's launcher."""
         dispatcher = Dispatcher(OP)
@@ -119,7 +119,7 @@ class TestFunction:
             ({3: torch.ones(4, 1)}, {"expert_mask": torch.ones(8)}, r"topk_weight and topk_ids \[T, topk\] .got .*topk_weight \(4, 1\)"),
         ],
     )  # fmt: skip
-    def test_what_tells_the_local_part_is_named(self, change, arguments, message):
+    def test_the_argument_for_local_experts_is_named(self, change, arguments, message):
         """A mask or a number of tokens that does not fit is an error of the op, before anything is computed."""
         shape, operands = inputs(**PLAIN)
         for place, value in change.items():
@@ -127,7 +127,7 @@ class TestFunction:
         with pytest.raises(OperandError, match=message):
             self.call(Dispatcher(OP), shape, operands, **arguments)
 
-    def test_an_activation_that_is_none(self):
+    def test_an_unknown_activation(self):
         """Whatever is given instead of a member is named."""
         shape, operands = inputs(**PLAIN)
         for wrong in ([1], "silu", 9):

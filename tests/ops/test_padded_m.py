@@ -69,7 +69,7 @@ def test_padded_asks_as_aiter_does():
             assert list(padded(m, n).items()) == list(first.items()), (m, n)
 
 
-def test_padding_goes_up_but_for_the_clamp():
+def test_padding_rounds_up_except_at_the_clamp():
     """A row tuned for fewer rows than asked for answers only above M = 8192 with N above 4096."""
     for m in sizes(3):
         assert min(padded(m, 4096)) == m

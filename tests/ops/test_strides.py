@@ -39,7 +39,7 @@ def lying(operand: torch.Tensor, form) -> torch.Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted({shape.op for shape in SHAPES}))
-def test_operands_may_lie_in_any_way(name, device):
+def test_operands_may_have_any_strides(name, device):
     """Activations and weights that are misaligned, transposed or have gaps, one by one and together."""
     op, gemm, faults = op_named(name), TunedGemm(fake_registry(), settings=Settings()), []
     for shape in (shape for shape in SHAPES if shape.op == name):

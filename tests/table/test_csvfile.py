@@ -181,7 +181,7 @@ def test_a_file_that_is_no_table(path, faults_of):
     )
 
 
-def test_a_folder_is_no_table(tmp_path):
+def test_a_folder_is_not_a_table(tmp_path):
     """A folder given for a file is said to be one."""
     with pytest.raises(TableError, match="is a folder"):
         read_rows(tmp_path, OP)
@@ -375,7 +375,7 @@ def test_golden_table_of_version_1():
     assert all(found.device == "nvidia-h200" for found in rows if found.gfx == "sm_90")
 
 
-def test_golden_table_is_rewritten_as_it_is(path):
+def test_golden_table_is_rewritten_unchanged(path):
     """Writing the rows of the golden table gives the golden table, figures included."""
     write_rows(path, OP, read_rows(GOLDEN, OP)[0])
     assert path.read_text() == GOLDEN.read_text()
@@ -412,7 +412,7 @@ def test_a_list_of_shapes_that_is_written_reads_the_same(path):
     assert read_untuned(path, OP) == more
 
 
-def test_broken_lines_of_a_list_of_shapes_are_told_apart(path):
+def test_broken_lines_of_a_list_of_shapes_have_different_errors(path):
     """`read_listed` reports broken and truncated lines and keeps the others; `read_untuned` refuses."""
     path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n2,64,128,-1\n1,64,128,3\n4,6")
     listed, problems = read_listed(path, OP)

@@ -165,7 +165,7 @@ def test_many_answers_are_made_one_by_one():
 
 
 @pytest.mark.no_cover
-def test_keys_of_one_hash_are_told_apart(monkeypatch):
+def test_keys_of_equal_hash_are_distinguished(monkeypatch):
     """Look-ups find only their own rows even where the keys of all kinds collide."""
     monkeypatch.setattr(index, "stamp_of", lambda units, kind: 7)
     draw = random.Random(8)

@@ -69,7 +69,7 @@ def agree(file: Path, op=OP) -> None:
     assert source.split() == fresh.split()
 
 
-def test_the_second_time_nothing_is_scanned(file, scans):
+def test_the_second_load_scans_nothing(file, scans):
     """A file is scanned once; then its index gives the same rows, lines and problems."""
     open_source(file, OP)
     assert (len(scans), len(kept())) == (1, 1)

@@ -62,7 +62,7 @@ def test_the_short_form_answers_on_every_device(tmp_path):
     assert {line.rstrip(",") for line in written} >= set(lines)
 
 
-def test_a_short_line_may_say_more(tmp_path):
+def test_a_short_form_may_have_further_columns(tmp_path):
     """A column that the short form lacks and a file of it has narrows its lines."""
     path = tmp_path / "t.csv"
     path.write_text("M,N,K,bias,lib,kernel_name,tflops\n8,64,128,True,asm,a,9\n8,64,128,,asm,a,9\n8,64,128,,asm,a,\n")
@@ -110,7 +110,7 @@ def test_two_files_in_one(tmp_path):
     assert problem.line == 3 and "repeats the header" in problem.reason
 
 
-def test_a_file_of_another_op_behind(tmp_path):
+def test_a_later_file_of_another_op(tmp_path):
     """A header of another op is reported as one, too, although it is longer than the first."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"

@@ -155,7 +155,7 @@ def test_columns_in_any_order_and_unknown_ones(tmp_path):
     assert [row.extra for row in source] == [(("note", "a"),), (("note", "b"),), ()]
 
 
-def test_rows_that_aiter_looks_up_for_nobody(tmp_path):
+def test_rows_that_no_call_of_aiter_looks_up(tmp_path):
     """A tag that makes a line no row is seen, whatever the lines before it were."""
     file = tmp_path / "t.csv"
     tags = ["", "flydsl_fallback", "other"]
@@ -176,7 +176,7 @@ def test_the_short_form(tmp_path):
     assert len(rows) > 2
 
 
-def test_broken_files_are_told_as_ever(tmp_path, faults_of):
+def test_broken_files_give_the_same_errors(tmp_path, faults_of):
     """What cannot be a table raises the error of reading it, or has its rows and problems."""
 
     def check(content):

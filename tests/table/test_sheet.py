@@ -83,7 +83,7 @@ def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):
     assert not faults_of(check, itertools.product(["\n", "\r\n", "\r"], ["", "\ufeff"], ["", "end"]))
 
 
-def test_columns_in_another_order_are_written_anew(path):
+def test_columns_in_another_order_are_rewritten(path):
     """Reordered columns format all lines anew, without blank ones; broken ones stay."""
     sheet = read_sheet(written(path, "a,b,,c", "1, 2,x,3", "", '"torn', "4", "5,6,7,8,9"))
     assert [record.cells for record in sheet.records if record.cells] == [
@@ -101,7 +101,7 @@ def test_a_changed_cell_rewrites_its_line_alone(path):
     assert sheet.text() == "a, b\n1,5\n3, 4\n,6\n"
 
 
-def test_a_sheet_that_was_not_read():
+def test_a_file_made_from_columns_and_records():
     """Columns and records make a file."""
     assert Sheet(["a", "b"], [Record(cells={"b": "x,y"}), Record(raw="<<<<<<<")]).text() == 'a,b\n,"x,y"\n<<<<<<<\n'
 

@@ -165,7 +165,7 @@ def test_shapes_are_limited_and_added_to(tmp_path):
     assert len(Added.every_shape()) == len(empty) + 1
 
 
-def test_a_stand_in_is_there_inside_the_block_alone(tmp_path):
+def test_a_stand_in_exists_only_inside_the_block(tmp_path):
     """Its entry point is found in the block alone, so the suite does not load it elsewhere."""
 
     class Without(BackendConformance):

@@ -100,7 +100,7 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
 
 
 @pytest.mark.slow
-def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_awaited_tasks_compile_first(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a shape finds around its leaders does not wait for what was begun ahead for all the
     shapes after it.
     """
@@ -130,9 +130,7 @@ def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_pool_that_begins_nothing_any_more_is_replaced(
-    brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stalled_pool_is_replaced(brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Processes that hold the queue and do not go on cost time, no candidate."""
     shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
     monkeypatch.setattr("tunedgemm.tuner.compilers._STALLED", 3.0)

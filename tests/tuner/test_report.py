@@ -96,7 +96,7 @@ def test_verbose_lines_have_every_solution(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_the_display_says_how_far_and_who_is_busy() -> None:
+def test_the_display_shows_progress_and_busy_devices() -> None:
     """Shapes done, GPUs busy, gain, time gone and left.
 
     Per GPU its shape, activity, solution, best so far and its gain.
@@ -127,7 +127,7 @@ def test_the_display_before_the_plan() -> None:
     assert shown(Progress(output=output), output) == ["starting · 0:00 elapsed"]
 
 
-def test_equal_gpus_are_told_apart() -> None:
+def test_equal_gpus_have_different_lines() -> None:
     """GPUs that differ in their index or node alone have a row each.
 
     Nodes are named where there are several.
@@ -144,7 +144,7 @@ def test_equal_gpus_are_told_apart() -> None:
     assert all(label in text for label in ("alpha GPU 0", "alpha GPU 1", "beta GPU 0"))
 
 
-def test_a_shape_that_moved_is_busy_in_one_place() -> None:
+def test_a_moved_shape_is_shown_once() -> None:
     """A device that was lost with its shape is idle once another has the shape, and when it is done
     there.
     """
@@ -178,7 +178,7 @@ def test_the_display_fits_any_terminal(width: int) -> None:
     assert text[-1].startswith("...") and len(text) <= 8 + 1 + 5
 
 
-def test_solutions_that_are_timed_again_are_no_shapes() -> None:
+def test_retimed_solutions_do_not_count_as_shapes() -> None:
     """What is retimed for a pin is neither counted nor printed as a shape.
 
     What an earlier run had done is, and takes no time.
@@ -262,7 +262,7 @@ def test_devices_may_emit_from_their_threads() -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("closed file")])
-def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None:
+def test_a_closed_output_does_not_end_the_run(error: Exception) -> None:
     """A closed pipe or a terminal that is gone silences the progress.
 
     The outcomes are still counted.
@@ -279,7 +279,7 @@ def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None
     assert len(progress.outcomes) == 2
 
 
-def test_the_summary_of_a_good_run() -> None:
+def test_the_summary_of_a_run_without_failures() -> None:
     """Gains weighted by count and torch's time, ties, statuses, seconds by activity, and the table
     with every shape.
     """
@@ -330,7 +330,7 @@ def test_the_summary_gives_a_few_examples_and_all_if_verbose() -> None:
     assert long.count("triton:k") == 50
 
 
-def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
+def test_the_summary_has_the_budget_and_the_pins() -> None:
     """Shapes that the budget did not suffice for are counted, and named with -v.
 
     Pins are named by N and K.
@@ -372,7 +372,7 @@ def test_a_run_without_work_has_a_summary() -> None:
     ]
 
 
-def test_what_was_left_out_is_said_as_it_is() -> None:
+def test_the_summary_distinguishes_skipped_shapes() -> None:
     """--stale leaves out other rows than a run does that skips what is tuned.
 
     An input without shapes differs from both.

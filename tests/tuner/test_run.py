@@ -146,7 +146,7 @@ def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
     assert set(rows(table)) == {1, 8, 100}
 
 
-def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_without_a_working_device_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the last device stops working the run ends, says so, and what it leaves is the next
     run's.
     """
@@ -175,7 +175,7 @@ def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tm
     assert sorted(outcome.task.shape.m for outcome in second.outcomes) == [8, 100]
 
 
-def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
+def test_the_plan_is_emitted_before_the_first_shape(tmp_path: Path) -> None:
     """Progress knows how much there is to do, and what is left out."""
     registry, seen = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), []
     tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry, bench=clock({}))
@@ -195,7 +195,7 @@ def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
     assert all(place is not None for place, _ in seen[1:])
 
 
-def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a shape keeps its trials.
 
     The next run of the same kind does not do them again.
@@ -265,7 +265,7 @@ def test_shapes_that_failed_before_the_interruption_stay_failed_until_the_run_ha
     assert set(rows(table)) == {1, 8, 100}
 
 
-def test_no_backend_for_the_op_is_told_at_once(tmp_path: Path) -> None:
+def test_an_op_without_a_backend_is_an_error_at_once(tmp_path: Path) -> None:
     """What is installed, and what it covers."""
     registry = fake_registry(fake_backend("other", ops=("relu16",)))
 

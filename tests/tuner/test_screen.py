@@ -49,7 +49,7 @@ def none(_: Sequence[Solution]) -> list[Solution]:
     return []
 
 
-def test_the_hopeless_get_one_round() -> None:
+def test_slow_solutions_get_one_round() -> None:
     """A solution far slower than the best of its backend is timed once.
 
     A slow backend's best is timed on.
@@ -84,7 +84,7 @@ def test_survivors_are_near_the_best_and_first_guesses() -> None:
     }
 
 
-def test_at_most_topk_of_a_libtype_go_on() -> None:
+def test_at_most_topk_of_a_libtype_are_kept() -> None:
     """The fastest of each backend survive, and its first guess."""
     times = {solution(place, libtype): 10.0 + (30 - place) / 1000 for libtype in ("tri", "other") for place in range(30)}
     found = screen(SHAPE, list(times), Chip(times), 4, none, 0.0)
@@ -106,7 +106,7 @@ def test_noise_widens_the_band() -> None:
     assert solution(3) in noisy.survivors
 
 
-def test_failures_are_told_and_go_no_further() -> None:
+def test_failures_are_reported_and_dropped() -> None:
     """What crashes while it is timed comes back as its Timing.
 
     Where nothing is left, nothing survives.
@@ -155,7 +155,7 @@ def test_refinement_ends_where_it_gains_less_than_a_percent() -> None:
 
 
 @pytest.mark.parametrize("floor, passes", [(9.9, 0), (8.0, 1)])
-def test_what_is_at_the_roofline_is_not_refined(floor: float, passes: int) -> None:
+def test_shapes_at_the_roofline_are_not_refined(floor: float, passes: int) -> None:
     """Where the hardware allows no more, neighbours are not even compiled."""
     hill = Hill(0.05)
     screen(SHAPE, [solution(50)], Chip(hill.times), 20, hill.neighbours, floor)

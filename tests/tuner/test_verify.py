@@ -169,7 +169,7 @@ def test_a_verified_kernel_is_known_to_repeat_itself() -> None:
     assert (timing.status, timing.deterministic) == ("ok", False)
 
 
-def test_a_cache_that_fills_is_no_leak() -> None:
+def test_a_cache_that_fills_up_is_not_a_leak() -> None:
     """A workspace that the first call keeps, or that each call puts in the place of the last, is
     none; one more at every call is.
     """
@@ -179,7 +179,7 @@ def test_a_cache_that_fills_is_no_leak() -> None:
     assert "every call keeps" in checked(leaks).detail
 
 
-def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
+def test_a_kernel_that_is_right_only_once_is_wrong() -> None:
     """After the timing everything is checked again."""
     _state.clear()
     verifier, launcher = Verifier(OP, SHAPE, operands(), 0.05), Launcher(right_for_a_while)
@@ -213,7 +213,7 @@ def test_batch_invariance_is_tested_over_many_m() -> None:
     assert min(INVARIANT_M) == 1
 
 
-def test_the_rows_of_a_bias_are_left_alone() -> None:
+def test_batch_invariance_keeps_the_bias_whole() -> None:
     """Only activations are cut to the M at hand, even if a bias is as long."""
     shape = Shape("a16w16", 4, max(INVARIANT_M), 32, "fp32", epilogue="bias")
     sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)]
@@ -240,7 +240,7 @@ def verifier_of(shape: Shape) -> Verifier:
 
 
 @pytest.mark.parametrize("name", sorted(ops()))
-def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
+def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
     """The reference itself passes.
 
     Last row of the last batch lost, an operand written to, and an output of another form do not.

@@ -102,7 +102,7 @@ def test_times_are_of_one_call() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 5])
-def test_what_raises_is_an_answer_and_the_others_are_timed(calls: int) -> None:
+def test_a_launcher_that_raises_leaves_the_others_timed(calls: int) -> None:
     """A launcher that raises, at once or in the middle of the rounds, gives its exception and no
     samples.
     """
@@ -126,7 +126,7 @@ def test_the_last_level_cache_is_known() -> None:
     assert 1 << 20 <= cache_bytes(current_device()) <= 1 << 30
 
 
-def test_clocks_that_nobody_tells_are_none() -> None:
+def test_unknown_clocks_are_zero() -> None:
     """On a CPU, and without NVML or a driver, the clock is 0 and the reason empty."""
     assert clocks(device_of(-1)) == (0, "")
     if not torch.cuda.is_available():
@@ -210,7 +210,7 @@ def test_two_copies_of_one_kernel_take_the_same() -> None:
 
 
 @pytest.mark.gpu
-def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> None:
+def test_a_launcher_that_cannot_be_captured_fails_alone() -> None:
     """A call that synchronises breaks its own capture; the next solution is still timed."""
 
     def synchronises(x, weight):
@@ -227,7 +227,7 @@ def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> No
 
 
 @pytest.mark.gpu
-def test_others_are_timed_after_all_were_forgotten() -> None:
+def test_solutions_are_timed_after_all_graphs_were_freed() -> None:
     """Graphs that are all dropped leave nothing behind that keeps the next ones from being
     captured.
     """
@@ -272,7 +272,7 @@ def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
 
 
 @pytest.mark.gpu
-def test_the_clock_is_told_where_nvml_answers() -> None:
+def test_the_clock_is_read_from_nvml() -> None:
     """With NVML's bindings each sample has a clock of hundreds of MHz.
 
     The reason is words or nothing.
@@ -303,7 +303,7 @@ def test_a_busy_device_is_not_saturated_again() -> None:
     assert (time.perf_counter() - start) / 10 < 1.5 * module.STEP  # saturating takes two steps at least
 
 
-def test_samples_of_what_is_slower_than_guessed_are_short() -> None:
+def test_slower_calls_than_guessed_get_shorter_samples() -> None:
     """On a CPU a call of 5 ms, for which microseconds were guessed, is not made hundreds of times
     for each sample.
     """

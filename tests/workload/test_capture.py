@@ -43,7 +43,7 @@ def both(path) -> dict[int, tuple[int, int]]:
     return {entry.shape.m: (entry.count, entry.graph) for entry in read_untuned(path, OP)}
 
 
-def test_a_shape_is_on_disk_when_it_is_met(path):
+def test_a_shape_is_on_disk_at_its_first_call(path):
     """A shape's row is there at once, in AITER's columns and a count; calls after it are added by a flush."""
     capture = Capture(OP, path)
     counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
@@ -57,7 +57,7 @@ def test_a_shape_is_on_disk_when_it_is_met(path):
     assert counts(path) == {3: 7}
 
 
-def test_meeting_again_gives_the_same_counter(path):
+def test_a_second_call_gets_the_same_counter(path):
     """A shape has one counter in a process; the bias's dtype, which no table tells apart, makes no other."""
     capture = Capture(OP, path)
     counter = capture.meet(shape(3, epilogue="bias"))
@@ -155,7 +155,7 @@ def test_failures_are_logged_once_and_retried(path, caplog):
     assert counts(path) == {1: 10, 2: 20, 3: 30}
 
 
-def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatch):
+def test_a_locked_file_delays_a_model_once(path, caplog, monkeypatch):
     """A process that holds the lock costs one wait, not one per shape; shapes are written afterwards."""
     monkeypatch.setattr("tunedgemm.workload.capture._PATIENCE", 0.5)
     capture = Capture(OP, path)
@@ -169,7 +169,7 @@ def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatc
     assert counts(path) == dict.fromkeys(range(1, 21), 2)
 
 
-def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
+def test_a_file_that_is_not_csv_is_left_alone(path, caplog):
     """A file that cannot be read is not overwritten; the log says what is wrong with it."""
     path.parent.mkdir()
     path.write_bytes(b"\x00\x01")
@@ -187,7 +187,7 @@ def test_the_recorder_of_an_op():
     assert counts(untuned_path(OP)) == {9: 1}
 
 
-def test_meeting_a_known_shape_writes_nothing(path):
+def test_calling_a_known_shape_writes_nothing(path):
     """Only the first meeting of a shape touches the file."""
     capture = Capture(OP, path)
     call(capture, 1)

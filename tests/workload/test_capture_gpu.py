@@ -89,7 +89,7 @@ def test_a_shape_first_met_inside_a_capture_is_recorded(gemm, weight, biased: bo
     torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, bias))
 
 
-def test_streams_are_told_apart(gemm, weight) -> None:
+def test_captures_on_streams_are_separate(gemm, weight) -> None:
     """During a capture, calls on a joined stream are recorded and those on a third one are eager."""
     x, first, joined, third = rows_of(5), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
     for stream in (first, joined, third):

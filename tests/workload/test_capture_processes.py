@@ -159,7 +159,7 @@ print(capture.path.read_text().count(chr(10)))
 
 
 @pytest.mark.parametrize("fork", ["True", "os.fork() == 0"])
-def test_counts_of_a_killed_process_are_there_but_for_the_last_seconds(path, child, fork):
+def test_a_killed_process_loses_only_the_last_seconds_of_counts(path, child, fork):
     """A thread of each process writes counts while it lives, of a forked child, too."""
     source = SOURCE.format(path=str(path)).replace(
         "import os,", "import tunedgemm.workload.capture; tunedgemm.workload.capture._INTERVAL = 0.05\nimport os,"
@@ -182,7 +182,7 @@ os._exit(0)
     assert counts(path) == {1: 42}
 
 
-def test_the_thread_that_writes_is_one_and_does_not_hold_a_process_up(child, path):
+def test_one_writer_thread_does_not_delay_the_exit(child, path):
     """One thread serves all captures, starts with the first shape, and does not delay the exit."""
     source = SOURCE.format(path=str(path))
     source += """

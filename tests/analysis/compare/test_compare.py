@@ -32,7 +32,7 @@ def kernels(path: Path) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_compare_in_processes_of_their_own(tmp_path, brittle, listed, row):
+def test_compare_in_worker_processes(tmp_path, brittle, listed, row):
     """One worker tunes and another compares; the row of a crashing kernel is replaced."""
     table = tmp_path / "table.csv"
     write_rows(table, OP, [row(wide(2), "", solution=Solution("brittle", "dies"))])
@@ -175,7 +175,7 @@ class TestCompare:
         assert {change.decision for change in compared.changes} == {"skip"}
         assert not (tmp_path / "new.csv").exists()
 
-    def test_a_shape_for_which_nothing_passes_is_told(self, tmp_path, here, listed, turbo):
+    def test_a_shape_without_a_solution_is_reported(self, tmp_path, here, listed, turbo):
         """It has no row to compare, and counts as failed."""
         here(turbo("zeros"))
 
@@ -184,7 +184,7 @@ class TestCompare:
         assert {shape.m for shape in compared.failed} == {1, 2, 4}
         assert "no solution passed: a16w16 M=1" in compared.report.read_text()
 
-    def test_the_configured_layers_decide_what_is_before_and_after(self, tmp_path, here, listed, monkeypatch, turbo, row):
+    def test_the_configured_layers_decide_both_sides(self, tmp_path, here, listed, monkeypatch, turbo, row):
         """A table that ranks above the output hides its rows, after as before, and so nothing is gained."""
         here(turbo("fast", "twin", "zeros", "slow"))
         top = tmp_path / "top.csv"
@@ -199,7 +199,7 @@ class TestCompare:
             ("turbo:slow", "the same solution serves it")
         }
 
-    def test_what_cannot_be_compared_is_an_error(self, tmp_path, here, listed, turbo):
+    def test_shapes_that_cannot_be_compared_are_errors(self, tmp_path, here, listed, turbo):
         """Pins, clusters and thresholds that mean nothing; and two at once on one table."""
         here(turbo("fast"))
         for options, least, message in [
@@ -219,7 +219,7 @@ class TestCompare:
         compare("a16w16", listed, tmp_path / "t.csv", QUICK, update=False, progress=again)
         assert refused
 
-    def test_an_interrupted_run_goes_on_where_it_was(self, tables, here, listed, turbo):
+    def test_an_interrupted_comparison_resumes(self, tables, here, listed, turbo):
         """The same command again does not tune what was done, and compares it all the same."""
         here(turbo("fast", "twin", "zeros", "slow"))
         table, seen = tables(), []

@@ -84,7 +84,7 @@ class TestRunConfig:
         assert checked.failed == []
         assert checked.repro == ""
 
-    def test_the_process_stays_as_it_was(self, tmp_path, here, monkeypatch, turbo, row):
+    def test_the_process_is_unchanged(self, tmp_path, here, monkeypatch, turbo, row):
         """Neither the environment nor the default instance notices, and no shape is captured."""
         monkeypatch.setenv("AITER_TUNE_GEMM", "1")
         here(turbo("good"))
@@ -97,7 +97,7 @@ class TestRunConfig:
         assert tunedgemm.tgemm.dispatcher.launchers == launchers
         assert not Path(os.environ["TUNEDGEMM_HOME"]).exists()
 
-    def test_a_pinned_row_is_looked_at_for_several_m(self, tmp_path, here, turbo, row):
+    def test_a_pinned_row_is_checked_at_several_m(self, tmp_path, here, turbo, row):
         """A pinned row (M = 0) is run at several M, because it names none."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(0), "good")])
@@ -106,7 +106,7 @@ class TestRunConfig:
 
         assert [(one.shape.m, str(one.solution), one.ok) for one in checked.served] == [(1, "turbo:good", True), (256, "turbo:good", True)]
 
-    def test_what_cannot_be_looked_at_is_an_error(self, tmp_path, here, turbo, row):
+    def test_a_shape_that_cannot_be_run_is_an_error(self, tmp_path, here, turbo, row):
         """No file, no row for this device, a cluster: one message each, that says what is wrong."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(1), "good", gfx="gfx942", cu_num=304, device="amd-instinct-mi300x")])

@@ -38,12 +38,12 @@ class TestCalls:
         assert found.calls == 2 and "--replays has no effect: no call was recorded into a graph" in found.notes
 
     @pytest.mark.parametrize("said", [0, -1, 1.5, True, "x", "0", "1:0", "1:2,3", "1:2,1:3", "9:2", {9: 2}, {1: -4}, "1:2:3", "", "9" * 30])
-    def test_replays_that_make_no_sense(self, listed, said):
+    def test_invalid_replays_are_errors(self, listed, said):
         """Each is a mistake that names the flag."""
         with pytest.raises(UserError, match="--replays"):
             coverage(listed((1, 2, 3)), replays=said)
 
-    def test_files_of_several_ops_are_judged_at_once(self, listed, tmp_path):
+    def test_files_of_several_ops_are_covered_together(self, listed, tmp_path):
         """Each file by its own op; one that several list is folded."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
@@ -54,7 +54,7 @@ class TestCalls:
         }  # fmt: skip
         assert sorted(group.name for group in found.by("op")) == ["a16w16", "batched_bf16"]
 
-    def test_a_file_counts_once_by_whatever_names(self, listed, tmp_path):
+    def test_a_file_counts_once_under_several_paths(self, listed, tmp_path):
         """A file reached through a symlink or another path to its folder is counted once."""
         path = listed((1, 2))
         (tmp_path / "link.csv").symlink_to(path)
@@ -62,7 +62,7 @@ class TestCalls:
         found = coverage([path, tmp_path / "link.csv", tmp_path / "x" / ".." / path.name])
         assert found.calls == 2 and found.paths == (path,)
 
-    def test_without_files_all_captured_ones_are_judged(self, tmp_path):
+    def test_without_files_all_captured_ones_are_covered(self, tmp_path):
         """Those of the user folder, of every op or of the one that is named; none there is a mistake."""
         with pytest.raises(UserError, match="no shapes are captured"):
             coverage()
@@ -74,7 +74,7 @@ class TestCalls:
         with pytest.raises(UserError, match=r"untuned_fmoe\.csv: no shapes are captured"):
             coverage(op="fmoe")
 
-    def test_an_op_whose_file_is_named_otherwise(self, tmp_path):
+    def test_an_op_whose_file_has_another_name(self, tmp_path):
         """M, N and K alone are those of the op that is named."""
         path = tmp_path / "list.csv"
         path.write_text("M,N,K\n4,128,256\n8,128,256\n")
@@ -97,7 +97,7 @@ class TestCalls:
             ("hello\n", ""),
         ],
     )
-    def test_a_broken_line_is_named_and_the_others_are_judged(self, listed, text, reason):
+    def test_a_broken_line_is_named_and_the_others_count(self, listed, text, reason):
         """A file edited by hand: file and line, and what is wrong with it."""
         path = listed((1, 2), (2, 3))
         first, *rest = path.read_text().splitlines(keepends=True)
@@ -131,7 +131,7 @@ class TestCalls:
 
         assert found.ops == ("fmoe",) and len(found.problems) == 1
 
-    def test_nothing_to_judge_is_a_mistake(self, listed, table, tmp_path, row):
+    def test_an_empty_list_is_an_error(self, listed, table, tmp_path, row):
         """A missing file, an empty one, a tuned one, one without shapes, and one of broken lines only."""
         (tmp_path / "empty.csv").write_text("")
         broken = listed((1, 2), name="broken.csv")

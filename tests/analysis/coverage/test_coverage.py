@@ -40,7 +40,7 @@ def product(m: int) -> Shape:
 class TestAnswers:
     """Which row or backend answers a call, as dispatch reports it."""
 
-    def test_each_way_has_its_word(self, listed, table, row):
+    def test_each_kind_of_answer_has_a_word(self, listed, table, row):
         """A row of this M, of its fine or coarse rung or of a sibling device has its word,
         and so has no row."""
         rows = [row(16), row(32), row(64), row(256, device="another-cpu")]
@@ -54,7 +54,7 @@ class TestAnswers:
         assert found.share("fine", by="calls") == 6 / 63
         assert sum(found.share(word, by="calls") for word in ("exact", "fine", "coarse", "other device", "fallback")) == pytest.approx(1)
 
-    def test_a_pin_is_no_exact_row_and_counts_as_tuned(self, listed, table, row):
+    def test_a_pin_counts_as_tuned_but_not_as_exact(self, listed, table, row):
         """A row with M = 0 answers every M and is counted as pinned."""
         found = coverage(listed((16, 1), (17, 2)), tables=[table(row(0))])
 
@@ -62,7 +62,7 @@ class TestAnswers:
         assert (found.share("exact"), found.share(*TUNED)) == (0.0, 1.0)
         assert found.next() == []
 
-    def test_a_row_that_cannot_be_used_counts_as_what_really_answers(self, listed, table, row, hide):
+    def test_an_unusable_row_counts_as_its_replacement(self, listed, table, row, hide):
         """The reason is reported with the number of calls,
         and with what the rows would answer if usable."""
         hide("ck")
@@ -75,7 +75,7 @@ class TestAnswers:
         assert unused.reason == "not installed; pip install tunedgemm[ck]"
         assert found.rows("exact", by="calls") == 103 / 123
 
-    def test_a_backends_heuristic_and_a_refusal_are_told(self):
+    def test_a_heuristic_and_a_refusal_are_reported(self):
         """An untuned call gets the backend's heuristic; a call that no backend takes is refused
         with the reason and not proposed."""
         triton = fake_registry(fake_backend("triton", heuristic="own"))
@@ -111,7 +111,7 @@ class TestAnswers:
         assert [entry.how for entry in found.entries] == ["fallback"]
         assert any("have no row for gfx942, 304 CUs; their rows are for" in note and "80" in note for note in found.notes)
 
-    def test_the_words_are_those_of_the_dispatcher_that_serves(self, listed, monkeypatch, row):
+    def test_coverage_uses_the_tables_of_dispatch(self, listed, monkeypatch, row):
         """The user's table counts, and a table from the environment
         variable precedes it, as in dispatch."""
         shapes = listed((16, 1), (32, 1))
@@ -158,7 +158,7 @@ class TestAnswers:
 class TestTimes:
     """How long calls take, and what padding costs."""
 
-    def test_a_time_is_the_best_that_is_known_and_says_where_it_is_from(self, listed, table, row, trial):
+    def test_a_time_is_the_best_known_and_has_a_source(self, listed, table, row, trial):
         """The time shown is the best known: the own row, a trial at this M, another table's row,
         the padded row or an estimate."""
         path = table(row(16, 10.0), row(32, 20.0), row(64, 40.0), row(128, 80.0, solution=ONEDNN))
@@ -172,7 +172,7 @@ class TestTimes:
         assert times.pop(1000)[1] == "guess"
         assert times == {16: (10.0, "row"), 17: (12.0, "trial"), 33: (40.0, "padded row"), 50: (30.0, "against")}
 
-    def test_the_regret_of_padding_is_what_the_best_at_the_real_m_would_save(self, listed, table, row, trial):
+    def test_the_regret_of_padding_is_relative_to_the_best_at_the_real_m(self, listed, table, row, trial):
         """Padding regret uses the serving kernel's time at that M, else the row's; the sum is
         weighted by calls, and the worst is named."""
         path = table(row(32, 20.0), row(64, 40.0))
@@ -186,7 +186,7 @@ class TestTimes:
         assert regret.weighted == pytest.approx((10 * 18 + 40) / (10 * 16 + 20) - 1)
         assert found.regret("fallback") is None
 
-    def test_the_regret_of_what_is_not_tuned_is_known_from_trials(self, listed, table, trial):
+    def test_the_regret_of_untuned_calls_comes_from_trials(self, listed, table, trial):
         """Torch's call is in every trial log;
         against the best trial it shows what tuning would save."""
         other = table(name="other.csv")
@@ -208,9 +208,7 @@ class TestTimes:
         assert any("table.trials.jsonl:1" in note for note in found.notes)
 
     @pytest.mark.parametrize(("kernel", "status"), [("aborts", "crashed"), pytest.param("hangs", "hung", marks=pytest.mark.slow)])
-    def test_what_runs_is_timed_and_a_kernel_that_fails_costs_its_shape(
-        self, listed, table, row, faulty_plugin, one_thread, kernel, status
-    ):
+    def test_measured_kernels_that_fail_cost_one_shape(self, listed, table, row, faulty_plugin, one_thread, kernel, status):
         """The heaviest shapes are timed first in a child process; a crash keeps the shape's other
         time and gives the reason."""
         path = table(row(16, solution=Solution("faulty", kernel)), row(32), row(64, 0.1))
@@ -222,7 +220,7 @@ class TestTimes:
         assert entries[16].us_from == "row" and status in entries[16].why
         assert any(note.startswith("measured 2 of 3 shapes") for note in found.notes)
 
-    def test_what_ran_when_it_was_timed_is_what_answers(self, listed, table, row, one_thread):
+    def test_the_measured_solution_is_the_answer(self, listed, table, row, one_thread):
         """If binding or a new table changes the answer after it was explained,
         the entry reports the one that ran."""
         [entry] = coverage(listed((30, 1))).entries

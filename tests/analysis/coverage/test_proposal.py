@@ -26,7 +26,7 @@ def product(m: int) -> Shape:
 class TestNext:
     """What to tune next."""
 
-    def test_layers_are_ranked_by_the_time_that_they_stand_for(self, listed, table, tmp_path, row, trial):
+    def test_layers_are_ranked_by_their_total_time(self, listed, table, tmp_path, row, trial):
         """Shapes that differ in M alone form one layer;
         layers with rows are left out, and possible savings count."""
         path = tmp_path / "several.csv"
@@ -43,7 +43,7 @@ class TestNext:
         known = coverage(path, tables=[table(row(16))], against=[other])
         assert known.next()[0].layer.n == 64
 
-    def test_a_ragged_rest_is_folded_into_its_rungs(self, listed):
+    def test_rare_m_are_folded_into_padded_m(self, listed):
         """Thousands of prefill lengths fold into the rows they would share;
         an M with a large share stays."""
         found = coverage(listed((1, 90_000), (6, 90_000), *((m, 1) for m in range(1025, 2049))))
@@ -53,7 +53,7 @@ class TestNext:
         assert ms == [1, 6, *range(1088, 2049, 64)]
         assert sum(found.calls for found in one.listed) == 181_024
 
-    def test_rungs_that_have_their_rows_are_not_proposed_again(self, listed, table, row):
+    def test_padded_m_with_rows_are_not_proposed_again(self, listed, table, row):
         """What a finely padded row serves is tuned as far as folding goes."""
         rows = [row(m) for m in range(1088, 2049, 64)]
         found = coverage(listed((1, 90_000), *((m, 1) for m in range(1025, 2049))), tables=[table(row(1), *rows)])
@@ -63,7 +63,7 @@ class TestNext:
 
     @pytest.mark.parametrize("name", sorted(ops()))
     @pytest.mark.parametrize("n", [64, 8192])
-    def test_a_rung_serves_what_is_folded_into_it(self, name, n):
+    def test_a_padded_m_serves_the_m_folded_into_it(self, name, n):
         """For every op the folded M is on the ladder of the calls it serves,
         and folding is idempotent."""
         op = op_named(name)
@@ -81,7 +81,7 @@ class TestNext:
 
         assert [found.shape.m for found in one.listed] == list(range(1025, 1425))
 
-    def test_what_is_proposed_is_written_as_lists_of_shapes(self, listed, tmp_path):
+    def test_proposals_are_written_as_lists_of_shapes(self, listed, tmp_path):
         """A file, or a folder with AITER's names where there are several ops; nothing else is written over."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
@@ -103,7 +103,7 @@ class TestNext:
                 write_next(following, target, found.paths)
         assert captured.read_text().count("\n") == 2
 
-    def test_tuning_what_is_proposed_covers_it(self, listed, tmp_path, one_thread):
+    def test_tuning_the_proposals_covers_them(self, listed, tmp_path, one_thread):
         """The whole way round: propose, write, tune, and every call has a row."""
         shapes = listed((6, 2), (20, 3))
         following = coverage(shapes).next()

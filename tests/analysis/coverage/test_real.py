@@ -22,7 +22,7 @@ MI300X = Device("gfx942", 304)
 class TestAiter:
     """AITER's own lists and tables, whose backends are not installed."""
 
-    def test_what_its_tables_hold_for_its_own_list_of_a_model(self):
+    def test_rows_of_aiters_tables_for_its_model_lists(self):
         """AITER's bf16 tables have many rows of its llama70B
         list for gfx950 and none for an MI300X."""
         shapes, tables = AITER / "model_configs" / "llama70B_untuned_gemm.csv", AITER / "model_configs" / "llama70B_bf16_tuned_gemm.csv"

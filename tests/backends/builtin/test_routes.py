@@ -62,7 +62,7 @@ def test_listed_routes_bind_and_native_is_first():
     assert not faults
 
 
-def test_all_routes_are_met():
+def test_all_routes_are_reached():
     """The examples reach every route of every op on one of the devices, so that all are tested."""
     devices = (*DEVICES, H200)
     for name in QUANTISED:

@@ -42,7 +42,7 @@ def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     assert raw(turned).shape == (32, 8 * turned.element_size())
 
 
-def test_a_shuffled_weight_stays_one_and_is_not_its_plain_twin() -> None:
+def test_a_copy_of_a_shuffled_weight_stays_shuffled() -> None:
     """Copies keep the layout, and contents can be exchanged;
     a plain weight of equal bytes is a different weight."""
     old, new = (shuffle_weight(torch.randn(32, 64)) for _ in range(2))
@@ -54,7 +54,7 @@ def test_a_shuffled_weight_stays_one_and_is_not_its_plain_twin() -> None:
     assert not same_bits(copy, copy.plain)
 
 
-def test_nothing_is_equal_to_nothing_alone() -> None:
+def test_none_equals_only_none() -> None:
     """None equals only None, and other sizes or dtypes are unequal."""
     some = torch.zeros(2, 4)
     assert same_bits(None, None) and not same_bits(None, some) and not same_bits(some, None)

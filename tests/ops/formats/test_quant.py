@@ -82,7 +82,7 @@ def test_a_tensor_has_one_scale(dtype: torch.dtype):
 
 
 @every_dtype
-def test_a_scale_that_is_given_is_used_and_what_exceeds_it_saturates(dtype: torch.dtype):
+def test_a_given_scale_is_used_and_larger_values_saturate(dtype: torch.dtype):
     """Static scales: values beyond the largest and infinities saturate; NaN is NaN in fp8 and 0 in int8."""
     top = LARGEST[dtype]
     x = torch.tensor([[1.0, -2.0, 3 * top, -math.inf, math.inf, math.nan, 0.0, 0.5]])
@@ -162,7 +162,7 @@ def test_fp4_is_rounded_to_the_nearest_with_ties_to_even():
         assert codes.tolist() == [[e2m1_of(v) | (8 if sign < 0 else 0) for v in row] for row in x.tolist()]
 
 
-def test_the_scale_of_fp4_is_a_sixth_of_the_largest_rounded_up_to_a_power_of_two():
+def test_the_scale_of_fp4_is_amax_over_6_rounded_up_to_a_power_of_two():
     """Over all magnitudes of float32, at six times a power of two and one bit away;
     nothing saturates."""
     chance = random.Random(4)
@@ -225,7 +225,7 @@ def test_every_byte_of_fp4_and_e8m0_has_its_value():
     ],
 )
 @every_dtype
-def test_zeros_have_scale_one_and_what_is_not_finite_reads_back_as_nan(quantise: Callable[..., Any], dtype: torch.dtype):
+def test_zeros_have_scale_one_and_non_finite_values_read_back_as_nan(quantise: Callable[..., Any], dtype: torch.dtype):
     """A group of zeros, or one that vanishes when divided, has scale 1; one with NaN or inf has
     values 0 and no finite scale."""
     for value in (0.0, 1e-45):
@@ -267,7 +267,7 @@ def by_tiles(scale: torch.Tensor) -> torch.Tensor:
 
 
 @listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
-def test_shuffled_scales_lie_where_aiters_kernels_read_them(size: tuple[int, int]):
+def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
     """shuffle_scale is the documented padded permutation for both dtypes,
     and unshuffle_scale its inverse."""
     scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -287,7 +287,7 @@ def test_fp4_scales_are_shuffled_over_all_rows():
     assert torch.equal(plain(unshuffle_scale(shuffled, 150, 2)), plain(scale).view(150, 2))
 
 
-def test_a_transposed_scale_keeps_its_shape_and_turns_its_memory():
+def test_a_transposed_scale_keeps_its_shape_and_transposes_its_memory():
     """transposed_scale puts element (m, g) at g * M + m and untransposed_scale inverts it; leading
     dimensions are rows."""
     for shape in ((5, 3), (2, 5, 3), (1, 4), (4, 1)):
@@ -388,7 +388,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @listed(("use", "match"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_is_refused_with_what_was_given(use: Callable[[], object], match: str):
+def test_invalid_arguments_are_refused_and_named(use: Callable[[], object], match: str):
     """Wrong dtypes, sizes, scales and shuffled weights are
     OperandErrors that name the given and valid ones."""
     with pytest.raises(OperandError, match=match):
@@ -396,7 +396,7 @@ def test_what_cannot_be_is_refused_with_what_was_given(use: Callable[[], object]
 
 
 @pytest.mark.gpu
-def test_the_gpu_gives_what_the_cpu_gives():
+def test_the_gpu_matches_the_cpu():
     """Every function on the GPU, captured or not,
     matches the CPU within a rounding step, and fp4 exactly."""
     x = normal(64, 224, dtype=torch.float32)

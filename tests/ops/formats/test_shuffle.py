@@ -80,7 +80,7 @@ def experts() -> ShuffledWeight:
 
 @listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @listed("layout", LAYOUTS, ids=str)
-def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[int, int], dtype: torch.dtype):
+def test_every_element_is_placed_by_the_formula_and_restored(layout: tuple[int, int], dtype: torch.dtype):
     """Over random sizes, shuffle_weight is the documented permutation and unshuffle_weight its inverse."""
     sizes = random.Random(f"{layout} {dtype}")
     for case in range(8):
@@ -112,7 +112,7 @@ def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
         assert as_shuffled(w.plain, "columns128").layout_name == "columns128"
 
 
-def test_layouts_have_one_name_whatever_they_are_called():
+def test_aliases_of_a_layout_have_one_name():
     """Pairs, lists, names and the alias tn give one name;
     anything else is an error that lists all."""
     assert {layout_name(layout) for layout in ((16, 16), [16, 16], "tn", "aiter16x16")} == {"aiter16x16"}
@@ -147,7 +147,7 @@ def test_a_layout_is_a_type_and_does_not_leak():
         (torch.zeros(64, 128)[:, :64], (16, 16), r"contiguous .*strides \(128, 1\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: Any, match: str):
+def test_sizes_that_do_not_fit_are_refused_and_named(x: torch.Tensor, layout: Any, match: str):
     """Sizes that do not divide and strides that are not contiguous are errors that give them."""
     with pytest.raises(OperandError, match=match):
         shuffle_weight(x, layout)
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: An
 
 
 @listed(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
-def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
+def test_other_orders_of_aiter_are_refused_by_name(argument: str, value: object):
     """An unsupported order or padding raises an error that names the argument;
     AITER's defaults pass."""
     weight = torch.zeros(64, 64)

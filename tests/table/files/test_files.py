@@ -83,7 +83,7 @@ def same(text: str, other: str) -> bool:
 class TestTuned:
     """Each tuned file."""
 
-    def test_every_line_is_a_row_or_told(self, faults_of):
+    def test_every_line_is_a_row_or_a_problem(self, faults_of):
         """No line is lost: it is a row that may win, or a problem with its number."""
 
         def check(path):
@@ -95,7 +95,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_is_rewritten_as_it_is(self, tmp_path, faults_of):
+    def test_is_rewritten_unchanged(self, tmp_path, faults_of):
         """Read and written, and with all its rows put into it, it stays byte for byte."""
 
         def check(path):
@@ -125,7 +125,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_rows_say_what_their_lines_say(self, faults_of):
+    def test_rows_have_the_values_of_their_lines(self, faults_of):
         """A row as texts has the values of its line, those that follow from its time aside."""
 
         def check(path):
@@ -141,7 +141,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_its_name_tells_its_op(self, faults_of):
+    def test_its_name_determines_its_op(self, faults_of):
         """The op that its columns and name tell is the one whose folders would find it."""
 
         def check(path):
@@ -163,7 +163,7 @@ class TestUntuned:
 
         assert not faults_of(check, UNTUNED)
 
-    def test_is_rewritten_as_it_is(self, faults_of):
+    def test_is_rewritten_unchanged(self, faults_of):
         """Read and written it stays byte for byte."""
 
         def check(path):

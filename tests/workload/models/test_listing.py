@@ -53,7 +53,7 @@ def test_a_row_is_one_that_its_op_writes_and_reads(tmp_path, faults_of):
     )
 
 
-def test_what_an_op_cannot_have_is_a_note():
+def test_layers_that_an_op_cannot_express_are_notes():
     """An activation that fmoe does not compute is said, not guessed."""
     by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act=""))], (16, 32), Formats())
 

@@ -211,7 +211,7 @@ def test_the_op_of_a_scheme(folder, faults_of):
     )
 
 
-def test_what_no_op_has_is_left_out_and_named(folder, faults_of):
+def test_layers_without_an_op_are_named(folder, faults_of):
     """The quantised layers are missing from the list and stand in a note; the others are there."""
 
     def check(name, model):
