@@ -66,7 +66,7 @@ EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", 
 
 
 def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
-    """List what is wrong with each file."""
+    """List the faults of each file."""
     return [f"{path.relative_to(ROOT)}: {found}" for path in files if (found := fault(path))]
 
 

@@ -10,7 +10,7 @@ CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_is_ours_and_documented(kind):
-    """Each class descends from TunedGemmError, is in the drawing, and says in a sentence what happened."""
+    """Each class descends from TunedGemmError, is in the drawing, and has a one-sentence docstring."""
     assert issubclass(kind, errors.TunedGemmError)
     assert kind.__name__ in errors.__doc__
     assert kind.__doc__.endswith(".")

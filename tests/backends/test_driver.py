@@ -112,6 +112,6 @@ def test_a_folder_is_not_a_library(library: Path, tmp_path: Path) -> None:
 
 
 def test_host_memory_has_no_current_device() -> None:
-    """Index -1 needs nothing, and asks no driver."""
+    """Index -1 calls no driver."""
     with device_context(-1) as entered:
         assert entered is None

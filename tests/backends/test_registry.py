@@ -32,7 +32,7 @@ class TestInstalledPlugins:
 
     @pytest.mark.parametrize(("libtype", "reason"), BAD.items())
     def test_a_bad_plugin_is_named_with_its_reason(self, fake_plugins, libtype, reason):
-        """It is answered by the reason, and raised as an error where it is asked for by name."""
+        """It is listed with the reason, and requesting it by name is an error."""
         registry = Registry()
         answer = registry.get(libtype)
         assert isinstance(answer, Unsupported)
@@ -83,7 +83,7 @@ class TestInstalledPlugins:
 
 
 class TestGuards:
-    """What a loaded plugin does wrong later."""
+    """Faults of a plugin after loading."""
 
     @pytest.fixture
     def backend(self, fake_plugins):
@@ -141,7 +141,7 @@ class TestFakeConformance(BackendConformance):
 
 @pytest.mark.skipif(not owners(), reason="tunedgemm is not installed: its extras are unknown")
 def test_a_libtype_of_ours_that_is_missing_gets_the_pip_command():
-    """An unknown name lists what is installed; one of ours says what to install."""
+    """An unknown name lists what is installed; one of ours names the package to install."""
     registry = fake_registry()
     with pytest.raises(LibtypeError, match=r"libtype 'nosuch': no backend of that name; installed: torch"):
         registry.select("nosuch")
@@ -177,7 +177,7 @@ def test_optional_hooks_are_optional(shape, cpu):
 
 
 def test_details_that_raise_are_reported(cpu):
-    """The lines come one by one, so what is raised among them takes the place of them all."""
+    """The lines come one by one, so an exception among them replaces them all."""
 
     class Failing:
         OPS = ("a16w16",)
@@ -253,7 +253,7 @@ def test_optional_hooks_are_bound(shape, cpu):
 
 
 def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are():
-    """With a bound shape the bytes are known to be shuffled; without one the type is what tells."""
+    """With a bound shape the bytes are known to be shuffled; without one the type has the layout."""
     import torch
     from tunedgemm.backends.hookspecs import hookimpl
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight

@@ -35,7 +35,7 @@ KERNEL, SPLIT = Solution("mine", "k", 2), Solution("mine", "k+add", 2)
 
 
 def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
-    """What a kernel says that takes no bias."""
+    """Refuse a bias like a kernel without one."""
     return Unsupported("takes no bias") if shape.bias else True
 
 
@@ -44,7 +44,7 @@ def mine(**answers):
 
 
 def test_a_split_solution_is_known_by_its_name():
-    """The kernel's name with the ending; what else tells the solution, and its claims, stay."""
+    """The kernel's name with the ending; its other fields and claims stay."""
     claimed = attrs.evolve(KERNEL, batch_invariant=True, solidx=7)
     assert split.added(KERNEL) == SPLIT and split.base(SPLIT) == KERNEL == split.base(KERNEL)
     assert split.is_split(SPLIT) and not split.is_split(KERNEL)
@@ -138,7 +138,7 @@ def test_a_bias_of_another_dtype_wants_the_product_in_float32():
 
 
 class Whole(FakePlugin):
-    """A plugin with the hooks that few have, which notes what it is asked."""
+    """A plugin with the optional hooks, which records its calls."""
 
     def __init__(self, **answers):
         super().__init__("mine", solutions=(KERNEL,), **answers)
@@ -194,13 +194,13 @@ def test_a_plain_run_is_split_too():
 
 
 def test_no_plugin_has_kernels_of_such_names():
-    """A plugin whose own kernel ends in +add breaks the contract, for it would be taken for a split bias."""
+    """A plugin's kernel name that ends in +add breaks the contract, because it would mean a split bias."""
     with pytest.raises(PluginError, match=r"mine:k\+add splitK=2; names that end in \+add are the core's"):
         mine(solutions=(SPLIT,)).solutions(BIASED, CPU)
 
 
 class TestRowsWithoutABias:
-    """What a call with a bias makes of rows for the same product without one."""
+    """Calls with a bias over rows for the product without one."""
 
     op = op_named("a16w16")
 
@@ -241,7 +241,7 @@ class TestRowsWithoutABias:
         ]  # fmt: skip
 
     def test_a_tuned_row_of_a_split_bias_is_bound(self):
-        """A row whose own name ends in +add is a row like any other."""
+        """A row whose name ends in +add is bound like any other."""
         explanation, launcher = self.chosen(mine(), self.row(SPLIT, BIASED))
         assert explanation.offer.solution == SPLIT and explanation.tuned and launcher is not None
 
@@ -251,7 +251,7 @@ class TestRowsWithoutABias:
         assert explanation.offer.solution == Solution(BUILTIN, "mm") and not explanation.passed_over
 
     def test_a_bias_of_another_dtype_uses_rows_in_float32(self):
-        """The kernel of a float32 row is what an add follows; that of a bf16 row may take the bias itself."""
+        """The add follows the kernel of a float32 row; that of a bf16 row may take the bias itself."""
         shape, wide = attrs.evolve(BIASED, bias_dtype="fp32"), Solution("mine", "wide")
         rows = (self.row(KERNEL), self.row(wide, attrs.evolve(PLAIN, outdtype="fp32")))
         found = [str(offer.solution) for offer in offers(shape, CPU, Table(self.op, [rows]), fake_registry(), ())]

@@ -74,7 +74,7 @@ def test_a_cover_is_near_the_best_of_all(script: ModuleType) -> None:
 
 
 def test_a_log_without_the_libtype_is_an_error(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a trial of the libtype nothing is judged."""
+    """Without a trial of the libtype the script fails."""
     log = trial_log((ONE, "first", 0, 20.0))
     log.write_text(log.read_text().replace('"libtype": "fake"', '"libtype": "other"'))
     with pytest.raises(SystemExit):

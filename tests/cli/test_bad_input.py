@@ -52,7 +52,7 @@ def tune(folder: Path, limit: int = 0, **environment: str) -> subprocess.Complet
 
 
 def test_more_devices_than_the_machine_has(mistake: Mistake, folder: Path) -> None:
-    """--mp 99 says how many there are, and measures nothing."""
+    """--mp 99 is an error with the number of devices, before any measurement."""
     assert "--mp 99" in mistake("--mp", "99")
     assert not (folder / "t.csv").exists()
 

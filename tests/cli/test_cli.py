@@ -1,4 +1,4 @@
-"""The command line: what users type, what they read, and the exit codes."""
+"""The command line: its commands, output and exit codes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tune_show_check_explain(
 
 
 def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is tuned is skipped and said to be; --all tunes it again; AITER's long names work."""
+    """Tuned shapes are skipped with a note; --all tunes it again; AITER's long names work."""
     arguments = ["tune", "--input_file", str(untuned), "--tuned_file", str(tmp_path / "out.csv"), "--libtype", "torch", "--iters", "3"]
     arguments += ["--mp", "1", "--splitK", "--with-hipblaslt"]
     run(capsys, *arguments)

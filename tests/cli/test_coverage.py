@@ -76,7 +76,7 @@ def test_the_output_is_complete_at_80_columns(folder: Path, capsys: pytest.Captu
 
 
 def test_shapes_are_listed_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By shape each has its answer and the time of a call; what a single call has is said in the singular."""
+    """By shape each has its answer and the time of a call; a single call is in the singular."""
     (folder / "in.csv").write_text(HEAD + "8,96,128,False,fp32,fp32,1,0\n16,64,128,False,fp32,fp32,2,0\n")
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--by", "shape", "--next", "0")
 
@@ -207,7 +207,7 @@ def test_broken_lines_are_listed_and_the_rest_count(folder: Path, capsys: pytest
     ],
 )
 def test_usage_errors_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    """What was wrong, on one line of standard error, with exit code 2 and no report."""
+    """The fault is one line of standard error, with exit code 2 and no report."""
     (folder / "empty.csv").write_text("")
     (folder / "other").mkdir()
     (folder / "other" / "a8w8_tuned_gemm.csv").write_text(

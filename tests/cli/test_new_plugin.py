@@ -70,7 +70,7 @@ def test_the_tutorial_of_the_docs_runs(tmp_path):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("op", ["a8w8", "a8w8_blockscale", "batched_bf16", "fmoe"])
 def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
-    """Written for the op and installed, the package passes its own tests, of which some launch it."""
+    """Written for the op and installed, the package passes its tests, some of which launch it."""
     script = f"tunedgemm new-plugin mine --op {op}\npip install ./tunedgemm-mine\npython -m pytest -v -rN tunedgemm-mine/tests"
 
     out = ran(tmp_path, script)
@@ -95,7 +95,7 @@ def test_a_third_party_op_is_computed_by_its_reference(monkeypatch, cpu):
 
 
 def test_an_unknown_op_is_a_usage_error(tmp_path, capsys):
-    """One line lists the ops there are, and nothing is written."""
+    """One line lists the known ops, and nothing is written."""
     assert main(["new-plugin", "fast8", "--op", "a99w99", "--folder", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sizes, and --set for the rest of the columns, are the shape."""
+    """Sizes, and --set for the other columns, give the shape."""
     op = op_named(name)
     for shape in shapes_of(name)[:4]:
         texts = {column: text for column, text in op.columns.format(shape).items() if text}
@@ -81,7 +81,7 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
 def test_usage_errors_are_one_line_with_a_remedy(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, what was wrong and what would work."""
+    """Exit code 2, the fault and the remedy."""
     shapes = tmp_path / "shapes.csv"
     shapes.write_text("M,N,K,q_dtype_w\n4,32,64,torch.int8\n")
 
@@ -119,7 +119,7 @@ def test_the_op_is_given_or_inferred(words: list[str], op: str, tmp_path: Path, 
 
 
 def test_the_profile_has_the_columns_of_the_op(tmp_path: Path) -> None:
-    """Also of an op whose sizes are named otherwise, as those of fused MoE are."""
+    """Also for an op whose sizes have other names, such as fused MoE."""
     op, shape = op_named("fmoe"), shapes_of("fmoe")[0]
     options = Options(libtype="torch", iters=3, seconds=0.1, cache="hot", device="cpu", profile=tmp_path / "profile.csv")
 

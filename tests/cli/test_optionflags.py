@@ -35,7 +35,7 @@ def parser_of(*backends: Backend) -> argparse.ArgumentParser:
 
 
 def test_a_flag_holds_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside, the variable has what was typed last; before and after, what it had."""
+    """Inside, the variable has the last typed value; before and after, its old value."""
     parser = parser_of(backend("mine", SPACE))
     monkeypatch.delenv(SPACE.variable, raising=False)
     with said(parser.parse_args(["--mine-space", "small", "--mine-space", "full"])):
@@ -65,7 +65,7 @@ def test_a_kind_converts_the_text() -> None:
 
 
 def test_backends_that_state_the_same_share_a_flag() -> None:
-    """One flag in one group, which names them all; the help says the variable and what holds without it."""
+    """One flag in one group, which names them all; the help names the variable and the default."""
     text = " ".join(parser_of(backend("mine", SPACE), backend("minetile", SPACE)).format_help().split())
     group = "backends mine, minetile (fake-mine, fake-minetile): --mine-space {small,full}"
     assert f"{group} how much to list, up to 100 %; default: TUNEDGEMM_MINE_SPACE, else small" in text
@@ -107,7 +107,7 @@ class TestThirdParty:
         assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: flag --x-y of backend x: left out\n")
 
     def test_a_wrong_value_is_a_usage_error(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """One line that says what would be right."""
+        """One line names the valid values."""
         assert cli.main(["tune", "--fake-space", "huge"]) == 2
         error = capsys.readouterr().err
         assert "argument --fake-space: invalid choice: 'huge' (choose from" in error and "full" in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""``tunedgemm shapes``: what is listed and written, and what users get wrong."""
+"""``tunedgemm shapes``: lists, files and usage errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: 
 
 
 def test_captured_shapes_are_not_overwritten(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a workload ran cannot be listed again from a model."""
+    """A model cannot restore the shapes of a workload."""
     captured = untuned_path(A16W16)
     write_untuned(captured, A16W16, [Untuned(Shape("a16w16", 3, 64, 64), 17)])
 
@@ -181,7 +181,7 @@ def test_a_quantised_model_with_shuffled_weights(
 
 
 def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What no op has is named on standard error, whether a table or a file is made."""
+    """Products without an op are named on standard error, for tables and files."""
     gptq = write_model("gptq", "llama", quantization_config={"quant_method": "gptq", "bits": 4})
     for words in ((), ("-o", str(tmp_path / "l.csv"))):
         code, _, err = run(capsys, "--model_dir", gptq, "--nsets", "1", *words)

@@ -81,7 +81,7 @@ def test_the_lowest_time_wins_and_the_conflict_is_reported(tables, capsys: pytes
 
 
 def test_a_row_without_a_time_never_wins(tables) -> None:
-    """A placeholder row gives way to any time, and is kept where there is nothing else."""
+    """Any time replaces a placeholder row, which is kept if it is the only row."""
     out, other = tables([row(1, "measured", 5.0)], [row(1, "placeholder", 0.0), row(2, "placeholder", 0.0)])
 
     assert main(["table", "merge", out, other]) == 0
@@ -275,7 +275,7 @@ def test_the_file_determines_the_op(tmp_path, capsys):
 
 
 class TestDiff:
-    """What two tables answer differently."""
+    """Differences between two tables."""
 
     def test_lists_rows_winners_and_times(self, tables, capsys):
         """Rows of one only, other winners, other times; of duplicates the best; exit code 1."""
@@ -353,7 +353,7 @@ class TestExport:
             assert len(frame) > 0 and not frame.duplicated(keys).any(), name
 
     def test_nothing_is_exported_for_an_op_of_which_aiter_has_no_table(self, tmp_path, capsys):
-        """It is said in one line, and no file is written."""
+        """One line says so, and no file is written."""
         out = tmp_path / "for_aiter.csv"
         assert main(["table", "export", "--op", "a16w4_blockscale", "--aiter", str(out)]) == 2
         assert "a16w4_blockscale: AITER has no table of this op" in capsys.readouterr().err
@@ -377,7 +377,7 @@ class TestExport:
             assert f"left out: 1 rows: {why}" in capsys.readouterr().out
 
     def test_lines_that_are_no_rows_are_named(self, tables, tmp_path, capsys):
-        """What could not be read is said, and the exit code is 1; the rows are exported."""
+        """Unreadable lines are named, and the exit code is 1; the rows are exported."""
         [path] = tables([row(1), row(2)])
         with Path(path).open("a") as file:
             file.write("<<<<<<< HEAD\n")

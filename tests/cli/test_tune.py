@@ -1,4 +1,4 @@
-"""``tunedgemm tune``: flags that reach the tuner, what is said after an interruption, exit codes."""
+"""``tunedgemm tune``: flags that reach the tuner, messages after an interruption, exit codes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_option_is_a_flag(tuner, tmp_path: Path) -> None:
 
 
 def test_aiters_other_flags_are_accepted(tuner) -> None:
-    """A command line written for AITER's tuner runs; what it asks for is so anyway."""
+    """A command line written for AITER's tuner runs; the tuner always acts that way."""
     asked = tuner()
 
     assert cli.main(["tune", "--mp", "1", "--shape_grouped", "--splitK", "--with-hipblaslt", "--sort", "-v"]) == 0
@@ -133,7 +133,7 @@ def test_without_resume_the_hint_differs(tuner, capsys: pytest.CaptureFixture[st
 
 
 def test_an_interruption_before_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing was measured, and that is said."""
+    """The message says that nothing was measured."""
 
     def tune(*arguments, **more):
         raise KeyboardInterrupt
@@ -208,7 +208,7 @@ def test_an_interrupted_run_config_keeps_nothing(comparison, monkeypatch: pytest
 def test_an_interrupted_comparison_leaves_the_table(
     comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says that the table is as it was, and which candidate it was tuning into."""
+    """The message says that the table is unchanged, and names the candidate."""
     comparison(failed=False)
 
     def compare(op, source, output, options, *, progress, **more):

@@ -109,7 +109,7 @@ def test_a_model_is_tuned_with_its_counts(asked, dense: str, tmp_path: Path) -> 
 
 
 def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:
-    """By the number of their shapes; what one leaves over the next one has."""
+    """By the number of their shapes; one op's unused time goes to the next."""
     assert main(["tune", "--model_dir", experts, "--nsets", "1", "--budget", "100"]) == 0
 
     first, second = (run["options"].budget for run in asked)

@@ -1,4 +1,4 @@
-"""What stands between a call and its launcher while shapes are captured."""
+"""The counters between a call and its launcher while shapes are captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice: which row serves, what a part of a kernel's name means, and why a row cannot run."""
+"""Choice: the row that serves, parts of kernel names, and reasons why a row cannot run."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def test_a_libtype_that_is_not_installed(libtype, reason):
 
 
 def test_a_plugin_of_aiters_own_libtype_is_asked():
-    """Whoever installs a backend of such a name has it."""
+    """An installed backend of such a name serves the row."""
     registry = fake_registry(fake_backend("flydsl", solutions=("k",)))
     assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
 
 
 def test_a_missing_torch_route_is_a_miss():
-    """Of an op that no backend covers it is not said that torch runs it."""
+    """If no backend covers an op, the reason does not claim that torch runs it."""
     shape = attrs.evolve(SHAPE, op="nobodys")
     found = offers(shape, MI300X, Table(OP, [[]]), Registry(()), ())
     explanation = choose(found, shape, MI300X, Registry(()), lambda _: "")[0]
@@ -165,7 +165,7 @@ def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
 
 
 def test_rows_come_before_heuristics_and_torch_is_last():
-    """A row, then who may answer untuned calls, then torch."""
+    """A row, then the heuristics for untuned calls, then torch."""
     registry = fake_registry(fake_backend("mine", solutions=("k",), heuristic="k"))
     table = Table(OP, [[row(Solution("mine", "k"), gfx="gfx942", cu_num=304)]])
     found = list(offers(SHAPE, MI300X, table, registry, ("mine", "absent")))

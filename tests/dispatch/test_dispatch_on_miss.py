@@ -1,4 +1,4 @@
-"""Dispatch's slot for misses: which calls it is asked about, and what becomes of its answer."""
+"""Dispatch's slot for misses: the calls that it gets, and the use of its answer."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def loaded(path: Path, registry: Registry, **settings) -> TunedGemm:
 @listed("bias", [False, True], ids=["plain", "bias"])
 @listed("leading", [(5,), (2, 3), (1, 1, 4), (0,), (2, 0), ()], ids=str)
 def test_any_leading_dimensions_give_torchs_result(leading: tuple[int, ...], bias: bool) -> None:
-    """1-D to 4-D and zero-row inputs come out as from F.linear."""
+    """1-D to 4-D and zero-row inputs give the result of F.linear."""
     x, weight, vector = torch.randn(*leading, 32), torch.randn(16, 32), torch.randn(16) if bias else None
 
     out = TunedGemm(fake_registry()).gemm_a16w16(x, weight, vector)
@@ -202,7 +202,7 @@ def test_running_out_of_memory_demotes_no_kernel(tmp_path: Path) -> None:
 
 
 def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
-    """What autograd refuses is the caller's error, and the shape keeps its kernel."""
+    """A refusal of autograd is the caller's error, and the shape keeps its kernel."""
     calls: list[str] = []
     registry = fake_registry(fake_backend("turbo", call=recording(calls)))
     shape = Shape("a16w16", 4, 16, 32, **F32)

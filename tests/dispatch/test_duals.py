@@ -58,7 +58,7 @@ def test_a_tangent_is_kept(gemm: TunedGemm, calls: list[str], place: int, grad: 
 
 
 def test_calls_without_a_tangent_keep_their_backend_within_a_level(gemm: TunedGemm, calls: list[str]) -> None:
-    """A level that is open does not change what serves the others."""
+    """An open level does not change the backend of other calls."""
     with forward_ad.dual_level():
         for _ in range(2):
             gemm.gemm_a16w16(X, W)
@@ -69,7 +69,7 @@ def test_calls_without_a_tangent_keep_their_backend_within_a_level(gemm: TunedGe
 
 
 def test_a_call_met_first_within_a_level_is_cached_after_it_alone(gemm: TunedGemm) -> None:
-    """What is cached while a level is open could be found by the key of a dual tensor."""
+    """A launcher cached while a level is open could serve the key of a dual tensor."""
     with forward_ad.dual_level():
         gemm.gemm_a16w16(X, W)
         assert not gemm.dispatcher.launchers

@@ -243,7 +243,7 @@ def test_a_kernel_that_hangs_costs_the_bound_at_most(
 
 @pytest.mark.parametrize("stores", [False, True], ids=["no row", "a row"])
 def test_a_process_that_waited_does_not_tune(stores: bool, home: Path, notes: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It takes the row of the other, or is served without one and says so once."""
+    """It uses the other's row, or runs without one and warns once."""
     gemm, (x, weight) = TunedGemm(fake_registry(fake_backend("turbo", solutions=("a",))), settings=ONLINE), operands()
     held, waits = threading.Event(), threading.Event()
 
@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(caplog: pytest.LogCaptur
 
 
 def test_a_broken_table_is_a_warning_and_the_call_is_served(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What tuning could not be kept in is not tuned for."""
+    """A table that cannot be read is not tuned into."""
     home.mkdir()
     (home / "bf16_tuned_gemm.csv").write_text("no,table\n1,2\n")
     gemm, (x, weight) = TunedGemm(fake_registry(), settings=ONLINE), operands()

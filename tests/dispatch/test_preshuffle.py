@@ -117,7 +117,7 @@ def test_a_higher_layer_decides_over_a_faster_row(backend, layouts: list[str], t
 
 
 def test_bias_scales_and_otype_go_with_either(gemm: TunedGemm, layouts: list[str]) -> None:
-    """All other arguments mean what they mean without it."""
+    """All other arguments keep their meaning."""
     bias, half = torch.randn(N, dtype=torch.bfloat16), torch.tensor([0.5])
     for m in (4, FAST):
         x = x_of(m)
@@ -194,7 +194,7 @@ OTHER = torch.randn(N, 2 * K, dtype=torch.bfloat16)
     ],
 )
 def test_mismatched_weights_are_refused(gemm: TunedGemm, weight, shuffled, message: str) -> None:
-    """Each mistake is named with what was given."""
+    """Each error names the given value."""
     with pytest.raises(OperandError, match=message):
         gemm.gemm_a16w16(x_of(FAST), weight, shuffled_weight=shuffled)
 

@@ -83,7 +83,7 @@ def test_parameters_that_need_gradients_are_prewarmed(met: Met) -> None:
 
 
 def test_other_modules_list_their_calls(met: Met) -> None:
-    """A module with `tuned_calls` is asked, and bound on what it says."""
+    """A module with `tuned_calls` lists the calls to bind."""
 
     class Own(torch.nn.Module):
         def tuned_calls(self, m):
@@ -94,7 +94,7 @@ def test_other_modules_list_their_calls(met: Met) -> None:
 
 
 def test_weights_of_other_types_are_left_out(met: Met) -> None:
-    """What routing leaves to torch is not bound: tensor subclasses, integers, strided weights."""
+    """Layers that routing leaves to torch are not bound: tensor subclasses, integers, strided weights."""
 
     class Odd(torch.Tensor):
         pass
@@ -121,7 +121,7 @@ def test_a_model_on_the_meta_device_is_an_error() -> None:
 
 
 def test_a_kernel_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Prewarming goes on with the next offer, as the call would have, and with the other shapes."""
+    """Prewarming continues with the next solution, as a call would, and with the other shapes."""
 
     def fail(solution, shape, *operands):
         raise RuntimeError("illegal instruction")

@@ -1,4 +1,4 @@
-"""Settings: what the environment asks of dispatch."""
+"""Settings: the environment's settings of dispatch."""
 
 from __future__ import annotations
 

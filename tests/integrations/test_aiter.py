@@ -109,7 +109,7 @@ def test_every_function_of_ours_that_aiter_has_is_served(aiter):
 
 
 def test_missing_names_are_named(aiter):
-    """A name or a module of AITER's that is not served says so, as an attribute and as an import."""
+    """An unserved name or module of AITER is an error that says so, as attribute and import."""
     with pytest.raises(AttributeError, match=r"aiter\.paged_attention_v1: tunedgemm, which serves 'aiter' here, has no counterpart"):
         _ = aiter.paged_attention_v1
     with pytest.raises(ImportError, match=r"paged_attention_v1.*tunedgemm"):
@@ -153,7 +153,7 @@ def test_an_installed_aiter_is_hidden_only_by_force(tmp_path, monkeypatch):
 
 
 def test_the_asm_plugin_takes_it_for_no_installation(aiter):
-    """What looks for AITER's files by its package finds no folder."""
+    """A search for AITER's files by its package finds no folder."""
     assert importlib.util.find_spec("aiter").submodule_search_locations == []
 
 
@@ -166,7 +166,7 @@ def test_fp8_is_that_of_the_device(aiter, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
 def test_quantising_functions_take_hips_arguments(aiter, kind):
-    """A kind's function gives what the one of the menu gives; numbers of valid rows change nothing."""
+    """A kind's function gives the result of the package's function; numbers of valid rows change nothing."""
     x = torch.randn(6, 256).bfloat16()
     plain = {
         "per_Tensor": lambda: tunedgemm.per_tensor_quant(x, quant_dtype=FP8),

@@ -235,7 +235,7 @@ def test_layers_that_hooks_or_others_have_changed_are_left(met, model: Model) ->
 
 
 def test_a_second_convert_changes_nothing(met, model: Model) -> None:
-    """What is converted says so; its undo leaves the first conversion alone."""
+    """A converted layer is named as such; its undo leaves the first conversion alone."""
     first = convert(model)
     again = convert(model)
     assert again.modules == () and set(again.skipped.values()) >= {"converted already"}

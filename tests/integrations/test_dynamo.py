@@ -84,7 +84,7 @@ def test_a_module_that_fails_to_load_leaves_the_functions_routed(child) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
 def test_routing_recompiles_a_compiled_model_at_both_ends(numpys) -> None:
-    """torch.compile first and patch() later works, and so does the way back."""
+    """torch.compile before patch() works, and so does unpatch() afterwards."""
     import tunedgemm
 
     layer, x = torch.nn.Linear(32, 16).requires_grad_(False), torch.randn(4, 32)

@@ -72,7 +72,7 @@ def test_a_routed_layer_reaches_the_table(vllm_table, mode) -> None:
 
 @in_every_form
 def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> None:
-    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is asked."""
+    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is used."""
     with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     serve, one = bf16_layer()
     [route] = engine_routes.routes.values()

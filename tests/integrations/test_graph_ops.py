@@ -162,7 +162,7 @@ def test_vmap_batches_an_op_without_a_rule() -> None:
 
 @BACKENDS
 def test_one_graph_serves_every_m(backend: str, numpys: list[tuple[int, ...]]) -> None:
-    """M is dynamic: the tables are asked at each call, not when the graph was made."""
+    """M is dynamic: the tables are looked up at each call, not when the graph is made."""
     weight = torch.randn(16, 32)
     compiled = torch.compile(
         lambda x: tunedgemm.gemm_a16w16(torch.sin(x), weight).relu() + 1, backend=backend, fullgraph=True, dynamic=True
@@ -231,7 +231,7 @@ def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
 
 
 def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:
-    """An op without gradients says so, and the way out, compiled or not."""
+    """An op without gradients is an error with the remedy, compiled or not."""
     operands, _ = arguments("a8w8", shapes("a8w8")[0])
     x, weight, x_scale, w_scale = operands[:4]
 
@@ -250,7 +250,7 @@ def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:
 
 
 def test_the_op_itself_can_be_called() -> None:
-    """``torch.ops.tunedgemm`` has every op, which runs what the function of its name runs."""
+    """``torch.ops.tunedgemm`` has every op, which runs like the function of its name."""
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     assert torch.equal(graph_op("a16w16")(x, weight), tunedgemm.gemm_a16w16(x, weight))
     assert torch.ops.tunedgemm.a16w16.default is graph_op("a16w16")

@@ -32,7 +32,7 @@ def test_an_unmodified_model_runs_the_tables_choice_inside_the_block_only(routed
 
 
 def test_the_original_comes_back_after_an_error_and_after_nesting() -> None:
-    """Leaving the block in any way restores what was there before it."""
+    """Leaving the block in any way restores the previous function."""
     before = functional.linear
     with pytest.raises(ZeroDivisionError), patched(), patched():
         raise ZeroDivisionError
@@ -63,7 +63,7 @@ def test_every_input_of_torch_gives_torchs_result(operands: tuple[torch.Tensor, 
 
 
 def test_torchs_own_errors_reach_the_user() -> None:
-    """Operands that do not fit raise what F.linear raises, in torch's words."""
+    """Operands that do not fit raise F.linear's own error."""
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         linear(torch.randn(4, 31), torch.randn(16, 32))
 
@@ -94,7 +94,7 @@ def test_gradients_flow_as_in_torch() -> None:
 
 
 def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> None:
-    """A backend whose kernel calls F.linear does not find itself."""
+    """A backend whose kernel calls F.linear does not recurse."""
     calls = routed(calls_the_patched_one)
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     with patched(), torch.no_grad():
@@ -144,7 +144,7 @@ def test_a_launcher_that_fails_is_demoted_and_the_call_served(routed) -> None:
 
 
 def test_torchs_own_call_runs_none_of_our_code(routed) -> None:
-    """Where torch's launcher is chosen, what is kept for the next call is torch's function itself."""
+    """If torch's launcher is chosen, the cache has torch's function itself."""
     routed(torch._C._nn.linear)
     x, weight = torch.randn(5, 32), torch.randn(16, 32)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_torchs_own_call_runs_none_of_our_code(routed) -> None:
 
 
 def test_a_row_is_used_after_the_tables_are_read_again(routed) -> None:
-    """What was kept for a call goes with the tables that it came from."""
+    """A cached launcher is dropped with the tables that it came from."""
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     with torch.no_grad():
         linear(x, weight)

@@ -1,4 +1,4 @@
-"""What Inductor writes for our ops: calls of the functions themselves, whenever it is loaded."""
+"""Inductor's code for our ops: calls of the functions themselves, whenever it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin of SGLang, in functions and classes with SGLang's signatures, written anew."""
+"""The plugin of SGLang, on a stub with SGLang's signatures."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_missing_function_is_named(sglang, monkeypatch, caplog) -> None:
     "option", [{"enable_deterministic_inference": True}, {"rl_on_policy_target": "fsdp"}], ids=lambda option: next(iter(option))
 )
 def test_deterministic_inference_stays(sglang_table, caplog, option) -> None:
-    """Where outputs must not depend on the batch nothing is routed, and one warning says so."""
+    """If outputs must not depend on the batch, nothing is routed, and one warning says so."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
     one = plain_layer()
     module("model_executor.model_runner").ModelRunner(one, **option).load_model()
@@ -270,7 +270,7 @@ def test_deterministic_inference_stays(sglang_table, caplog, option) -> None:
     ids=["switch", "seconds"],
 )
 def test_a_mistyped_variable_is_an_error(sglang_table, monkeypatch, variable, act: Callable[[], None], message) -> None:
-    """A value that means nothing is an error that says which do."""
+    """An invalid value is an error that lists the valid ones."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(UserError, match=message):

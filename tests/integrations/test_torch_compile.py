@@ -165,7 +165,7 @@ def test_transforms_and_autocast_keep_their_meaning() -> None:
 
 
 def test_an_exported_program_is_torchs_alone(tmp_path: Path) -> None:
-    """It is to run where nothing of ours is installed."""
+    """It must run without our package."""
     with patched(), torch.no_grad():
         program = torch.export.export(torch.nn.Linear(32, 16), (torch.ones(4, 32),))
 

@@ -49,7 +49,7 @@ def served(shape: Shape) -> bool:
 
 
 def fp8_kernel(kind: str, shape: tuple[int, int] = (N, K), *, symmetric: bool = True, out: torch.dtype = torch.bfloat16) -> Any:
-    """What vLLM chooses for an fp8 layer whose scales are of a kind: ``x-weight``, as ``token-channel``."""
+    """Return vLLM's kernel for an fp8 layer with a kind of scales: ``x-weight``, as ``token-channel``."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     said = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
     groups = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
@@ -178,7 +178,7 @@ def test_other_fp8_layers_are_refused(vllm_table, kind, fields) -> None:
 
 
 def int8_kernel(*, static: bool, channelwise: bool = True, symmetric: bool = True) -> Any:
-    """What vLLM chooses for an int8 layer."""
+    """Return vLLM's kernel for an int8 layer."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     return linear.init_int8_linear_kernel(channelwise, static, symmetric, "test")
 

@@ -79,7 +79,7 @@ def config_of(shape: Shape, **changed: Any) -> Any:
 
 
 def keys(kind: str) -> dict[str, Any]:
-    """What vLLM's methods say of the operands of a kind."""
+    """Return the keys by which vLLM's methods describe a kind's operands."""
     said = importlib.import_module(f"{LAYERS}.quantization.utils.quant_utils")
     of_x, of_weight, _, q_dtype = KINDS[kind]
     if not of_x:
@@ -169,12 +169,12 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
 
 @in_every_form
 def test_experts_are_routed_in_every_form(vllm_captured) -> None:
-    """Implement all that the base of vLLM's experts asks for, version by version."""
+    """The class implements all abstract methods of vLLM's experts in each version."""
     test_experts_are_routed(vllm_captured, "fp8 of rows", "silu")
 
 
 def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
-    """A method that had vLLM's function before the plugin was registered asks ours."""
+    """A method that imported vLLM's function before registration calls ours."""
     made = module("unquantized_fused_moe_method").UnquantizedFusedMoEMethod(config_of(shape_of("16 bits")))
 
     assert made.experts_cls.__name__ == "TunedGemmExperts"
@@ -228,7 +228,7 @@ def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -
 
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
 def test_experts_with_other_scales_stay_vllms(vllm_captured, kind, monkeypatch) -> None:
-    """Scales that do not go together in the op, and weights alone that are quantised, are vLLM's own."""
+    """Scales that the op cannot combine and weight-only quantisation stay vLLM's."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
     said = keys("other") | ({} if kind[1] else {"activation_key": None})

@@ -1,4 +1,4 @@
-"""When the plugin of vLLM is on, what it replaces, and what it says of a vLLM that differs."""
+"""The plugin's switch, its replacements in vLLM, and warnings about an unknown vLLM."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_registering_twice_is_registering_once(vllm_captured) -> None:
 
 
 def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
-    """A class or a list that is gone is a warning; the rest is routed all the same."""
+    """A missing class or list is a warning; the rest is routed all the same."""
     monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), "_POSSIBLE_FP8_KERNELS")
     monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
     plugin.register()
@@ -101,7 +101,7 @@ def test_a_requested_vllm_backend_is_named(vllm_table, caplog, per_quant) -> Non
 
 @in_every_form
 def test_a_cpu_has_a_summary_too(vllm, monkeypatch, caplog) -> None:
-    """Log what is routed after the warm-up of vLLM's worker of CPUs, which is its own."""
+    """vLLM's CPU worker has a separate warm-up, after which the routed layers are logged."""
     monkeypatch.setattr(type(importlib.import_module("vllm.platforms").current_platform), "is_cpu", lambda self: True)
     plugin.register()
     caplog.set_level("INFO", "vllm.tunedgemm")
@@ -122,7 +122,7 @@ def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, r
 
 
 def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
-    """A value that means nothing stops the start and says which do."""
+    """An invalid value stops the start and lists the valid ones."""
     monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
     with pytest.raises(UserError, match=r"TUNEDGEMM_VLLM: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
         plugin.register()

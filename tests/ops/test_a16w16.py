@@ -114,7 +114,7 @@ class TestColumns:
         ids=str,
     )
     def test_round_trip(self, shape):
-        """What a row cannot say in AITER's columns it says in ours."""
+        """Our columns hold the fields that AITER's cannot."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
 
     @listed(

@@ -78,7 +78,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a16w4_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -168,7 +168,7 @@ def test_inputs():
 
 @listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
-    """Who rounds x to the weight's format computes another op."""
+    """A kernel that rounds x to the weight's format computes another op."""
     which = shape(32, 48, 2048, outdtype=outdtype)
     x, weight, w_scale = OP.make_inputs(which, CPU, 3)
     rounded, x_scale = per_1x32_f4_quant(x)
@@ -197,7 +197,7 @@ def test_fakes_serve_meta_tensors():
 
 
 class TestFunction:
-    """gemm_a16wfp4, with AITER's arguments and two of ours behind them."""
+    """gemm_a16wfp4, with AITER's arguments followed by two of ours."""
 
     @listed("layout", ["aiter16x16", "row"])
     @listed("dtype", ["bf16", "fp16"])
@@ -214,7 +214,7 @@ class TestFunction:
         assert error_ratio(out.view(6, 32), reference, tolerance) == 0.0
 
     def test_the_output_is_bf16_by_default(self):
-        """As AITER's is, for activations in fp16, too; None asks for the dtype of x."""
+        """As AITER's is, for activations in fp16, too; None gives the dtype of x."""
         operands = OP.make_inputs(shape(2, 32, 64, dtype="fp16"), CPU, 0)
         assert TunedGemm().gemm_a16wfp4(*operands).dtype == torch.bfloat16
         assert TunedGemm().gemm_a16wfp4(*operands, dtype=None).dtype == torch.float16
@@ -228,7 +228,7 @@ class TestFunction:
         ],
     )
     def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
-        """By name; so is a weight whose type says something else than bpreshuffle."""
+        """By name; so is a weight whose type contradicts bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(f"a16w4_blockscale: {message}")):
             TunedGemm().gemm_a16wfp4(*operands, **fields)

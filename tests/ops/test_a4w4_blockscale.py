@@ -78,7 +78,7 @@ class TestShapeOf:
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a4w4_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -209,7 +209,7 @@ class TestFunction:
         ],
     )
     def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
-        """By name; so is a weight whose type says something else than bpreshuffle."""
+        """By name; so is a weight whose type contradicts bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(message)):
             TunedGemm().gemm_a4w4(*operands, **fields)

@@ -52,7 +52,7 @@ class TestShapeOf:
         assert OP.shape_of(int8(0, 8), int8(4, 8), scale(0, 1), scale(4)).scale == "row"
 
     def test_dtypes_and_bias(self):
-        """The dtype of operands, output and bias are fields; bf16 comes out where nothing else is asked for."""
+        """The dtype of operands, output and bias are fields; the output is bf16 by default."""
         operands = (torch.ones(2, 8).to(FP8), torch.ones(4, 8).to(FP8), scale(2, 1), scale(4, 1))
         assert OP.shape_of(*operands) == Shape("a8w8", 2, 4, 8, "fp8_e4m3fn", "bf16", scale="row")
         with_bias = OP.shape_of(*operands, scale(1, 4, dtype=torch.float16), otype=torch.float32)
@@ -87,7 +87,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a8w8: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -97,7 +97,7 @@ class TestShapeOf:
             OP.shape_of(int8(2, 8), int8(4, 8), scale(2), scale(4), otype=torch.int8)
 
     def test_a_shuffled_weight_belongs_to_the_other_function(self):
-        """The error names the function that takes it, and the way back."""
+        """The error names the right function, and unshuffling."""
         weight = shuffle_weight(int8(32, 32), (32, 16))
         with pytest.raises(
             OperandError, match=r"must be plain \(got layout aiter32x16\); call gemm_a8w8_bpreshuffle, or pass unshuffle_weight"

@@ -47,7 +47,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, weight, x_scale, message):
-        """A plain weight, and scales of which it is not clear how they lie, are refused."""
+        """A plain weight, and scales of ambiguous memory order, are refused."""
         with pytest.raises(OperandError, match=f"^a8w8_blockscale_bpreshuffle: .*{message}"):
             OP.shape_of(fp8(6, 288), weight, x_scale, torch.ones(2, 3))
 

@@ -62,7 +62,7 @@ class TestColumns:
         assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
 
     def test_another_layout_is_written(self):
-        """In the column of ours."""
+        """The column `layout` holds it."""
         shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
         assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
         assert OP.columns.format(shape)["layout"] == "aiter32x16"

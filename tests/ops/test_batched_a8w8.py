@@ -68,7 +68,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake is named with what was given."""
+        """Each error names the given value."""
         with pytest.raises(OperandError, match=rf"batched_a8w8: .*{message}"):
             OP.shape_of(*operands)
 
@@ -84,7 +84,7 @@ class TestColumns:
 
     @listed("shape", [plain(dtype="fp8_e4m3fnuz"), plain(outdtype="fp32", epilogue="bias")], ids=str)
     def test_round_trip(self, shape):
-        """What the key does not tell is in columns of ours."""
+        """Our columns hold the fields that the key lacks."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
 
     def test_a_dtype_of_another_family(self):
@@ -140,7 +140,7 @@ def test_work():
 
 
 def test_fakes_serve_meta_tensors():
-    """The output's form is known without data, bf16 where no dtype is asked for."""
+    """The output's shape is known without data, and its default dtype is bf16."""
     operands = (whole(3, 4, 8, device="meta"), whole(3, 5, 8, device="meta"), scale(3, 4, device="meta"), scale(3, 5, device="meta"))
     assert OP.fake(*operands).dtype == torch.bfloat16
     out = OP.fake(*operands, otype=torch.float32)
@@ -151,14 +151,14 @@ class TestFunctions:
     """AITER's functions over a dispatcher."""
 
     def test_both_names(self):
-        """The op names what its entry gives, and both names are one function."""
+        """The op names its public functions, and both names are one function."""
         functions = OP.entry(Dispatcher(OP))
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_a8w8"] is functions["batched_gemm_a8w8_CK"]
 
     @listed("shape", [plain(4, 16, 32), plain(4, 16, 32, dtype="fp8_e4m3fn", epilogue="bias")], ids=str)
     def test_the_result(self, shape):
-        """The scaled product in bf16, or in the dtype asked for; splitK changes nothing."""
+        """The scaled product in bf16, or in the requested dtype; splitK changes nothing."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_a8w8"]
         operands = OP.make_inputs(shape, CPU, 0)

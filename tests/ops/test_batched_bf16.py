@@ -62,7 +62,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, otype, message):
-        """Each mistake is named with what was given."""
+        """Each error names the given value."""
         with pytest.raises(OperandError, match=rf"batched_bf16: .*{message}"):
             OP.shape_of(*operands, otype=otype)
 
@@ -147,14 +147,14 @@ class TestFunctions:
     """AITER's functions over a dispatcher."""
 
     def test_both_names(self):
-        """The op names what its entry gives, and both names are one function."""
+        """The op names its public functions, and both names are one function."""
         functions = OP.entry(Dispatcher(OP))
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_bf16"] is functions["batched_gemm_bf16_CK"]
 
     @listed("bias", [False, True])
     def test_the_result(self, bias):
-        """The product in AITER's default dtype, x's own, or the one asked for, and the launcher is kept."""
+        """The product in AITER's default dtype, in x's or in the requested one; the launcher is cached."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_bf16"]
         shape = plain(4, 16, 32, dtype="fp16", epilogue="bias" if bias else "none")
@@ -183,7 +183,7 @@ class TestFunctions:
         assert len(dispatcher.launchers) == len(calls) + 1
 
     def test_operands_that_are_not_tensors(self):
-        """They are named by the op, and nothing is kept."""
+        """The error names the operands, and nothing is cached."""
         dispatcher = Dispatcher(OP)
         with pytest.raises(OperandError, match="x and weight must be tensors"):
             OP.entry(dispatcher)["batched_gemm_bf16"](ones(3, 4, 8), [1.0])

@@ -152,7 +152,7 @@ def _misaligned(operand: torch.Tensor) -> torch.Tensor:
 
 @EVERY
 def test_every_op_has_functions_with_aiters_names(name: str) -> None:
-    """Each op states its functions, each can be had of the package and says what it takes."""
+    """Each op lists its functions, which the package exports with documented operands."""
     op = op_named(name)
     assert op.functions and op.entry is not None
     for function in op.functions:

@@ -44,7 +44,8 @@ class TestShapeOf:
     """From the operands of a call to its shape."""
 
     def test_every_example_and_its_fields(self):
-        """Tokens are M, model_dim N and inter_dim K; what the operands do not tell comes by name."""
+        """Tokens are M, model_dim N and inter_dim K;
+        fields that the operands do not determine are passed by name."""
         shape, operands = inputs()
         assert (shape.m, shape.n, shape.k, shape.dtype, shape.outdtype) == (4, 128, 64, "bf16", "bf16")
         assert OP.shape_of(*operands, quant_type=QuantType.per_Token) == shape
@@ -57,7 +58,7 @@ class TestShapeOf:
 
     @listed("cells", [TENSOR, {}, BLOCK, FP4], ids=lambda cells: cells.get("q_type", "QuantType.per_Token"))
     def test_scales_in_every_form(self, cells):
-        """Scales may be flattened or have a last dimension of one where nothing can be mistaken."""
+        """Scales may be flattened or have a last dimension of one if that is unambiguous."""
         shape, operands = inputs(**cells)
         fields = OP.fields(shape)
         forms = {
@@ -123,7 +124,7 @@ class TestShapeOf:
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, cells, change, message):
-        """Each mistake is named with what was given and what would fit."""
+        """Each error names the given value and the valid one."""
         shape, operands = inputs(**cells)
         operands += [None] * (9 - len(operands))
         for place, wrong in change.items():
@@ -151,7 +152,7 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiters(self):
-        """The weights of AITER's rows are shuffled; what is written is what was read."""
+        """The weights of AITER's rows are shuffled; it is written as it was read."""
         shape = OP.columns.parse(ROW)
         assert shape.layout == "aiter16x16"
         assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": ""}
@@ -206,7 +207,7 @@ class TestColumns:
         assert again == {key: text for key, text in {**cells, "err_ratio": "2.0%"}.items() if text and key != "tflops"}
 
     def test_errors_of_the_stages_are_kept(self):
-        """Where nothing was measured anew the two errors stay as they were."""
+        """Without a new measurement the two errors are unchanged."""
         cells = {"kernelName": "a+b", "splitK": "0", "err_ratio": "0.121", "err1": "0.3%", "err2": "12.1%", "block_m": "32"}
         written = OP.columns.write(cells)
         assert (written["err1"], written["err2"], written["block_m"]) == ("0.3%", "12.1%", "32")

@@ -66,7 +66,7 @@ def test_different_calls_have_different_launchers(dispatcher, what):
 
 
 def test_an_operand_that_is_not_a_tensor(dispatcher):
-    """It is named, and nothing is kept."""
+    """The error names it, and nothing is cached."""
     with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
         hot_function(dispatcher, dispatcher.op.operands)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
     assert not dispatcher.launchers
@@ -124,14 +124,14 @@ class TestWeightScaled:
         assert len(dispatcher.launchers) == 2
 
     def test_an_operand_that_is_not_a_tensor(self):
-        """It is named, and nothing is kept."""
+        """The error names it, and nothing is cached."""
         dispatcher = Dispatcher(self.op)
         with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):
             hot_function(dispatcher, dispatcher.op.operands)(*self.operands[:2], None, None, None)
         assert not dispatcher.launchers
 
     def test_a_launcher_that_fails_is_replaced(self):
-        """Its error, the call's key and its operands go to who finds another."""
+        """Its error, the call's key and its operands go to the function that finds another."""
         dispatcher = Dispatcher(self.op)
         wanted = hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None)
         (key,) = dispatcher.launchers

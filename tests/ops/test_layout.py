@@ -20,7 +20,7 @@ def test_the_type_gives_the_layout():
 
 
 def test_the_other_kind_is_refused():
-    """The message says what was given and what would fit."""
+    """The message has the given and the valid layout."""
     assert plain_layout("a8w8", WEIGHT, "other") == "row"
     with pytest.raises(OperandError, match=r"a8w8: .*plain .got layout aiter16x16.; call other, or pass unshuffle_weight"):
         plain_layout("a8w8", shuffle_weight(WEIGHT), "other")
@@ -43,7 +43,7 @@ def test_a_weight_shuffled_by_another_library_is_refused(name):
 
 
 def test_a_declared_shuffled_weight_runs():
-    """What the message names is taken."""
+    """The declaration that the error message names is accepted."""
     shuffled = shuffle_weight(WEIGHT)
     theirs = shuffled.plain.clone()
     theirs.is_shuffled = True

@@ -76,7 +76,7 @@ class TestFunction:
         assert torch.equal(theirs, self.call(dispatcher, shape, operands))
 
     def test_experts_of_other_ranks(self):
-        """What the ranks of an expert-parallel group compute adds up to the whole."""
+        """The results of an expert-parallel group's ranks add up to the whole."""
         shape, operands = inputs(token="9", topk="3", **PLAIN)
         hidden, w1, w2, *routing = operands
         total = torch.zeros(9, 128)
@@ -140,7 +140,7 @@ class TestFunction:
          ("gate_mode", "interleave"), ("shared_expert_id", 3), ("shared_w1", torch.zeros(1))],
     )  # fmt: skip
     def test_arguments_that_are_not_computed(self, argument, value):
-        """What would change the result and is not computed raises and names itself; AITER's defaults do not."""
+        """An unsupported argument that would change the result is a named error; AITER's defaults pass."""
         shape, operands = inputs(**PLAIN)
         with pytest.raises(OperandError, match=f"fmoe: {argument} is not computed here"):
             self.call(Dispatcher(OP), shape, operands, **{argument: value})

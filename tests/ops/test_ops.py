@@ -115,7 +115,7 @@ def test_every_op_is_consistent(name):
 
 
 def test_an_unknown_op_lists_the_known():
-    """The error names what was asked for and what there is."""
+    """The error has the requested name and the known ones."""
     with pytest.raises(UnknownOpError, match=r"unknown op 'a17w17'; registered: .*a16w16"):
         op_named("a17w17")
 

@@ -70,7 +70,7 @@ def test_padded_asks_as_aiter_does():
 
 
 def test_padding_rounds_up_except_at_the_clamp():
-    """A row tuned for fewer rows than asked for answers only above M = 8192 with N above 4096."""
+    """A row of a smaller M serves only M above 8192 with N above 4096."""
     for m in sizes(3):
         assert min(padded(m, 4096)) == m
         assert min(padded(m, 4097)) == min(m, 8192)
@@ -106,7 +106,7 @@ def test_checked_token_counts(m, asked):
 
 
 def test_tokens_ask_as_aiter_does_after_the_exact_number():
-    """First the number itself, which AITER never asks for, then AITER's in its order; N does not matter."""
+    """First the number itself, which AITER never looks up, then AITER's in its order; N does not matter."""
     for m in sizes(5):
         expected = dict.fromkeys([m, *aiters_tokens(m)])
         assert list(tokens(m, 64)) == list(expected), m

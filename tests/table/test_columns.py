@@ -1,4 +1,4 @@
-"""Columns: whose file it is that has these, and which lines of it are another op's."""
+"""Columns: the op of a file, and its lines of other ops."""
 
 from __future__ import annotations
 

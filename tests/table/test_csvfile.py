@@ -38,7 +38,7 @@ def path(tmp_path):
 
 
 def test_one_row_of_aiters(path):
-    """A line of AITER's file becomes a row with all it says."""
+    """A line of AITER's file becomes a row with all its values."""
     rows, problems = read_rows(written(path, HEADER, LINE), OP)
     assert problems == []
     assert rows == [row(us=9.1234)]
@@ -182,13 +182,13 @@ def test_a_file_that_is_no_table(path, faults_of):
 
 
 def test_a_folder_is_not_a_table(tmp_path):
-    """A folder given for a file is said to be one."""
+    """The error says that the path is a folder."""
     with pytest.raises(TableError, match="is a folder"):
         read_rows(tmp_path, OP)
 
 
 def test_header_alone_is_an_empty_table(path):
-    """A file with nothing but column names is a table without rows."""
+    """A file with only column names is a table without rows."""
     assert read_rows(written(path, HEADER), OP) == ([], [])
 
 
@@ -290,7 +290,7 @@ def test_a_bad_untuned_file(path, faults_of):
 
 
 def test_written_rows_come_back(path):
-    """What is written is read back: shapes, kernels, texts with commas and quotes, unknown columns."""
+    """Written rows are read back: shapes, kernels, texts with commas and quotes, unknown columns."""
     rows = [
         row(libver='1.2, "beta"', device="amd-instinct-mi300x", extra=(("note", "by hand, twice"),)),
         row(m=0, us=3.0),

@@ -73,7 +73,7 @@ def random_rows(draw: random.Random, shapes: Sequence[Shape], count: int) -> lis
 
 
 def search(op: Op, layers: Sequence[Sequence[Row]], shape: Shape, device: Device) -> list[tuple[Row, str, bool]]:
-    """What `Table.candidates` promises, by a search through all rows for each place of the order."""
+    """Return the result of `Table.candidates`, by a search through all rows for each place of the order."""
     rungs = [(0, "pinned"), *((m, word) for m, word in op.padded_m(shape.m, shape.n).items() if m)]
     keys = [(word, attrs.evolve(kin, m=m, bias_dtype="")) for m, word in rungs for kin in op.equivalent_shapes(shape)]
     found = []

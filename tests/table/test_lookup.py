@@ -183,7 +183,7 @@ def test_broken_files_are_left_out(tmp_path, monkeypatch, caplog, shipped):
 
 
 def test_a_broken_file_above_is_an_error(tmp_path):
-    """A file that was asked for by name cannot be left out silently."""
+    """A file that was named explicitly is not skipped silently."""
     with pytest.raises(TableError, match="no such file"):
         Table.load(OP, above=[tmp_path / "missing.csv"])
 

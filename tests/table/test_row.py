@@ -74,7 +74,7 @@ def test_a_short_form_may_have_further_columns(tmp_path):
 
 
 def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
-    """rocblas rows run torch's own product; their solution numbers mean nothing, which is said once."""
+    """rocblas rows run torch's own product; one warning says that their solution numbers are ignored."""
     monkeypatch.setattr("tunedgemm.table.row._told_once", functools.cache(_told_once.__wrapped__))
     path = tmp_path / "t.csv"
     path.write_text("cu_num,M,N,K,libtype,solidx,soltimes\n304,1,64,64,rocblas,77,2.5\n304,2,64,64,rocblas,78,2.5\n")

@@ -79,7 +79,7 @@ def same(path: Path, op=OP) -> int:
 
 
 def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, faults_of):
-    """Also in columns of other ops and in those that mean nothing here, whatever their order."""
+    """Also in columns of other ops and in unknown ones, whatever their order."""
 
     def check(name):
         monkeypatch.setattr(module, "_WORTH", 0)
@@ -177,7 +177,7 @@ def test_the_short_form(tmp_path):
 
 
 def test_broken_files_give_the_same_errors(tmp_path, faults_of):
-    """What cannot be a table raises the error of reading it, or has its rows and problems."""
+    """A broken file raises the error of reading it, or has its rows and problems."""
 
     def check(content):
         file = tmp_path / "t.csv"
@@ -215,7 +215,7 @@ def test_an_op_whose_kinds_limit_sizes(tmp_path):
 
 
 def test_an_op_that_refuses_sizes(tmp_path, monkeypatch):
-    """A parser that refuses some K, or reads one size from another's column, is asked about every line."""
+    """A parser that refuses some K, or reads one size from another's column, parses every line."""
 
     def picky(cells):
         shape = OP.columns.parse(cells)

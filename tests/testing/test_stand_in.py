@@ -180,7 +180,7 @@ def test_a_stand_in_exists_only_inside_the_block(tmp_path):
 
 
 def test_a_folder_without_a_distribution_is_an_error(tmp_path):
-    """A wrong folder is named, with what would have to lie in it."""
+    """The error names a wrong folder and its required content."""
 
     class Misplaced(StandInConformance):
         libtype, folder = "fakemine", tmp_path / "instaled"

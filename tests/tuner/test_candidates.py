@@ -1,4 +1,4 @@
-"""Candidates: what the backends offer for a shape, and what of it has the bias split off."""
+"""Candidates: the backends' solutions for a shape, and those with a split bias."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def never(request: Any) -> str:
     (CheckFirst, "fault", "fault"), (TakeSamples, "crashed", "crashed"), (CheckAgain, "crashed", "crashed"),
 ])  # fmt: skip
 def test_a_crash_blames_the_running_solution(kind: type, status: str, wanted: str) -> None:
-    """Wherever "two" ends the worker, it alone has the status, and the others are measured as if
-    nothing had been.
+    """Wherever "two" ends the worker, only it gets the status, and the others are measured
+    normally.
     """
     outcome, _ = tuned(device_tuner(dies_at(kind, "two", status), bench=clock()))
 
@@ -130,7 +130,7 @@ def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
 def test_only_kept_solutions_are_checked_fully() -> None:
     """One right call is enough for a rough timing.
 
-    What is slow there costs no more, and nothing is timed accurately unchecked.
+    Slow solutions cost no further check, and every solution is checked before accurate timing.
     """
     made = device_tuner(never, bench=clock(three=20.0))
     outcome, _ = tuned(made)
@@ -142,7 +142,7 @@ def test_only_kept_solutions_are_checked_fully() -> None:
 
 @pytest.mark.parametrize("how", [{"deterministic": True}, {"batch_invariant": True}], ids=str)
 def test_deterministic_runs_check_all_solutions_fully(how: dict[str, bool]) -> None:
-    """Else all that goes on might be of the wrong kind, and nothing of the right kind be left."""
+    """Otherwise the screen might keep only solutions that fail, and drop all that pass."""
     options = attrs.evolve(QUICK, **how)
     made = device_tuner(never, options, bench=clock(three=20.0))
     tuned(made)
@@ -244,7 +244,7 @@ def test_final_timings_are_emitted_at_once_and_only_once() -> None:
 
 
 def test_solutions_with_known_timings_do_not_run() -> None:
-    """Final timings of an interrupted run stand; their solutions are not even bound."""
+    """Final timings of an interrupted run are kept; their solutions are not even bound."""
     made = device_tuner(never)
     known = [Timing(SHAPE, Solution("turbo", "two"), "crashed", detail="the last time")]
 
@@ -311,10 +311,7 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
 
 
 def test_an_incumbent_stays_unless_it_loses_a_paired_comparison() -> None:
-    """The row of the table keeps its shape against what is as fast.
-
-    A clearly faster one takes it.
-    """
+    """The table's row stays against an equally fast solution. A clearly faster one replaces it."""
     task = Task(SHAPE, incumbent=Solution("turbo", "three"))
 
     same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
@@ -325,7 +322,7 @@ def test_an_incumbent_stays_unless_it_loses_a_paired_comparison() -> None:
 
 
 def test_the_tables_row_is_measured_even_if_unlisted() -> None:
-    """What refining found once may not be found again.
+    """Refinement may not find the same solution again.
 
     It keeps its shape all the same, unless it fails.
     """
@@ -363,9 +360,9 @@ def test_an_incumbent_in_the_paired_comparison_is_checked_again() -> None:
     [("", 10.2, "one", 9.8), ("power cap", 10.2, "three", 10.0), ("power cap", 10.0, "one", 10.0), ("heat", 10.2, "one", 9.8)],
 )
 def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alone: float, wanted: str, us: float) -> None:
-    """Faster among others and slower alone, it does not replace what serves the shape.
+    """Faster among others but slower alone, it does not replace the incumbent. Its time is the one
 
-    Its time is the one alone.
+    measured alone.
     """
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
@@ -387,7 +384,7 @@ def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alon
 def test_a_winner_is_checked_after_its_timing() -> None:
     """The fastest fails in its paired comparison.
 
-    What is chosen instead was too slow to be checked again before.
+    The solution chosen instead was too slow to be checked earlier.
     """
     checks: list[bool] = []
 

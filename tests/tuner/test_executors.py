@@ -93,7 +93,7 @@ def test_every_task_is_done_once_and_the_faster_device_does_more() -> None:
 
 
 def test_tasks_are_compiled_ahead_up_to_the_limit() -> None:
-    """Compilers get work for shapes to come; --batch bounds how far ahead."""
+    """Compilers get work for later shapes; --batch bounds how far ahead."""
     tuner = Hand("one")
     seen: list[int] = []
     group = WorkerGroup([tuner], deque(TASKS), ahead=3)
@@ -140,7 +140,7 @@ def test_a_device_that_is_asked_to_exit_ends_the_run() -> None:
 
 
 def test_without_devices_tasks_are_left() -> None:
-    """When the last device is lost, the loop ends, and says what was not done."""
+    """When the last device is lost, the loop ends with the remaining tasks."""
     group = WorkerGroup([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
 
     done = outcomes(group)
@@ -206,7 +206,7 @@ def test_devices_are_all_of_the_machine_or_the_requested_ones(
     (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
 ])  # fmt: skip
 def test_missing_devices_are_a_user_error(count: int, options: Options, visible: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what is there, before anything is started."""
+    """The error lists the present devices before anything starts."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 

@@ -151,8 +151,8 @@ def connected(cluster: TwoNodes) -> Iterator[TwoNodes]:
 def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shape is tuned once, the trial log names both nodes, and no process stays on them.
 
-    The nodes find a plugin through the driver's PYTHONPATH. It lists what the driver's environment
-    asks for, whatever the node's says.
+    The nodes find a plugin through the driver's PYTHONPATH. An actor follows the driver's
+    environment, not its node's.
     """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
@@ -353,6 +353,6 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(("registry", "bench", "words"), [(fake_registry, None, "registry"), (lambda: None, lambda *_: None, "pickled")])
 def test_what_cannot_be_pickled_is_refused(tmp_path: Path, registry: Callable[[], Registry | None], bench: Any, words: str) -> None:
-    """Backends and times of this process alone are no use on other machines."""
+    """Backends and times of this process cannot be used on other machines."""
     with pytest.raises(UserError, match=words):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=FAST, registry=registry(), bench=bench)

@@ -21,7 +21,7 @@ A, B, C, D = (Solution("fake", name) for name in "abcd")
 
 
 class Chip:
-    """A device whose clock depends on how many samples it was asked for, and whose samples are noisy.
+    """A device with noisy samples, whose clock depends on the number of samples so far.
 
     Args:
         times: true microseconds of each solution at the first clock.
@@ -62,7 +62,7 @@ class Chip:
 
 
 def warming(samples: int) -> float:
-    """What an H200 does under load: 10 % slower in the end."""
+    """The behaviour of an H200 under load: 10 % slower in the end."""
     return 1 + 0.1 * (1 - math.exp(-samples / 150))
 
 
@@ -97,7 +97,7 @@ def test_the_median_and_its_noise() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drifting_clock_misleads_sequential_timing_and_not_the_race(seed: int) -> None:
-    """On a chip that warms up, one after the other picks who came first.
+    """On a warming chip, sequential timing picks the solution that ran first.
 
     The race picks the fastest, by its true lead.
     """
@@ -140,14 +140,14 @@ def test_two_copies_of_one_kernel_tie(noise: float, drift: Callable[[int], float
 
 @pytest.mark.parametrize("noise", [0.002, 0.01])
 def test_three_percent_is_not_a_tie(noise: float) -> None:
-    """The margin that lets copies tie does not hide what is worth having, whatever the table has."""
+    """The margin that lets copies tie does not hide a real gain over the table's row."""
     found = [winner(race(SHAPE, [A, B], Chip({A: 51.5, B: 50.0}, warming, noise, seed), EFFORT, None), A) for seed in range(100)]
 
     assert sum(solution == B for solution, _ in found) >= 95
 
 
 def test_a_race_drops_clearly_slower_solutions() -> None:
-    """Who is clearly slower gets few rounds; the one that is spared gets as many as the best."""
+    """Clearly slower solutions get few rounds; the one that is spared gets as many as the best."""
     times = {A: 100.0, B: 130.0, C: 140.0, D: 100.3}
     chip = Chip(times, warming, 0.004)
     answers = race(SHAPE, list(times), chip, EFFORT, C)
@@ -167,7 +167,7 @@ def test_an_ineligible_solution_drops_no_other() -> None:
 
 
 def test_a_race_of_ties_ends_early() -> None:
-    """Where all are equal and quiet, the rest of the rounds would decide nothing."""
+    """If all are equal and noise is low, further rounds would decide nothing."""
     chip = Chip({A: 100.0, B: 100.0, C: 100.1}, warming, 0.0005)
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
@@ -176,9 +176,7 @@ def test_a_race_of_ties_ends_early() -> None:
 
 
 def test_an_undecided_race_runs_to_iters() -> None:
-    """Noise that hides the order is met with all the rounds that are allowed, the warm-up's not
-    counted.
-    """
+    """If noise hides the order, all allowed rounds run, without those of the warm-up."""
     chip = Chip({A: 100.0, B: 100.8}, noise=0.05)
     answers = race(SHAPE, [A, B], chip, Effort(warmup=5, iters=37, seconds=1e9), None)
 
@@ -204,9 +202,7 @@ def test_a_race_ends_at_its_deadline() -> None:
 
 
 def test_a_failing_finalist_leaves_the_race_running() -> None:
-    """A solution that crashes in the warm-up or in the middle comes back as the Timing that says
-    so.
-    """
+    """A solution that crashes in the warm-up or later is returned as a failed Timing."""
     chip = Chip({A: 100.0, B: 99.0, C: 101.0}, noise=0.02, fails={A: 3, B: 10})
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
@@ -259,8 +255,8 @@ class Capped(Chip):
 
 
 def test_at_the_power_cap_each_solution_runs_alone() -> None:
-    """What is quicker at one clock and spends more than that seems faster in rounds, and is found
-    to be slower by itself.
+    """A solution that is faster at equal clocks but uses more power seems faster in rounds, and is
+    slower alone.
     """
     chip = Capped({A: 1000.0, B: 1050.0}, {A: 1.3, B: 1.2})
     mixed = paired_comparison([A, B], chip, EFFORT)

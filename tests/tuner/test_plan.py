@@ -1,4 +1,4 @@
-"""Which shapes are tuned, by whom, and in which order."""
+"""The shapes to tune, their shard and their order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tuned_shapes_are_skipped_and_duplicates_folded(table: Path) -> None:
 
 
 def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
-    """With --all nothing is left out, and the task knows what its table has."""
+    """With --all no shape is skipped, and the task has the table's row."""
     tasks = plan(OP, LISTED, table, H200, Options(all=True)).tasks
 
     assert {task.shape: task.incumbent for task in tasks if task.incumbent} == dict.fromkeys(SHAPES[:2], Solution("turbo", "good"))
@@ -60,7 +60,7 @@ def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
 
 
 def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> None:
-    """A row that names the device goes before one that does not, then the faster.
+    """A row that names the device precedes one without a name, then the faster one wins.
 
     A time of 0 does not count as a row.
     """
@@ -110,7 +110,7 @@ def test_a_shard_does_not_depend_on_the_table(table: Path, tmp_path: Path) -> No
     ids=["one", "the other", "both", "libtype is gone"],
 )
 def test_stale_takes_rows_of_another_library_version(table: Path, libvers: dict[str, str], stale: list[Shape]) -> None:
-    """Of the listed shapes those of this device whose row is of another version.
+    """Selected are the listed shapes whose row on this device has another version.
 
     New shapes are not tuned then.
     """
@@ -180,7 +180,7 @@ def test_a_budget_finishes_groups(tmp_path: Path, option: str) -> None:
 def test_batch_invariant_shapes_count_as_tuned_by_a_row_for_any_m(table: Path) -> None:
     """A pinned group is tuned, and its solution is the incumbent of --all.
 
-    Rows of single M say nothing.
+    Rows of single M do not count.
     """
     write_rows(table, OP, [row(SHAPES[0]), row(attrs.evolve(SHAPES[3], m=0), "pinned")])
 
@@ -201,7 +201,7 @@ def test_groups_are_tasks_that_differ_in_m_alone() -> None:
 
 @pytest.mark.parametrize("text", ["", "M,N\n1,2\n", "\0"], ids=["empty", "no K", "binary"])
 def test_a_file_that_is_not_a_table_is_an_error(tmp_path: Path, text: str) -> None:
-    """Nothing is planned over an output that nothing could be put into."""
+    """An output that cannot take rows is refused before planning."""
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TableError, match=r"t\.csv"):
         plan(OP, LISTED, tmp_path / "t.csv", H200, Options())

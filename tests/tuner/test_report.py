@@ -1,4 +1,4 @@
-"""What people see of a run.
+"""The display and the summary of a run.
 
 One line a shape in a file, a display in a terminal of any width, and the summary.
 """
@@ -63,7 +63,7 @@ def summarized(report: Report, *, verbose: bool = False, width: int = 160) -> st
 
 
 def test_a_file_gets_one_line_a_shape() -> None:
-    """Steps say nothing there.
+    """Steps print nothing there.
 
     A line has the number, the shape, the winner, its time and gain, and is never wrapped.
     """
@@ -97,7 +97,7 @@ def test_verbose_lines_have_every_solution(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_display_shows_progress_and_busy_devices() -> None:
-    """Shapes done, GPUs busy, gain, time gone and left.
+    """The display has shapes done, busy GPUs, gain, elapsed and remaining time.
 
     Per GPU its shape, activity, solution, best so far and its gain.
     """
@@ -122,13 +122,13 @@ def test_the_display_shows_progress_and_busy_devices() -> None:
 
 
 def test_the_display_before_the_plan() -> None:
-    """Until the devices have begun there is one line, and no count of anything."""
+    """Until the devices have begun, the display is one line without counts."""
     output = terminal()
     assert shown(Progress(output=output), output) == ["starting · 0:00 elapsed"]
 
 
 def test_equal_gpus_have_different_lines() -> None:
-    """GPUs that differ in their index or node alone have a row each.
+    """GPUs that differ only in index or node have a row each.
 
     Nodes are named where there are several.
     """
@@ -179,9 +179,9 @@ def test_the_display_fits_any_terminal(width: int) -> None:
 
 
 def test_retimed_solutions_do_not_count_as_shapes() -> None:
-    """What is retimed for a pin is neither counted nor printed as a shape.
+    """Solutions retimed for a pin are not counted or printed as shapes. Shapes of an earlier run
 
-    What an earlier run had done is, and takes no time.
+    are, at no time.
     """
     output = told()
     progress = Progress(output=output)
@@ -197,7 +197,8 @@ def test_retimed_solutions_do_not_count_as_shapes() -> None:
 
 
 def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean time of a shape, times what waits, over the devices at work; never more than the budget.
+    """The estimate is the mean time of a shape times the waiting ones, over the busy devices;
+    never more than the budget.
 
     Unknown at first.
     """
@@ -224,7 +225,7 @@ def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatc
 def test_a_terminal_keeps_the_lines_and_loses_the_display() -> None:
     """While it runs the display is there.
 
-    At the end the lines of the shapes are what is left above the summary.
+    At the end only the lines of the shapes remain above the summary.
     """
     output = terminal(100)
     with Progress(output=output) as progress:
@@ -263,7 +264,7 @@ def test_devices_may_emit_from_their_threads() -> None:
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("closed file")])
 def test_a_closed_output_does_not_end_the_run(error: Exception) -> None:
-    """A closed pipe or a terminal that is gone silences the progress.
+    """A closed pipe or terminal silences the progress.
 
     The outcomes are still counted.
     """
@@ -346,7 +347,7 @@ def test_the_summary_has_the_budget_and_the_pins() -> None:
 
 
 def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
-    """The trial log is named where there is one."""
+    """The trial log is named if it exists."""
     (tmp_path / "t.trials.jsonl").touch()
 
     assert f"every trial: {tmp_path / 't.trials.jsonl'}" in summarized(Report(GPUS, tmp_path / "t.csv", (outcome(TASKS[0]),)))
@@ -373,7 +374,7 @@ def test_a_run_without_work_has_a_summary() -> None:
 
 
 def test_the_summary_distinguishes_skipped_shapes() -> None:
-    """--stale leaves out other rows than a run does that skips what is tuned.
+    """--stale skips rows for other reasons than a run that skips tuned shapes.
 
     An input without shapes differs from both.
     """

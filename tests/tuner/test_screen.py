@@ -22,7 +22,7 @@ def solution(name: object, libtype: str = "tri") -> Solution:
 
 
 class Chip:
-    """A sampler over true times that counts rounds and what they take, and slows down by *drift* a
+    """A sampler over true times that counts rounds and their time, and slows down by *drift* a
     call.
     """
 
@@ -63,7 +63,7 @@ def test_slow_solutions_get_one_round() -> None:
 
 
 def test_survivors_are_near_the_best_and_first_guesses() -> None:
-    """Who is 30 % behind goes no further, but for each backend's first guess.
+    """Solutions that are 30 % slower are dropped, except each backend's first guess.
 
     The rest have the status screened.
     """
@@ -107,9 +107,9 @@ def test_noise_widens_the_band() -> None:
 
 
 def test_failures_are_reported_and_dropped() -> None:
-    """What crashes while it is timed comes back as its Timing.
+    """A solution that crashes while it is timed is returned as its Timing. If all crash, none
 
-    Where nothing is left, nothing survives.
+    survives.
     """
     times = {solution(1): 0.0, solution(2): 10.0}
     found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)
@@ -136,7 +136,7 @@ class Hill:
 
 
 def test_refinement_climbs_while_it_gains() -> None:
-    """Neighbours of the best are tried, then theirs; no solution is asked about or timed twice."""
+    """Neighbours of the best are tried, then theirs; no solution is queried or timed twice."""
     hill = Hill(0.02)
     found = screen(SHAPE, [solution(place) for place in (10, 47, 90)], Chip(hill.times), 20, hill.neighbours, 0.0)
 
@@ -164,7 +164,7 @@ def test_shapes_at_the_roofline_are_not_refined(floor: float, passes: int) -> No
 
 
 def test_a_backend_far_behind_is_not_refined() -> None:
-    """Neighbours are asked of the libtypes that may still win."""
+    """Only libtypes that may still win are refined."""
     asked: list[Solution] = []
     times = {solution(1): 10.0, solution(2, "slow"): 20.0}
     screen(SHAPE, list(times), Chip(times), 20, lambda leaders: asked.extend(leaders) or [], 0.0)

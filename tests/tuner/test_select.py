@@ -42,7 +42,7 @@ def test_a_row_without_a_time_never_wins(us: float) -> None:
 
 
 def test_ties_go_to_the_incumbent_then_by_rank() -> None:
-    """Within noise or 0.5 % what the table has stays.
+    """Within noise or 0.5 % the table's row stays.
 
     Without an incumbent the earlier libtype gets it.
     """
@@ -53,9 +53,9 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
 
 def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
-    """What is as fast within noise as the guess is luck.
+    """A solution as fast as the guess within noise does not replace it. A clearly faster one does,
 
-    What is clearly faster is not, and a libtype of a better rank goes first.
+    and a libtype of better rank precedes it.
     """
     tied = (timing("triton", 10.0, name="lucky"), timing("triton", 10.03, name="guess"))
     guesses = {Solution("triton", "guess"), Solution("torch", "k")}
@@ -119,7 +119,7 @@ def pinned(
 
 
 def test_the_pin_takes_the_least_time_over_the_workload() -> None:
-    """One solution for all M: what the workload runs most decides."""
+    """One solution for all M: the most frequent shapes decide."""
     both = (at(1, "asm", 5.0), at(64, "asm", 30.0), at(1, "triton", 8.0), at(64, "triton", 20.0))
 
     assert pinned(*both) == "triton:k"

@@ -1,4 +1,4 @@
-"""Session: what is asked of a device, one thing at a time, whatever was asked before."""
+"""Session: requests to a device, each independent of earlier ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def session(**options) -> Session:
 
 
 def test_a_restarted_session_answers_like_the_first() -> None:
-    """A worker that was replaced binds what it is asked about, so nothing has to be repeated."""
+    """A replaced worker binds the requested solutions, so no earlier request must be repeated."""
     samples = session().sample(SHAPE, (GOOD,), 3)
 
     assert isinstance(samples[GOOD], Samples)
@@ -111,7 +111,7 @@ def test_determinism_is_checked_only_on_request(asked: bool) -> None:
 
 
 def test_batch_invariance_is_checked_only_on_request() -> None:
-    """A backend's claim counts for nothing: rows are compared over several M."""
+    """A backend's claim does not count: rows are compared over several M."""
 
     def by_size(solution, shape, x, weight):
         exact = (x.double() @ weight.double().t()).float()

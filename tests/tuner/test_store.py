@@ -1,4 +1,4 @@
-"""What a run writes, what survives its death, and what the next run makes of it."""
+"""A run's files, their state after a crash, and their use by the next run."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestResume:
         assert lines(second)[0]["run"] in lines(second)[-3]["resumes"]
 
     def test_survives_several_interruptions(self, begin):
-        """A third run knows what the first two measured, also of one shape."""
+        """A third run reuses the trials of the first two, also of one shape."""
         for name in ("a", "b"):
             store = begin()
             store.log(PLACE, [timing(SHAPES[0], name)])
@@ -225,7 +225,7 @@ class TestResume:
         assert len(third.known(H200, SHAPES[1])) == 1
 
     def test_reuses_nothing_measured_with_other_options(self, begin, caplog):
-        """Other options or versions are other trials, as the log says; --no-resume reuses none."""
+        """Trials of other options or versions are not reused, and a log line says so; --no-resume reuses none."""
         caplog.set_level(logging.INFO, "tunedgemm")
         first = begin()
         first.log(PLACE, [timing(SHAPES[0], "a")])
@@ -257,7 +257,7 @@ class TestResume:
         assert len(heir.known(H200, SHAPES[0])) == len(heir.known(H200, SHAPES[1])) == 1
 
     def test_writes_the_row_that_a_killed_run_had_not_written(self, begin, monkeypatch):
-        """A row that is in the log alone is written, with its version, by the next open."""
+        """The next open writes a row that only the log has, with its version."""
         first = begin()
         first.record(outcome(SHAPES[0]))
         monkeypatch.setattr(module, "upsert", _full)
@@ -338,7 +338,7 @@ class TestTable:
 
     @pytest.mark.parametrize("content", [b"", b"M,N\n1,2\n", b"\xff\xfe", b"gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,6"])
     def test_a_broken_table_is_an_error_before_measuring(self, begin, tmp_path, content):
-        """Nothing is begun: no log is written and the file is as it was."""
+        """The run does not begin: no log is written and the file is as it was."""
         (tmp_path / "t.csv").write_bytes(content)
         with pytest.raises(TableError, match=r"t\.csv"):
             begin()

@@ -33,7 +33,7 @@ def rows(path: Path) -> dict[int, str]:
 
 
 def test_every_candidate_ends_with_a_status_and_the_good_one_wins(tmp_path: Path) -> None:
-    """Raising, wrong and slow solutions cost themselves only, and the log says what became of each."""
+    """Raising, wrong and slow solutions cost only themselves, and the log has the status of each."""
 
     def call(solution, shape, x, weight):
         if solution.kernel_name == "raises":
@@ -70,7 +70,7 @@ def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:
 def test_a_row_of_aiter_is_replaced_when_measured_again(tmp_path: Path) -> None:
     """AITER's rows name no device.
 
-    With --all the new row takes the place of such a row, whatever time it claims.
+    With --all the new row replaces such a row, whatever its time.
     """
     registry, path = fake_registry(fake_backend("turbo", solutions=("a",), call=linear)), tmp_path / "t.csv"
     tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry)
@@ -141,7 +141,7 @@ def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> Non
 
 
 def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What raises while the neighbours are listed is logged.
+    """An exception while the neighbours are listed is logged.
 
     The listed solutions are tuned all the same.
     """
@@ -205,7 +205,7 @@ def test_the_profile_holds_every_candidate(tmp_path: Path) -> None:
 
 
 def test_usage_errors_come_before_anything_is_measured(tmp_path: Path) -> None:
-    """Unknown libtypes, unusable folders, missing inputs and absurd options name what is wrong."""
+    """Unknown libtypes, unusable folders, missing inputs and invalid options are named."""
     registry, blocked = fake_registry(), tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(LibtypeError, match="no backend of that name; installed: torch"):

@@ -1,4 +1,4 @@
-"""Verify: wrong in any way is caught, right passes."""
+"""Verify: every kind of wrong output is caught, and right ones pass."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_kernel_that_is_right_only_once_is_wrong() -> None:
 
 
 def test_batch_invariance_is_tested_over_many_m() -> None:
-    """Rows whose bits depend on M speak against it, and so does an M that is refused.
+    """Rows whose bits depend on M fail, and so does an M that is refused.
 
     A plain row-wise product passes.
     """
@@ -279,9 +279,9 @@ def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
-    """Rows alone are those among others, in each batch.
+    """A row's bits alone equal those among other rows, in each batch. A solution whose rows depend
 
-    A solution whose rows depend on how many there are is found out.
+    on their number fails.
     """
     shape = shape_with_rows(name)
     verifier, solution = verifier_of(shape), Solution("fake", "k")

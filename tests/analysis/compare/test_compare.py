@@ -48,7 +48,7 @@ def test_compare_in_worker_processes(tmp_path, brittle, listed, row):
 
 
 class TestCompare:
-    """Tuning into a candidate, and what of it comes to the table."""
+    """Tuning into a candidate table, and the rows that reach the output."""
 
     @pytest.fixture
     def tables(self, tmp_path, row):
@@ -90,7 +90,7 @@ class TestCompare:
 
     @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
     def test_shapes_need_no_file(self, tables, here, turbo, source):
-        """Shapes with counts, or shapes alone that can be gone through once, are compared like a file's."""
+        """Shapes with counts, or an iterator of shapes, are compared like those of a file."""
         here(turbo("fast", "slow"))
 
         (change,) = self.compared(tables(), source).changes
@@ -139,7 +139,7 @@ class TestCompare:
         assert [(one.device, one.solution.kernel_name in ("fast", "twin")) for one in found] == [("", True)]
 
     def test_shapes_of_the_table_are_skipped_without_all(self, tables, here, listed, turbo):
-        """As in tuning: what has a row is not tuned, so there is nothing to compare."""
+        """As in tuning: shapes with rows are not tuned, so nothing is compared."""
         here(turbo("fast", "twin", "zeros", "slow"))
 
         compared = compare("a16w16", listed, tables(), QUICK, update=True)
@@ -185,7 +185,7 @@ class TestCompare:
         assert "no solution passed: a16w16 M=1" in compared.report.read_text()
 
     def test_the_configured_layers_decide_both_sides(self, tmp_path, here, listed, monkeypatch, turbo, row):
-        """A table that ranks above the output hides its rows, after as before, and so nothing is gained."""
+        """A table that ranks above the output hides its rows on both sides, so nothing is gained."""
         here(turbo("fast", "twin", "zeros", "slow"))
         top = tmp_path / "top.csv"
         write_rows(top, OP, [row(wide(m), "slow") for m in (1, 2, 4)])
@@ -200,7 +200,7 @@ class TestCompare:
         }
 
     def test_shapes_that_cannot_be_compared_are_errors(self, tmp_path, here, listed, turbo):
-        """Pins, clusters and thresholds that mean nothing; and two at once on one table."""
+        """Pins, clusters and invalid thresholds are refused; and two at once on one table."""
         here(turbo("fast"))
         for options, least, message in [
             (Options(batch_invariant=True), 3.0, "a pin is not chosen per shape"),
@@ -220,7 +220,7 @@ class TestCompare:
         assert refused
 
     def test_an_interrupted_comparison_resumes(self, tables, here, listed, turbo):
-        """The same command again does not tune what was done, and compares it all the same."""
+        """The same command does not tune finished shapes again, but compares them."""
         here(turbo("fast", "twin", "zeros", "slow"))
         table, seen = tables(), []
 

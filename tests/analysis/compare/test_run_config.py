@@ -28,7 +28,7 @@ def wide(m: int) -> Shape:
 
 
 class TestRunConfig:
-    """The production op, nothing tuned."""
+    """The production op without tuning."""
 
     def test_each_row_of_a_table_has_its_status(self, tmp_path, here, turbo, row):
         """Each row reports right, wrong, raising or not installed;
@@ -107,7 +107,7 @@ class TestRunConfig:
         assert [(one.shape.m, str(one.solution), one.ok) for one in checked.served] == [(1, "turbo:good", True), (256, "turbo:good", True)]
 
     def test_a_shape_that_cannot_be_run_is_an_error(self, tmp_path, here, turbo, row):
-        """No file, no row for this device, a cluster: one message each, that says what is wrong."""
+        """No file, no row for this device, a cluster: each has a message with the fault."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(1), "good", gfx="gfx942", cu_num=304, device="amd-instinct-mi300x")])
 

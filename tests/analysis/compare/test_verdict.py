@@ -18,7 +18,7 @@ WRONG = Served(SHAPE, Solution("turbo", "c"), "mismatch:err_ratio=0.5000")
 
 
 def test_shapes_without_a_device_are_failures():
-    """A comparison that lost its devices does not end well, and says which shapes are left, at any width."""
+    """A comparison that lost its devices fails and lists the remaining shapes, at any width."""
     shape = Shape("a16w16", 1, 64, 128)
     change = Change(Served(shape, us=2.0), Served(shape, us=1.0), ratio=0.5, reason="why so")
     device = Device("sm_90", 132)

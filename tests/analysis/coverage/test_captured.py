@@ -1,4 +1,4 @@
-"""Which calls a workload makes: lists of any ops, replays of graphs, files that somebody broke."""
+"""Which calls a workload makes: lists of any ops, replays of graphs, broken files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
 
 
 class TestCalls:
-    """What was captured."""
+    """Captured calls."""
 
     def test_calls_in_graphs_count_once_for_each_replay(self, listed):
-        """One number for all graphs, or one for each M; the M that has none counts once, which is said."""
+        """One number for all graphs, or one for each M; an M without replays counts once, with a note."""
         path = listed((1, 2, 3), (2, 0, 5), (64, 7, 0))
 
         def calls(**more: object) -> dict[int, int]:
@@ -32,7 +32,7 @@ class TestCalls:
         assert not any("count once" in note for note in coverage(path, replays="1:100,2:10").notes)
 
     def test_replays_without_graphs(self, listed):
-        """Replays where nothing was recorded count nothing, and that is said."""
+        """Replays without recorded calls count nothing, with a note."""
         found = coverage(listed((1, 2, 0)), replays=10)
 
         assert found.calls == 2 and "--replays has no effect: no call was recorded into a graph" in found.notes
@@ -63,7 +63,7 @@ class TestCalls:
         assert found.calls == 2 and found.paths == (path,)
 
     def test_without_files_all_captured_ones_are_covered(self, tmp_path):
-        """Those of the user folder, of every op or of the one that is named; none there is a mistake."""
+        """Those of the user folder, of every op or of the one that is named; without any it is an error."""
         with pytest.raises(UserError, match="no shapes are captured"):
             coverage()
         home_folder().mkdir()
@@ -98,7 +98,7 @@ class TestCalls:
         ],
     )
     def test_a_broken_line_is_named_and_the_others_count(self, listed, text, reason):
-        """A file edited by hand: file and line, and what is wrong with it."""
+        """A file edited by hand: the note has file, line and fault."""
         path = listed((1, 2), (2, 3))
         first, *rest = path.read_text().splitlines(keepends=True)
         path.write_text(first + text + "".join(rest))

@@ -1,4 +1,4 @@
-"""What answers the calls of a workload, and what that costs."""
+"""The solutions that serve a workload's calls, and their cost."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestAnswers:
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 
     def test_tables_of_other_devices_are_named(self, listed, table, row):
-        """A row for 80 CUs is none for 304: whose rows there are is said, which no single miss shows."""
+        """A row for 80 CUs is none for 304: a note names the devices of the rows, which no single miss shows."""
         path = table(row(16, gfx="gfx942", cu_num=80, device=""))
         found = coverage(listed((16, 1)), tables=[path], device=MI300X)
 
@@ -156,7 +156,7 @@ class TestAnswers:
 
 
 class TestTimes:
-    """How long calls take, and what padding costs."""
+    """Times of calls, and the cost of padding."""
 
     def test_a_time_is_the_best_known_and_has_a_source(self, listed, table, row, trial):
         """The time shown is the best known: the own row, a trial at this M, another table's row,
@@ -199,7 +199,7 @@ class TestTimes:
         assert (entry.us, entry.best_us) == (30.0, 20.0) and "torch:onednn (trial, other.trials.jsonl)" in entry.best
 
     def test_a_trial_log_that_cannot_be_read_costs_its_trials_only(self, listed, table, row):
-        """What it is said of, the rest is judged."""
+        """The log is named, and everything else counts."""
         path = table(row(16))
         trials_path(path).write_text("hello\n")
         found = coverage(listed((16, 1)), tables=[path])

@@ -54,7 +54,7 @@ class TestNext:
         assert sum(found.calls for found in one.listed) == 181_024
 
     def test_padded_m_with_rows_are_not_proposed_again(self, listed, table, row):
-        """What a finely padded row serves is tuned as far as folding goes."""
+        """Folding treats shapes that a finely padded row serves as tuned."""
         rows = [row(m) for m in range(1088, 2049, 64)]
         found = coverage(listed((1, 90_000), *((m, 1) for m in range(1025, 2049))), tables=[table(row(1), *rows)])
 
@@ -82,7 +82,7 @@ class TestNext:
         assert [found.shape.m for found in one.listed] == list(range(1025, 1425))
 
     def test_proposals_are_written_as_lists_of_shapes(self, listed, tmp_path):
-        """A file, or a folder with AITER's names where there are several ops; nothing else is written over."""
+        """A file, or for several ops a folder with AITER's names; nothing else is written over."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
         (tmp_path / "folder").mkdir()

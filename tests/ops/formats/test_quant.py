@@ -106,7 +106,7 @@ def test_int8_is_rounded_to_nearest_with_ties_to_even():
 @listed("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
-    """per_1x128_quant equals pertoken_quant of each piece of 128 or of what is left of a row."""
+    """per_1x128_quant equals pertoken_quant of each piece of 128 or less of a row."""
     x = normal(*shape) if shape[0] else torch.zeros(shape, dtype=torch.bfloat16)
     q, scale = per_1x128_quant(x, dtype)
     assert (q.shape, scale.shape) == (x.shape, (*shape[:-1], -(-shape[-1] // 128)))
@@ -121,7 +121,7 @@ def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtyp
 @listed("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_square_blocks_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
-    """per_block_quant equals per_tensor_quant of each block of 128x128 or of what is left."""
+    """per_block_quant equals per_tensor_quant of each block of 128x128 or less."""
     x = normal(*shape, dtype=torch.float32) if shape[-2] else torch.zeros(shape)
     before = x.clone()
     q, scale = per_block_quant(x, dtype)

@@ -48,7 +48,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def by_formula(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """One [N, K] weight, each element put where AITER's index formula says."""
+    """One [N, K] weight, each element placed by AITER's index formula."""
     n, k = x.shape
     size = x.element_size()
     pack = 16 // size
@@ -276,7 +276,7 @@ def test_a_deep_copy_keeps_what_is_shared():
 
 
 def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeight):
-    """torch.equal and copy_ between shuffled and plain, or two layouts, are errors that say what to do."""
+    """torch.equal and copy_ between shuffled and plain, or two layouts, are errors with a remedy."""
     plain, other = unshuffle_weight(weight), shuffle_weight(unshuffle_weight(weight), (32, 16))
     empty = torch.empty_like(weight)
     assert torch.equal(empty.copy_(weight), weight) and not torch.equal(weight, shuffle_weight(plain + 1))

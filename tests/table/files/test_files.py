@@ -220,7 +220,7 @@ def test_fallback_rows_stay_in_their_file(tmp_path):
 
 @pytest.mark.parametrize("folder", [INVENTED, AITERS], ids=["invented", "aiter"])
 def test_every_valid_row_is_found_and_explained(script, folder):
-    """A look-up of a row's shape returns it or a better one of its key, and names what AITER would run."""
+    """A look-up of a row's shape returns it or a better one of its key, and names AITER's kernel."""
     if not folder.is_dir():
         pytest.skip("AITER's tables are not here")
     families = script.survey(folder)
@@ -248,7 +248,7 @@ def test_the_variable_of_each_op(monkeypatch, faults_of):
 
 
 def test_explanations(monkeypatch, faults_of):
-    """The explanation names what AITER would run and why it does not run here; torch serves the call."""
+    """The explanation names AITER's kernel and why it does not run here; torch serves the call."""
 
     def check(name, m, says):
         op = ops()[name]
@@ -269,7 +269,7 @@ def test_explanations(monkeypatch, faults_of):
 
 
 def test_the_page_of_counts(script, tmp_path):
-    """The committed page is what AITER's files give; without them the script says so."""
+    """The committed page matches AITER's files; without them the script says so."""
     out = tmp_path / "new" / "README.md"
     assert script.main(["--configs", str(tmp_path / "nowhere"), "-o", str(out.parent)]) == 0
     assert "were not there: nothing was counted" in out.read_text()

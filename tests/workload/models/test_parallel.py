@@ -1,4 +1,4 @@
-"""Layers of one rank: as transformers really splits them, and what neither it nor engines can split."""
+"""Layers of one rank: the split of transformers, and products that neither it nor engines can split."""
 
 from __future__ import annotations
 
