@@ -313,7 +313,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
     wanted = gemm.call(name, *operands, **op.fields(shape))
     operands[place].requires_grad_()
     for _ in range(2):
-        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, but .*torch.no_grad"):
+        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, .*torch.no_grad"):
             gemm.call(name, *operands, **op.fields(shape))
     with torch.no_grad():
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)

@@ -317,10 +317,10 @@ def test_ray_assigns_the_gpus(connected: TwoNodes, tmp_path: Path, caplog: pytes
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:9", "nothing answers"),
+        ("127.0.0.1:9", "no server answers"),
         ("head", "HOST:PORT"),
         ("ray://127.0.0.1:10001", "HOST:PORT"),
-        ("nowhere.invalid:6379", "nothing answers"),
+        ("nowhere.invalid:6379", "no server answers"),
     ],
 )
 def test_an_unreachable_cluster_is_an_error_within_seconds(tmp_path: Path, address: str, words: str) -> None:

@@ -180,9 +180,9 @@ def with_gradient(op: str, call: Call) -> Call:
             raise OperandError(f"{op}: an operand has a tangent, but torch's call has no forward derivative: {error}") from error
         if any(map(has_tangent, operands)):
             if not has_tangent(out):
-                raise OperandError(f"{op}: an operand has a tangent, but this op gives none; unpack_dual it first")
+                raise OperandError(f"{op}: an operand has a tangent, which this op does not propagate; unpack_dual it first")
         elif not out.requires_grad:
-            raise OperandError(f"{op}: an operand requires a gradient, but this op gives none; {hint}")
+            raise OperandError(f"{op}: an operand requires a gradient, which this op does not compute; {hint}")
         return out
 
     return differentiable

@@ -367,7 +367,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
             raise UserError(f"{path}: the columns fit {' and '.join(alike)}; name one with --op")
     if len(by_op) > 1:
         listed = ", ".join(f"{path} of {name}" for name, path in by_op.items())
-        raise UserError(f"these are files of several ops ({listed}); give those of one, or name it with --op")
+        raise UserError(f"the files are of several ops ({listed}); pass those of one, or name it with --op")
     return op_named(next(iter(by_op), DEFAULT_OP))
 
 

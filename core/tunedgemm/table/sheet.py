@@ -139,7 +139,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     lines = list(io.StringIO(text, newline=""))  # any of the three line ends; each line keeps its own
     header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
     if header is None:
-        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start anew")
+        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start again")
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")

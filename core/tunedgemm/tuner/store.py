@@ -162,7 +162,7 @@ class Store:
         """
         place, winner, shape = outcome.place, outcome.winner, outcome.task.shape
         if place is None:
-            raise ValueError(f"the outcome of {shape} does not say where it was tuned")
+            raise ValueError(f"the outcome of {shape} has no place")
         incumbent = outcome.task.incumbent
         fields: dict[str, Any] = {"winner": None, "us": 0.0}
         if winner is not None:

@@ -93,7 +93,7 @@ def _try(address: str) -> None:
     except ValueError:
         raise UserError(f"--ray-address {address}: {_FORM}") from None
     except OSError as error:
-        raise UserError(f"--ray-address {address}: nothing answers there ({error}); {_FORM}") from error
+        raise UserError(f"--ray-address {address}: no server answers there ({error}); {_FORM}") from error
     try:
         done = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, check=False, timeout=_JOIN_S)
     except subprocess.TimeoutExpired:
