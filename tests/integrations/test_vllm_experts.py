@@ -101,8 +101,7 @@ def chosen(kind: str, config: Any) -> tuple[Any, type]:
 
 
 def is_ours(kind: str, config: Any) -> bool:
-    """Return whether vLLM chooses our experts;
-    it may have no kernel for a kind on this platform."""
+    """Return whether vLLM chooses our experts; on this platform it may have no kernel."""
     return getattr(chosen(kind, config)[1], "__name__", "") == "TunedGemmExperts"
 
 
@@ -153,8 +152,8 @@ def call(kernel: Any, operands: tuple[Any, ...], act: Any, *, on_input: bool = F
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_are_routed(vllm_captured, kind, act) -> None:
-    """vLLM takes our experts for each kind of scales;
-    their output is the op's reference, and calls count."""
+    """vLLM takes our experts for each kind of scales; they match the op's reference, and calls
+    count."""
     shape = shape_of(kind, act=act)
     kernel, operands, told = layer(kind, shape)
     with torch.inference_mode():
@@ -182,8 +181,7 @@ def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
 
 @pytest.mark.parametrize("kind", ["16 bits", "fp8 of rows"])
 def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> None:
-    """Experts are routed only if rows serve every number
-    of tokens that vLLM may batch at this size."""
+    """Experts are routed only if rows serve every number of tokens that vLLM may batch."""
     current = importlib.import_module("vllm.config").get_current_vllm_config()
     current.scheduler_config.max_num_batched_tokens = 6
     shape = shape_of(kind)
@@ -273,8 +271,7 @@ def test_an_output_in_shared_memory_is_filled(vllm_captured) -> None:
 
 @pytest.mark.parametrize("kind", ["16 bits", "fp8 of blocks"])
 def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None:
-    """Experts are one op of a graph without breaks at any number of tokens,
-    with the eager output."""
+    """At any number of tokens experts are one op of an unbroken graph, with the eager output."""
     shape = shape_of(kind)
     kernel, operands, _ = layer(kind, shape)
     ops: list[str] = []

@@ -1,4 +1,4 @@
-"""The file of captured shapes: one appended line each; what others put there stays."""
+"""The file of captured shapes: one appended line each; content of others stays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def counts(path: Path) -> dict[int, tuple[int, int]]:
 
 
 def test_a_new_shape_is_one_line_at_the_end(path: Path) -> None:
-    """The file grows by a line and is not rewritten; what was there keeps every byte."""
+    """The file grows by a line and is not rewritten; existing bytes are unchanged."""
     path.write_text(f"{HEAD}\n{line(1, 7)}\n")
     before, file = path.stat(), CaptureFile(OP, path)
 
@@ -98,7 +98,8 @@ def test_columns_keep_their_order_and_lines_their_ends(path: Path, faults_of):
 
 
 def test_a_file_that_cannot_be_appended_to_is_rewritten(path: Path, faults_of):
-    """Nothing is appended to what is empty, lacks our columns, or has no line end; the rewriting mends it."""
+    """Nothing is appended to a file that is empty, lacks our columns, or has no line end;
+    the rewriting mends it."""
 
     def check(content: str):
         path.write_text(content)
@@ -172,7 +173,7 @@ def test_a_file_replaced_or_edited_in_place_is_read_again(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(path: Path, faults_of):
-    """It raises what readers of tables raise, and keeps every byte."""
+    """It raises the readers' error, and the file keeps every byte."""
 
     def check(content: bytes):
         path.write_bytes(content + b"\n")

@@ -1,5 +1,4 @@
-"""Shuffled weights: AITER's permutation, and a type that survives modules, files and processes and
-refuses plain use."""
+"""Shuffled weights: AITER's permutation, and a type that survives modules, files and processes."""
 
 from __future__ import annotations
 
@@ -98,8 +97,8 @@ def test_every_element_is_placed_by_the_formula_and_restored(layout: tuple[int, 
 
 @listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
-    """``columns128`` is [K / P, N, P] per matrix at any N, P elements to 128 bytes;
-    unshuffle_weight inverts it."""
+    """``columns128`` is [K / P, N, P] per matrix, P elements to 128 bytes; unshuffling inverts
+    it."""
     pack = 128 // torch.empty((), dtype=dtype).element_size()
     for leading, n, k in (((), 1, pack), ((), 37, 3 * pack), ((2, 3), 24, 2 * pack)):
         x = random_weight(*leading, n, k, dtype=dtype)
@@ -113,8 +112,7 @@ def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
 
 
 def test_aliases_of_a_layout_have_one_name():
-    """Pairs, lists, names and the alias tn give one name;
-    anything else is an error that lists all."""
+    """Pairs, lists, names and the alias tn give one name; others are an error that lists all."""
     assert {layout_name(layout) for layout in ((16, 16), [16, 16], "tn", "aiter16x16")} == {"aiter16x16"}
     assert (layout_name((32, 16)), layout_name("columns128")) == ("aiter32x16", "columns128")
     unknown: list[Any] = ["row", "TN", "aiter16", (16,), (16, 16, 1), (0, 16), (True, 16), (16.0, 16), 5, None, "columns64"]
@@ -157,8 +155,7 @@ def test_sizes_that_do_not_fit_are_refused_and_named(x: torch.Tensor, layout: An
 
 @listed(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
 def test_other_orders_of_aiter_are_refused_by_name(argument: str, value: object):
-    """An unsupported order or padding raises an error that names the argument;
-    AITER's defaults pass."""
+    """An unsupported order or padding is an error with the argument; AITER's defaults pass."""
     weight = torch.zeros(64, 64)
     with pytest.raises(OperandError, match=f"{argument}={value} is not made here"):
         shuffle_weight(weight, **{argument: value})  # type: ignore[arg-type]
@@ -166,8 +163,7 @@ def test_other_orders_of_aiter_are_refused_by_name(argument: str, value: object)
 
 
 def test_shuffling_twice_or_under_another_name_is_refused(weight: ShuffledWeight):
-    """A typed weight is not shuffled again,
-    declared to be of another layout or unshuffled from one."""
+    """A typed weight is not shuffled again, relabelled, or unshuffled from another layout."""
     with pytest.raises(OperandError, match="shuffled already, to aiter16x16"):
         shuffle_weight(weight)
     for wrong in (as_shuffled, unshuffle_weight):
@@ -214,8 +210,7 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 @listed("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
 @listed("use", USES.values(), ids=USES.keys())
 def test_plain_use_is_refused(use: Callable[..., object], mode: Callable[[], Any], weight: ShuffledWeight):
-    """Reading a shuffled weight as plain raises in every mode,
-    and the error names the layout and the remedy."""
+    """Reading a shuffled weight as plain is an error in every mode, with layout and remedy."""
     before = weight.plain.clone()
     with mode(), pytest.raises(OperandError, match=r"layout aiter16x16.*unshuffle_weight\(w\) first"):
         use(torch.randn(64, 64, dtype=torch.bfloat16), weight)
@@ -295,8 +290,7 @@ def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeig
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path):
-    """torch.save, torch.load(weights_only=True) and load_state_dict,
-    copying or assigning, keep the type."""
+    """torch.save, torch.load(weights_only=True) and load_state_dict keep the type."""
     layer, file = Layer(seed=1, dtype=dtype), tmp_path / "state.pt"
     torch.save(layer.state_dict(), file)
     for assign in (False, True):
@@ -310,8 +304,7 @@ def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path)
 
 
 def test_a_state_dict_of_another_kind_is_refused(weight: ShuffledWeight):
-    """load_state_dict refuses a plain tensor for a shuffled parameter,
-    and the reverse, with the remedy."""
+    """load_state_dict refuses a plain tensor for a shuffled parameter, and the reverse."""
     with pytest.raises(RuntimeError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
         Layer().load_state_dict({"weight": random_weight(32, 64), "bias": torch.zeros(32)})
     with pytest.raises(RuntimeError, match=r"cannot go where a plain one is; unshuffle_weight\(w\) first"):
@@ -357,8 +350,8 @@ def test_plain_is_never_stale_when_a_module_moves(way: str, request: pytest.Fixt
 
 
 def test_plain_is_never_stale_when_data_is_set_or_swapped():
-    """param.data = ..., torch's lower setter and swap_tensors change .plain too;
-    the old memory is freed."""
+    """param.data = ..., torch's lower setter and swap_tensors change .plain, and free old
+    memory."""
     layer, new = Layer(), shuffle_weight(random_weight(32, 64, seed=5))
     old = layer.weight.plain.untyped_storage()
     layer.weight.data = new
@@ -397,8 +390,7 @@ def test_it_prints_its_type_and_not_its_values(weight: ShuffledWeight):
 
 @pytest.mark.timing
 def test_attributes_and_plain_are_quick(weight: ShuffledWeight):
-    """Attributes that dispatch reads cost as little as a plain tensor's;
-    only .plain runs Python code."""
+    """Attributes cost as little as a plain tensor's; only .plain runs Python code."""
 
     def seconds(read: Callable[[], object]) -> float:
         return min(timeit.repeat(read, number=200, repeat=100))

@@ -1,4 +1,4 @@
-"""The models and the lists of shapes that come with the package."""
+"""The shipped models and lists of shapes."""
 
 from __future__ import annotations
 

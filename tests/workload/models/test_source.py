@@ -1,4 +1,4 @@
-"""A model's folder: what can be wrong with it is said on one line, with what would work."""
+"""A model's folder: each fault is one line with a remedy."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_nothing_is_allocated(folder):
 
 
 def test_a_part_may_rely_on_defaults(folder, configs):
-    """What a part of a model leaves out is transformers' default, and a note says which."""
+    """Fields that a part of a model omits take transformers' defaults, which a note lists."""
     vision = {name: value for name, value in configs["qwen2.5-vl"]["vision_config"].items() if name != "intermediate_size"}
 
     notes = read(folder("qwen2.5-vl", vision_config=vision)).notes
@@ -118,7 +118,7 @@ def test_a_part_may_rely_on_defaults(folder, configs):
 
 
 def test_without_transformers(folder):
-    """The error says what to install."""
+    """The error names the package to install."""
     code = f"""
 import sys
 sys.modules["transformers"] = None

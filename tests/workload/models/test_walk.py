@@ -1,4 +1,4 @@
-"""What is listed, unfused, is what a forward pass with real numbers multiplies by the model's weights."""
+"""The unfused list equals the products of a forward pass with real numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_full_width(model):
 
 
 def walked(module, **settings):
-    """The layers and notes of a module of torch alone."""
+    """Return the layers and notes of a module of torch."""
     module.get_output_embeddings = lambda: None
     return layers(Source(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
 
