@@ -289,7 +289,7 @@ class Dispatcher:
         return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
 
     def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
-        """Return what gives the reason against a solution of a shape; None where no solution has failed."""
+        """Return a function of the reason against a solution of a shape; None where no solution has failed."""
         if not self._vetoed:
             return None
         return lambda solution: self._vetoed.get((shape, device.index, solution), "")

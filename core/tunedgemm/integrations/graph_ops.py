@@ -1,8 +1,8 @@
 """Put ``torch.ops.tunedgemm.<op>`` into compiled graphs for an op's functions and `tunedgemm.call`.
 
-Compilers trace the public functions themselves, and a stand-in for the hot functions inside them,
-which read addresses. This holds for the default instance: functions of another `TunedGemm` run
-between two graphs.
+Compilers trace the public functions themselves. Inside them they trace an op instead of the hot
+functions, which read addresses. This holds for the default instance: functions of another
+`TunedGemm` run between two graphs.
 
 An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of
 shuffled weights, which arrive as plain tensors; and ``fields``, the other arguments of

@@ -302,7 +302,7 @@ def _same_layout(one: Any, other: Any) -> bool:
 
 
 def _unlike(one: Any, other: Any) -> str:
-    """Say why two tensors cannot be compared or copied, and what to do."""
+    """Return why two tensors cannot be compared or copied, with the remedy."""
     names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
     if names[0] == "row":
         return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"
