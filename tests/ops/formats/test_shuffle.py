@@ -97,8 +97,7 @@ def test_every_element_is_placed_by_the_formula_and_restored(layout: tuple[int, 
 
 @listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
-    """``columns128`` is [K / P, N, P] per matrix, P elements to 128 bytes; unshuffling inverts
-    it."""
+    """``columns128`` is [K / P, N, P] per matrix, P elements to 128 bytes; it is inverted."""
     pack = 128 // torch.empty((), dtype=dtype).element_size()
     for leading, n, k in (((), 1, pack), ((), 37, 3 * pack), ((2, 3), 24, 2 * pack)):
         x = random_weight(*leading, n, k, dtype=dtype)
@@ -350,8 +349,7 @@ def test_plain_is_never_stale_when_a_module_moves(way: str, request: pytest.Fixt
 
 
 def test_plain_is_never_stale_when_data_is_set_or_swapped():
-    """param.data = ..., torch's lower setter and swap_tensors change .plain, and free old
-    memory."""
+    """Setting param.data, torch's lower setter and swap_tensors change .plain too."""
     layer, new = Layer(), shuffle_weight(random_weight(32, 64, seed=5))
     old = layer.weight.plain.untyped_storage()
     layer.weight.data = new
