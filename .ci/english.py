@@ -1,23 +1,21 @@
-"""Check the mechanical rules of the project's English (CONTRIBUTING.md, "Words"): `python .ci/english.py [path ...]`.
+"""Check the mechanical rules of the project's English: `python .ci/english.py [path ...]`.
 
-Faults are counted by file. `.ci/english.csv` lists the files that still have some; a count may only fall.
-`--all` prints those faults too, `--update` writes the list anew.
+CONTRIBUTING.md lists the rules under "Words". Any fault fails the check.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import io
 import re
 import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-KNOWN = ROOT / ".ci" / "english.csv"
 
 WORDS, COLUMNS = 25, 100
 #: What a function's docstring does not begin with: it begins with a verb.
@@ -72,13 +70,20 @@ def comments(source: str) -> Iterator[tuple[int, str, str]]:
         yield block[0][0], "\n".join(each[1] for each in block), "\n".join(each[2] for each in block)
 
 
+def definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield a module and the classes and functions in it; expressions, most of a tree, are skipped."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from definitions(child)
+
+
 def python_faults(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the faults of a Python file's docstrings and comments."""
     source = path.read_text()
     test = "tests" in path.parts
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+    for node in definitions(ast.parse(source)):
         text = ast.get_docstring(node, clean=False)
         if not text:
             continue
@@ -112,24 +117,20 @@ def files(arguments: list[str]) -> list[Path]:
         ["git", "ls-files", "-co", "--exclude-standard", "--", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
     paths = [ROOT / name for name in listed.stdout.splitlines() if name.endswith((".py", ".md"))]
-    return [path for path in paths if path.is_file() and "results" not in path.parts and path.name != "CHANGELOG.md"]
+    return [path for path in paths if path.is_file() and "results" not in path.parts]
 
 
 def main(arguments: list[str]) -> int:
-    """Print new faults; return 1 where there are any."""
-    flags, paths = [word for word in arguments if word.startswith("-")], [word for word in arguments if not word.startswith("-")]
-    found = {str(path.relative_to(ROOT)): faults(path) for path in files(paths)}
-    if "--update" in flags:
-        rows = [(name, len(each)) for name, each in sorted(found.items()) if each]
-        with KNOWN.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([("file", "faults"), *rows])
-    with KNOWN.open(newline="") as file:
-        known = {row["file"]: int(row["faults"]) for row in csv.DictReader(file)}
-    worse = {name: each for name, each in found.items() if len(each) > (0 if "--all" in flags else known.get(name, 0))}
-    for name, each in worse.items():
-        print(*(f"{name}:{line}: {fault}" for line, fault in each), sep="\n")
-    print(f"English: {sum(map(len, found.values()))} faults in {len(found)} files, {len(worse)} files above their number")
-    return 1 if worse else 0
+    """Print the faults; return 1 where there are any."""
+    paths = files(arguments)
+    with ProcessPoolExecutor() as processes:
+        found = dict(zip(paths, processes.map(faults, paths, chunksize=20), strict=True))
+    for path, lines in found.items():
+        for line, fault in lines:
+            print(f"{path.relative_to(ROOT)}:{line}: {fault}")
+    number = sum(map(len, found.values()))
+    print(f"English: {number} faults in {len(found)} files")
+    return 1 if number else 0
 
 
 if __name__ == "__main__":

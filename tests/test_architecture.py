@@ -66,11 +66,11 @@ EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", 
 
 
 def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
-    """List what is wrong with each file."""
+    """List the faults of each file."""
     return [f"{path.relative_to(ROOT)}: {found}" for path in files if (found := fault(path))]
 
 
-def test_every_folder_is_a_room():
+def test_every_folder_has_a_purpose():
     """A new folder takes a place in the order of imports."""
     assert {path.name for path in CORE.iterdir() if list(path.glob("*.py"))} == set(ROOMS)
 
@@ -109,7 +109,7 @@ def test_no_code_names_a_backend():
     assert not faults([path for path in CORE_FILES if path.name != "libtypes.py" and "builtin" not in path.parts], named)
 
 
-def test_public_code_is_documented():
+def test_public_code_has_docstrings():
     """Each module, public class, function and method has a docstring."""
 
     def undocumented(path: Path) -> list[str]:
@@ -146,7 +146,7 @@ def test_files_and_functions_are_short():
     assert not faults(EVERYTHING, long)
 
 
-def test_no_drawers():
+def test_no_catch_all_modules():
     """No file has a name that fits any content, and no package shadows a plugin's library."""
     assert not [path for path in EVERYTHING if path.stem in BANNED or path.stem.startswith("base_")]
     assert not [*(ROOT / "plugins").glob("__init__.py"), *(ROOT / "plugins").glob("*/__init__.py")]

@@ -29,7 +29,7 @@ def test_identity_leaves_out_index_and_versions():
 
 
 @pytest.mark.parametrize(("gfx", "cu_num"), [("", 1), ("GFX 942", 1), ("sm_90", -1)])
-def test_nonsense_is_refused(gfx, cu_num):
+def test_invalid_devices_are_refused(gfx, cu_num):
     """An architecture is a lower-case word, a count is not negative."""
     with pytest.raises(ValueError, match=r"."):
         Device(gfx, cu_num)

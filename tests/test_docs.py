@@ -183,7 +183,7 @@ def found_blocks(page, language):
 
 
 def captured(folder, *command, **environment):
-    """Return what a command captures into *folder*: the calls of each M, N and K."""
+    """Return the shapes that a command captures into *folder*: the calls of each M, N and K."""
     home = folder / "home"
     subprocess.run(
         [sys.executable, *command],

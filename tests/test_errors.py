@@ -10,7 +10,7 @@ CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_is_ours_and_documented(kind):
-    """Each class descends from TunedGemmError, is in the drawing, and says in a sentence what happened."""
+    """Each class descends from TunedGemmError, is in the drawing, and has a one-sentence docstring."""
     assert issubclass(kind, errors.TunedGemmError)
     assert kind.__name__ in errors.__doc__
     assert kind.__doc__.endswith(".")
@@ -32,7 +32,7 @@ def test_mistakes_are_builtin_errors_too(kind, builtin):
     assert issubclass(kind, errors.UserError)
 
 
-def test_a_plugin_that_fails_is_no_mistake_of_the_user():
+def test_a_failing_plugin_is_not_a_user_error():
     """The command line prints a UserError without a traceback, and a plugin's fault with one."""
     assert not issubclass(errors.PluginError, errors.UserError)
     assert issubclass(errors.OutOfResources, errors.LaunchError)

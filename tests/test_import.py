@@ -53,7 +53,8 @@ def test_other_names_are_attribute_errors():
 
 
 def test_importing_and_calling_change_nothing_of_torch(child):
-    """Import, an eager call and a linear layer's module leave Python's import system and torch's functions untouched."""
+    """Import, an eager call and a linear module leave Python's
+    import system and torch's functions untouched."""
     found = child(
         "import sys, torch\n"
         "from torch.autograd import forward_ad\n"

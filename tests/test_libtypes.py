@@ -26,7 +26,7 @@ def test_rank():
     assert sorted([BUILTIN, "zebra", "ant", *reversed(RANK)], key=rank) == [*RANK, "ant", "zebra", BUILTIN]
 
 
-def test_others_join_untuned_calls_only_when_asked():
+def test_other_backends_serve_untuned_calls_only_if_named():
     """An installed third party does not change untuned calls: the list has only our libtypes."""
     assert set(UNTUNED) < set(RANK)
 

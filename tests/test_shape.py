@@ -68,7 +68,7 @@ def test_round_trips(shape):
     assert (again, hash(again)) == (shape, hash(shape))
 
 
-def test_text_says_what_is_not_plain():
+def test_text_has_the_fields_that_are_not_defaults():
     """A plain shape is short; bias, scales, layout and further fields are added."""
     assert str(Shape("a16w16", 1, 2, 3)) == "a16w16 M=1 N=2 K=3 bf16->bf16"
     full = Shape("moe", 1, 2, 3, "fp8", "bf16", "bias", scale="row", layout="aiter16x16", extra={"E": 8})
@@ -89,7 +89,7 @@ def test_shapes_are_frozen():
         Shape("a16w16", 1, 2, 3).m = 2
 
 
-def test_another_number_of_rows_is_as_good_as_a_new_shape():
+def test_with_m_equals_a_new_shape():
     """A shape with another M equals one made from scratch, in hash, text, dict and pickle; M is checked."""
     shape = Shape("a16w16", 4, 16, 32, "fp16", "fp32", "bias", "fp32", layout="aiter16x16", extra={"B": 2})
     hash(shape)

@@ -47,7 +47,7 @@ def test_text():
     assert str(Solution("mine", "k", 3)) == "mine:k splitK=3"
 
 
-def test_unsupported_is_falsy_and_speaks():
+def test_unsupported_is_falsy_and_has_a_reason():
     """`if not supports(...)` reads naturally, and the reason is its text."""
     answer = Unsupported("no tensor cores")
     assert not answer

@@ -78,7 +78,7 @@ def _functions() -> Any:
 
 
 def _instance() -> Any:
-    """Return the module of the default instance, with the stand-ins for its functions in compiled graphs."""
+    """Return the default instance's module, with the ops that replace its functions in graphs."""
     importlib.import_module(_GRAPHS)
     return importlib.import_module(_INSTANCE)
 

@@ -21,7 +21,7 @@ class TunedGemmError(Exception):
 
 
 class UserError(TunedGemmError):
-    """A mistake that the user can fix; the message says how."""
+    """A mistake that the user can fix; the message has the remedy."""
 
 
 class DtypeError(UserError, ValueError):

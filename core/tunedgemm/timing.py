@@ -28,8 +28,8 @@ STATUSES = {
     "crashed": "its process died",
     "fault": "the device faulted (illegal address or the like), which ended its process",
     "leaks": "every call leaks memory",
-    "nondeterministic": "repeated runs gave other bits, and --deterministic was asked for",
-    "batch_variant": "a row's bits depend on M, and --batch-invariant was asked for",
+    "nondeterministic": "repeated runs gave other bits, under --deterministic",
+    "batch_variant": "a row's bits depend on M, under --batch-invariant",
 }
 
 

@@ -40,7 +40,7 @@ def test_private(built):
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 700])
 def test_damaged_files_are_rebuilt(built, damage):
-    """An empty, torn or edited file is built anew, and whole afterwards."""
+    """An empty, truncated or edited file is built again, and then complete."""
     calls, build = built
     artifact("key", build)
     (file,) = files()
@@ -51,7 +51,7 @@ def test_damaged_files_are_rebuilt(built, damage):
 
 
 def test_a_folder_that_cannot_be_written(built, monkeypatch, tmp_path):
-    """Where nothing can be stored the bytes stay in this process's memory."""
+    """If nothing can be stored, the bytes stay in this process's memory."""
     calls, build = built
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))
@@ -75,14 +75,14 @@ def test_a_full_disk(built, monkeypatch):
 
 
 def test_threads_get_whole_bytes(built):
-    """Several builders at once end in one whole file."""
+    """Concurrent builders leave one complete file."""
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: artifact("key", built[1]), range(16))) == {b"kernel" * 100}
     assert len(files()) == 1
 
 
 def test_builders_return_bytes():
-    """Another type names the artifact and what was got."""
+    """Another type is an error with the artifact and the type."""
     with pytest.raises(PluginError, match=r"artifact 'key': build\(\) must return bytes \(got str\)"):
         artifact("key", lambda: "text")
 
@@ -94,14 +94,14 @@ def test_the_default_folder(monkeypatch):
 
 
 def test_fresh_builds_again_and_replaces(monkeypatch, tmp_path):
-    """What is stored gives way to what is built."""
+    """The new bytes replace the stored ones."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     artifact("key", lambda: b"old")
     assert artifact("key", lambda: b"new", fresh=True) == b"new"
     assert artifact("key", lambda: b"newer") == b"new"
 
 
-def test_what_must_be_on_disk_is_not_kept_in_memory(monkeypatch, tmp_path):
+def test_bytes_that_must_be_on_disk_are_not_kept_in_memory(monkeypatch, tmp_path):
     """Another process will look for it: a folder that cannot be written is an error, each time."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))

@@ -65,7 +65,7 @@ def test_a_thread_without_a_context_gets_the_devices(library: Path) -> None:
         found.call("set", index=3)
 
 
-def test_each_vendors_way_to_tell_a_status(library: Path) -> None:
+def test_each_vendors_status_is_read(library: Path) -> None:
     """CUDA writes a status text to a pointer, HIP returns it; a status without text is named by number."""
     cuda = bind_driver(MINE, str(library))
     hip = bind_driver(attrs.evolve(MINE, kind="amd", error="hipGetErrorString", no_context=-1), str(library))
@@ -103,7 +103,7 @@ def test_the_mapped_driver_is_taken(library: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_folder_is_no_library(library: Path, tmp_path: Path) -> None:
+def test_a_folder_is_not_a_library(library: Path, tmp_path: Path) -> None:
     """Of a mapped file the folder's name does not count."""
     folder = tmp_path / "libnamesake.so"
     folder.mkdir()
@@ -112,6 +112,6 @@ def test_a_folder_is_no_library(library: Path, tmp_path: Path) -> None:
 
 
 def test_host_memory_has_no_current_device() -> None:
-    """Index -1 needs nothing, and asks no driver."""
+    """Index -1 calls no driver."""
     with device_context(-1) as entered:
         assert entered is None

@@ -30,7 +30,7 @@ def test_the_hooks_are_these():
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_are_documented_and_typed(hook):
-    """Each hook says what it answers, and its arguments and answer have types."""
+    """Each hook documents its result, and its arguments and result have types."""
     function = getattr(hookspecs, hook)
     assert inspect.getdoc(function).endswith(".")
     assert "return" in function.__annotations__

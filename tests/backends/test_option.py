@@ -9,7 +9,7 @@ from tunedgemm.testing.fakes import FakePlugin
 GOOD = {"flag": "--mine-search-space", "variable": "TUNEDGEMM_MINE_SEARCH_SPACE", "help": "how much to list", "choices": ("small", "full")}
 
 
-def test_its_value_is_what_the_environment_says():
+def test_its_value_comes_from_the_environment():
     """The variable sets the value, blanks aside; empty or unset, the first choice or "" holds."""
     option, text = Option(**GOOD), Option(**{**GOOD, "choices": ()})
     assert [option.value({option.variable: said}) for said in ("full", " full ", "")] == ["full", "full", "small"]
@@ -34,7 +34,7 @@ def test_its_value_is_what_the_environment_says():
         ({"choices": "ab"}, "two or more different texts"),
     ],
 )
-def test_what_it_cannot_be(fields, message):
+def test_invalid_options_are_errors(fields, message):
     """Each mistake names the flag and the remedy."""
     with pytest.raises(PluginError) as caught:
         Option(**{**GOOD, **fields})

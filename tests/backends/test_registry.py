@@ -32,7 +32,7 @@ class TestInstalledPlugins:
 
     @pytest.mark.parametrize(("libtype", "reason"), BAD.items())
     def test_a_bad_plugin_is_named_with_its_reason(self, fake_plugins, libtype, reason):
-        """It is answered by the reason, and raised as an error where it is asked for by name."""
+        """It is listed with the reason, and requesting it by name is an error."""
         registry = Registry()
         answer = registry.get(libtype)
         assert isinstance(answer, Unsupported)
@@ -55,7 +55,7 @@ class TestInstalledPlugins:
         backend = Registry().get("fake")
         assert (backend.libtype, backend.distribution, backend.version, backend.ops) == ("fake", "fake-plugin", "1", ("a16w16",))
 
-    def test_only_what_is_asked_for_is_imported(self, fake_plugins, child):
+    def test_only_requested_backends_are_imported(self, fake_plugins, child):
         """Selecting one libtype imports no other plugin."""
         source = (
             "import sys\nfrom tunedgemm.backends.registry import Registry\n"
@@ -70,7 +70,7 @@ class TestInstalledPlugins:
         assert registry.get("fake").distribution == "fake-plugin"
         assert registry.problems("fake") == ("fake-plugin-rival also claims libtype 'fake'; fake-plugin keeps it",)
 
-    def test_nobody_takes_a_libtype_of_ours(self, fake_plugins):
+    def test_our_libtypes_cannot_be_taken(self, fake_plugins):
         """The built-in libtype and those of our own distributions stay with them."""
         registry = Registry()
         assert registry.get(BUILTIN).distribution == "tunedgemm"
@@ -83,7 +83,7 @@ class TestInstalledPlugins:
 
 
 class TestGuards:
-    """What a loaded plugin does wrong later."""
+    """Faults of a plugin after loading."""
 
     @pytest.fixture
     def backend(self, fake_plugins):
@@ -104,7 +104,7 @@ class TestGuards:
         with pytest.raises(PluginError, match=r"'fake_raising': enumerate_solutions\(\) raised ZeroDivisionError"):
             raising.solutions(row, cpu)
 
-    def test_a_version_that_cannot_be_told_is_empty(self, backend, cpu):
+    def test_an_unknown_version_is_empty(self, backend, cpu):
         """A library_version that raises or returns anything but text is an unknown version."""
         assert backend("fake_raising").library_version(cpu) == ""
         assert backend("fake_vague").library_version(cpu) == ""
@@ -141,7 +141,7 @@ class TestFakeConformance(BackendConformance):
 
 @pytest.mark.skipif(not owners(), reason="tunedgemm is not installed: its extras are unknown")
 def test_a_libtype_of_ours_that_is_missing_gets_the_pip_command():
-    """An unknown name lists what is installed; one of ours says what to install."""
+    """An unknown name lists what is installed; one of ours names the package to install."""
     registry = fake_registry()
     with pytest.raises(LibtypeError, match=r"libtype 'nosuch': no backend of that name; installed: torch"):
         registry.select("nosuch")
@@ -176,8 +176,8 @@ def test_optional_hooks_are_optional(shape, cpu):
     assert backend.lacks(solution, cpu) == ""
 
 
-def test_details_that_raise_are_told(cpu):
-    """The lines come one by one, so what is raised among them takes the place of them all."""
+def test_details_that_raise_are_reported(cpu):
+    """The lines come one by one, so an exception among them replaces them all."""
 
     class Failing:
         OPS = ("a16w16",)
@@ -253,7 +253,7 @@ def test_optional_hooks_are_bound(shape, cpu):
 
 
 def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are():
-    """With a bound shape the bytes are known to be shuffled; without one the type is what tells."""
+    """With a bound shape the bytes are known to be shuffled; without one the type has the layout."""
     import torch
     from tunedgemm.backends.hookspecs import hookimpl
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight

@@ -35,7 +35,7 @@ KERNEL, SPLIT = Solution("mine", "k", 2), Solution("mine", "k+add", 2)
 
 
 def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
-    """What a kernel says that takes no bias."""
+    """Refuse a bias like a kernel without one."""
     return Unsupported("takes no bias") if shape.bias else True
 
 
@@ -43,8 +43,8 @@ def mine(**answers):
     return fake_backend("mine", **{"ops": tuple(ops()), "solutions": (KERNEL,), "supports": no_bias, **answers})
 
 
-def test_a_split_solution_is_told_by_its_name():
-    """The kernel's name with the ending; what else tells the solution, and its claims, stay."""
+def test_a_split_solution_is_known_by_its_name():
+    """The kernel's name with the ending; its other fields and claims stay."""
     claimed = attrs.evolve(KERNEL, batch_invariant=True, solidx=7)
     assert split.added(KERNEL) == SPLIT and split.base(SPLIT) == KERNEL == split.base(KERNEL)
     assert split.is_split(SPLIT) and not split.is_split(KERNEL)
@@ -116,7 +116,7 @@ def test_a_bias_of_one_row_and_any_leading_dimensions():
         (Solution("mine", "k+add+add", 2), BIASED, "+add needs a bias"),
     ],
 )
-def test_what_cannot_be_split_says_why(solution, shape, reason):
+def test_a_bias_that_cannot_be_split_has_a_reason(solution, shape, reason):
     """supports() and bind() refuse a missing bias, one inside the kernel, and torch's routes, by name."""
     backend = Registry(()).get(BUILTIN) if solution.libtype == BUILTIN else mine(supports=lambda *_: True)
     assert str(backend.bind(solution, shape, CPU)) == reason
@@ -138,7 +138,7 @@ def test_a_bias_of_another_dtype_wants_the_product_in_float32():
 
 
 class Whole(FakePlugin):
-    """A plugin with the hooks that few have, which notes what it is asked."""
+    """A plugin with the optional hooks, which records its calls."""
 
     def __init__(self, **answers):
         super().__init__("mine", solutions=(KERNEL,), **answers)
@@ -194,13 +194,13 @@ def test_a_plain_run_is_split_too():
 
 
 def test_no_plugin_has_kernels_of_such_names():
-    """A plugin whose own kernel ends in +add breaks the contract, for it would be taken for a split bias."""
+    """A plugin's kernel name that ends in +add breaks the contract, because it would mean a split bias."""
     with pytest.raises(PluginError, match=r"mine:k\+add splitK=2; names that end in \+add are the core's"):
         mine(solutions=(SPLIT,)).solutions(BIASED, CPU)
 
 
 class TestRowsWithoutABias:
-    """What a call with a bias makes of rows for the same product without one."""
+    """Calls with a bias over rows for the product without one."""
 
     op = op_named("a16w16")
 
@@ -218,7 +218,7 @@ class TestRowsWithoutABias:
         assert explanation.offer.solution == KERNEL and explanation.offer.origin == "unbiased" and not explanation.tuned
         assert "a row without a bias" in explanation.offer.why and "add" not in explanation.offer.why
 
-    def test_another_is_followed_by_an_add(self):
+    def test_a_kernel_without_bias_is_followed_by_an_add(self):
         """A kernel without bias serves the call with an add, and explain tells both."""
         explanation, launcher = self.chosen(mine(heuristic="other"), self.row(KERNEL), untuned=("mine",))
         assert explanation.offer.solution == SPLIT and launcher is not None
@@ -241,7 +241,7 @@ class TestRowsWithoutABias:
         ]  # fmt: skip
 
     def test_a_tuned_row_of_a_split_bias_is_bound(self):
-        """A row whose own name ends in +add is a row like any other."""
+        """A row whose name ends in +add is bound like any other."""
         explanation, launcher = self.chosen(mine(), self.row(SPLIT, BIASED))
         assert explanation.offer.solution == SPLIT and explanation.tuned and launcher is not None
 
@@ -251,7 +251,7 @@ class TestRowsWithoutABias:
         assert explanation.offer.solution == Solution(BUILTIN, "mm") and not explanation.passed_over
 
     def test_a_bias_of_another_dtype_uses_rows_in_float32(self):
-        """The kernel of a float32 row is what an add follows; that of a bf16 row may take the bias itself."""
+        """The add follows the kernel of a float32 row; that of a bf16 row may take the bias itself."""
         shape, wide = attrs.evolve(BIASED, bias_dtype="fp32"), Solution("mine", "wide")
         rows = (self.row(KERNEL), self.row(wide, attrs.evolve(PLAIN, outdtype="fp32")))
         found = [str(offer.solution) for offer in offers(shape, CPU, Table(self.op, [rows]), fake_registry(), ())]
@@ -315,7 +315,7 @@ class TestCalls:
         assert asked == [5, 5, 5]
         assert "not mine:k+add splitK=2: failed in this process: RuntimeError: boom" in str(gemm.dispatcher.explain(BIASED))
 
-    def test_what_the_tuner_finds_is_what_a_call_runs(self, tmp_path):
+    def test_a_call_runs_the_tuners_winner(self, tmp_path):
         """A kernel that takes no bias wins as its split solution, whose row is found for the shape by name."""
         path, backend = tmp_path / "t.csv", mine(call=self.linear)
         tune(shapes=[BIASED], output=path, options=Options(libtype="mine", iters=5, warmup=1), registry=fake_registry(backend))

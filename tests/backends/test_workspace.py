@@ -26,7 +26,7 @@ def test_reused_until_too_small():
 
 
 def test_threads_do_not_share():
-    """Two threads that launch at once must not write to one buffer."""
+    """Two threads that launch concurrently must not write to one buffer."""
     found = []
     thread = threading.Thread(target=lambda: found.append((workspace(64, CPU), semaphores(4, CPU))))
     thread.start()
@@ -58,7 +58,7 @@ def test_both_at_once_are_those_of_each(monkeypatch):
 
 
 def test_captures_own_theirs(monkeypatch):
-    """While a graph is captured nothing is shared with calls outside it."""
+    """During a capture no buffer is shared with calls outside it."""
     monkeypatch.setattr(workspace_module, "_place", lambda device: None)
     assert workspace(64, CPU).numel() == 64
     assert workspace(64, CPU).data_ptr() != semaphores(4, CPU).data_ptr()

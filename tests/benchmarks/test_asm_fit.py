@@ -26,7 +26,7 @@ def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.mark.parametrize("op", COUNTS)
 def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
-    """All products with what their columns say of dtypes and scales; a kernel that failed has no
+    """All products with the dtypes and scales of their columns; a kernel that failed has no
     time, torch's own are left out.
     """
     times = fitting.read([RESULTS / f"{op}-profile.csv"])

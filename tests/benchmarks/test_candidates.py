@@ -27,7 +27,7 @@ def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPa
     return module
 
 
-def test_first_loses_what_its_best_takes_longer(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_of_the_first_guesses(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
     """One shape's best is among the first two; the other's best is 20 % faster than both."""
     log = trial_log((ONE, "first", 0, 20.0), (ONE, "second", 0, 10.0), (TWO, "second", 0, 10.0), (TWO, "found", 0, 8.0))
     command = [*FAKE, str(log), "--first", "2"]
@@ -74,7 +74,7 @@ def test_a_cover_is_near_the_best_of_all(script: ModuleType) -> None:
 
 
 def test_a_log_without_the_libtype_is_an_error(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a trial of the libtype nothing is judged."""
+    """Without a trial of the libtype the script fails."""
     log = trial_log((ONE, "first", 0, 20.0))
     log.write_text(log.read_text().replace('"libtype": "fake"', '"libtype": "other"'))
     with pytest.raises(SystemExit):

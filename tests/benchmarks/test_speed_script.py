@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_winners_and_compiled_arms_take_turns(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
+def test_winners_and_compiled_arms_alternate(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
     """Each subject has a sample a round, the arm with our op on offer says what Inductor took, and
     the page has the row.
     """

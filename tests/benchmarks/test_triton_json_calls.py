@@ -21,8 +21,8 @@ from tunedgemm_triton.jsonfiles import files
 
 
 def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one
-    gets what the file says by then.
+    """Calls run what a file says; a bound shape keeps its choice until `reload`, and a new shape
+    uses the present file.
     """
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
     monkeypatch.delenv(files.VARIABLE, raising=False)

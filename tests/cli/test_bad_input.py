@@ -1,4 +1,5 @@
-"""Bad input to ``tunedgemm tune``: one line that names the mistake, exit code 2, and nothing that was there is lost."""
+"""Bad input to ``tunedgemm tune``: one line that names the mistake, exit code 2, and no lost
+data."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def mistake(folder: Path, capsys: pytest.CaptureFixture[str]) -> Mistake:
 
 
 def tune(folder: Path, limit: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which may write files of *limit* bytes at most, as on a disk that is nearly full."""
+    """Run the command in a child process whose files may have *limit* bytes,
+    as on a nearly full disk."""
     command = [sys.executable, "-m", "tunedgemm", "tune", "-i", str(folder / "in.csv"), "-o", str(folder / "t.csv"), "--libtype", "torch"]
     path = os.pathsep.join(filter(None, sys.path))
     inherited = {name: value for name, value in os.environ.items() if not (limit and name.startswith("COV"))}  # it writes files, too
@@ -50,14 +52,14 @@ def tune(folder: Path, limit: int = 0, **environment: str) -> subprocess.Complet
 
 
 def test_more_devices_than_the_machine_has(mistake: Mistake, folder: Path) -> None:
-    """--mp 99 says how many there are, and measures nothing."""
+    """--mp 99 is an error with the number of devices, before any measurement."""
     assert "--mp 99" in mistake("--mp", "99")
     assert not (folder / "t.csv").exists()
 
 
 @pytest.mark.gpu
-def test_a_gpu_index_out_of_range_is_no_run_on_the_cpu(folder: Path) -> None:
-    """CUDA_VISIBLE_DEVICES that names a GPU which is not there is a mistake; tuning the CPU instead would be found hours later."""
+def test_a_gpu_index_out_of_range_does_not_run_on_the_cpu(folder: Path) -> None:
+    """A CUDA_VISIBLE_DEVICES that names a missing GPU is an error, not hours of tuning the CPU."""
     done = tune(folder, CUDA_VISIBLE_DEVICES="99")
 
     assert done.returncode == 2, done.stdout + done.stderr
@@ -67,7 +69,8 @@ def test_a_gpu_index_out_of_range_is_no_run_on_the_cpu(folder: Path) -> None:
 
 @pytest.mark.parametrize("libtype", ["nope", "fake_unimportable", "fake_raising"])
 def test_no_usable_backend(mistake: Mistake, folder: Path, fake_plugins: Path, libtype: str) -> None:
-    """Unknown, broken, or refusing every shape: told by name, and no table appears."""
+    """A backend that is unknown, broken or refuses every shape is named,
+    and no table is written."""
     if libtype == "fake_raising":  # it loads; that it can do nothing shows shape by shape
         assert main(["tune", "-i", str(folder / "in.csv"), "-o", str(folder / "t.csv"), "--libtype", libtype, "--iters", "3"]) == 1
     else:
@@ -81,7 +84,7 @@ def test_no_usable_backend(mistake: Mistake, folder: Path, fake_plugins: Path, l
     ids=["text", "binary", "newer schema", "another program's", "no objects"],
 )
 def test_a_foreign_trial_log_is_not_touched(mistake: Mistake, folder: Path, content: bytes) -> None:
-    """A file in the log's place that is no log of ours: its name, what to do, and not a byte changed."""
+    """A foreign file in the trial log's place is named with a remedy and stays unchanged."""
     log = folder / "t.trials.jsonl"
     log.write_bytes(content)
 
@@ -93,14 +96,14 @@ def test_a_foreign_trial_log_is_not_touched(mistake: Mistake, folder: Path, cont
 
 @pytest.mark.parametrize("name", ["t.csv", "t.trials.jsonl"])
 def test_a_folder_where_a_file_should_be(mistake: Mistake, folder: Path, name: str) -> None:
-    """Told before anything is measured."""
+    """A folder given as a file is an error before anything is measured."""
     (folder / name).mkdir()
 
     assert str(folder / name) in mistake()
 
 
-def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folder: Path) -> None:
-    """The file is named and stays as it is."""
+def test_a_broken_table_is_an_error_before_measuring(mistake: Mistake, folder: Path) -> None:
+    """A broken table is named before anything is measured, and stays unchanged."""
     broken = "M,N,K,solution\n1,64,128,the fast one\n"
     (folder / "t.csv").write_text(broken)
 
@@ -111,8 +114,8 @@ def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folde
 
 
 @pytest.mark.parametrize("name", ["in.csv", "t.csv", "t.trials.jsonl", "notes.txt"])
-def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path, name: str) -> None:
-    """-o2 on the shapes, the table, its trials or a foreign file: it stays as it is."""
+def test_a_profile_is_not_appended_to_another_file(mistake: Mistake, folder: Path, name: str) -> None:
+    """-o2 refuses to append a profile to the shapes, the table, its trials or a foreign file."""
     (folder / "notes.txt").write_text("buy milk\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -122,8 +125,8 @@ def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path
 
 
 @pytest.mark.nightly
-def test_a_full_disk_stops_the_run_and_keeps_what_is_there(folder: Path) -> None:
-    """The file that could not be written is named, what was written before can be read, and the same command goes on elsewhere."""
+def test_a_full_disk_stops_the_run_and_loses_nothing(folder: Path) -> None:
+    """A full disk names the file and keeps what was written; the same command resumes elsewhere."""
     done = tune(folder, limit=6000)
 
     assert done.returncode == 2, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The command line: what users type, what they read, and the exit codes."""
+"""The command line: its commands, output and exit codes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tune_show_check_explain(
 
 
 def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is tuned is skipped and said to be; --all tunes it again; AITER's long names work."""
+    """Tuned shapes are skipped with a note; --all tunes it again; AITER's long names work."""
     arguments = ["tune", "--input_file", str(untuned), "--tuned_file", str(tmp_path / "out.csv"), "--libtype", "torch", "--iters", "3"]
     arguments += ["--mp", "1", "--splitK", "--with-hipblaslt"]
     run(capsys, *arguments)
@@ -63,7 +63,8 @@ def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, caps
 
 
 def test_a_bare_name_finds_a_shipped_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """-i and `table show` take a shipped file by its name, from any folder, unless that folder has such a file."""
+    """-i and `table show` find a shipped file by name from any folder;
+    a file in that folder wins."""
     monkeypatch.chdir(tmp_path)
     shipped = tmp_path / "shipped"
     (shipped / "model_configs").mkdir(parents=True)
@@ -89,10 +90,11 @@ def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "3 rows for" in out and "0.9" in out and "bad.csv:4" in out
 
 
-def test_plugins_says_what_is_here_and_what_is_not(
+def test_plugins_lists_installed_and_missing_backends(
     capsys: pytest.CaptureFixture[str], fake_plugins: Path, hide: Callable[[str], None]
 ) -> None:
-    """Each backend with its distribution and ops; what is not installed with the pip command; rivals are named."""
+    """Each backend is listed with distribution and ops;
+    a missing one with its pip command; rivals are named."""
     hide("ck")
     code, out, _ = run(capsys, "plugins", "-v")
 
@@ -124,7 +126,7 @@ def test_plugins_says_what_is_here_and_what_is_not(
         (["tune", "--kernel_timeout", "soon"], "--kernel_timeout: invalid float value: 'soon'"),
         (["tune", "--sort", "perhaps"], "--sort: expected True or False"),
         (["tune", "--colour", "red"], "unrecognized arguments: --colour red; `tunedgemm tune --help`"),
-        (["tune", "--errRatio", "2"], "--errRatio is a share of the elements, 0 to 1"),
+        (["tune", "--errRatio", "2"], "--errRatio must be a share of the elements, 0 to 1"),
         (["tune", "--stale", "-i", "{untuned}", "-o", "absent.csv"], "--stale: absent.csv does not exist"),
         (["tuna"], "invalid choice: 'tuna'"),
         ([], "COMMAND"),
@@ -168,7 +170,7 @@ def test_users_mistakes_are_one_line_without_a_traceback(
     ],
     ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag", "tuned"],
 )
-def test_bad_input_files_say_what_is_wrong(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_files_name_the_fault(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind of bad untuned file is one clear line, and no table is written."""
     path = tmp_path / "in.csv"
     path.write_bytes(content)
@@ -189,7 +191,8 @@ def test_every_command_has_help_and_the_module_runs() -> None:
 
 
 def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that serves M up to 16 alone reads "yes"; one that serves nothing here gives its reason for the first shape."""
+    """A backend that serves only M up to 16 reads "yes"; one that serves nothing gives its reason
+    for the first shape."""
     few = fake_backend("few", supports=lambda shape, _: shape.m <= 16 or Unsupported(f"M={shape.m} is not 1 to 16"))
     none = fake_backend("none", supports=lambda shape, _: Unsupported(f"M={shape.m} is too pretty"))
     monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: fake_registry(few, none))
@@ -199,7 +202,8 @@ def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_only_what_is_named_is_imported(child: Callable[..., str], fake_plugins: Path, untuned: Path) -> None:
-    """Neither the list of commands nor tuning with ``--libtype torch`` imports a plugin; a help of tune and ``all`` do."""
+    """The list of commands and ``--libtype torch`` import no plugin;
+    the help of tune and ``all`` do."""
     table = untuned.with_name("out.csv")
     words = {
         "--help": False, f"tune -i {untuned} -o {table} --libtype torch --iters 2": False, "tune --help --libtype torch": True,
@@ -214,7 +218,7 @@ def test_only_what_is_named_is_imported(child: Callable[..., str], fake_plugins:
 
 
 def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -> None:
-    """The group tunedgemm.commands adds subcommands; the list names whose they are, and one that cannot be imported fails alone."""
+    """The group tunedgemm.commands adds subcommands with their owners; a broken one fails alone."""
     (tmp_path / "greeting.py").write_text(
         "from tunedgemm.plugin import Command\n"
         "command = Command('greet', 'say hello', lambda parser: None, lambda arguments: print('hello') or 0)\n"
@@ -253,8 +257,8 @@ def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -
         ("--version", ">/dev/full", "", 1),
     ],
 )
-def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:
-    """A reader that goes away and a closed output are no errors; a full disk is one line and exit code 1, at whatever moment it shows."""
+def test_a_closed_output_or_a_full_disk(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:
+    """A closed pipe or output is not an error; a full disk is one line and exit code 1."""
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,libtype,solidx,splitK,us,kernelName\ngfx942,304,16,64,128,asm,1,0,2.5,x\n")
     shell = f"set -o pipefail; {sys.executable} -m tunedgemm {command} {where}"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -268,8 +272,9 @@ def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["| true", ">&-", ">/dev/full"])
-def test_the_exit_code_is_that_of_the_work_whoever_reads(tmp_path: Path, untuned: Path, where: str) -> None:
-    """A pipe that nobody reads, a closed output and a full disk: the table is there, the code is 0, and a full disk is told."""
+def test_output_errors_do_not_change_the_exit_code(tmp_path: Path, untuned: Path, where: str) -> None:
+    """A closed pipe, a closed output or a full disk changes neither the table nor exit code 0; a
+    full disk is reported."""
     command = f"{sys.executable} -m tunedgemm tune --libtype torch --iters 3 -i {untuned} -o {tmp_path / 't.csv'} {where}"
 
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)

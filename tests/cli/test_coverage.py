@@ -1,4 +1,5 @@
-"""``tunedgemm coverage``: its first line, what it prints at 80 columns, its exit codes, and the commands it gives to copy."""
+"""``tunedgemm coverage``: its first line, its output at 80 columns, exit codes and printed
+commands."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None, hide: Callable[[str], None]) -> Path:
-    """Captured shapes, and a table with a row for two of the four: one is padded to it, one has a row of an absent backend."""
+    """Return a folder with captured shapes and rows for two of the four:
+    one padded, one of an absent backend."""
     hide("ck")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -56,8 +58,9 @@ def test_the_first_line_is_the_result(folder: Path, capsys: pytest.CaptureFixtur
     assert "100 calls of 4 shapes in in.csv, on " in out
 
 
-def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each way with its share, the regret with its worst, the unused rows with what to install, the layers to tune next."""
+def test_the_output_is_complete_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output has each answer's share, the worst regret, unused rows with what to install, and
+    the layers to tune next."""
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--against", "real.csv", "--replays", "10", "--by", "layer")
 
     assert "exact: a row of exactly this M" in out
@@ -72,8 +75,8 @@ def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: py
     assert tables and all(len(line) <= 80 for line in tables)
 
 
-def test_shapes_are_told_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By shape each has its answer and the time of a call; what a single call has is said in the singular."""
+def test_shapes_are_listed_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By shape each has its answer and the time of a call; a single call is in the singular."""
     (folder / "in.csv").write_text(HEAD + "8,96,128,False,fp32,fp32,1,0\n16,64,128,False,fp32,fp32,2,0\n")
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--by", "shape", "--next", "0")
 
@@ -84,7 +87,8 @@ def test_shapes_are_told_one_by_one(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_commands_that_are_printed_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first writes the shapes and prints the second, which tunes them: then every call has a row of its own."""
+    """The first printed command writes shapes and prints the second,
+    which tunes them to 100 % exact rows."""
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--next", "5")
     write, tune = (line for line in out.splitlines() if line.startswith("tunedgemm "))
     assert write == "tunedgemm coverage in.csv --table t.csv --next 5 -o next.csv"
@@ -101,7 +105,8 @@ def test_the_commands_that_are_printed_work(folder: Path, capsys: pytest.Capture
 
 
 def test_rows_that_cannot_be_used_are_tuned_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row of an absent backend in the very table that is written: the command does not pass its shape over."""
+    """The printed command tunes the shapes of rows whose
+    backend is absent in the table it writes to."""
     home_folder().mkdir()
     (folder / "t.csv").rename(home_folder() / "bf16_tuned_gemm.csv")
     _, out, _ = run(capsys, "in.csv", "-o", "next.csv")
@@ -143,7 +148,8 @@ def test_a_share_that_is_too_small_ends_with_1(folder: Path, capsys: pytest.Capt
 
 
 def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a shape with its answer, time and reasons; written again over itself, never over another file."""
+    """The CSV has a line per shape with answer, time and reasons;
+    it replaces only a file like itself."""
     for _ in range(2):
         assert run(capsys, "in.csv", "--table", "t.csv", "--against", "real.csv", "--csv", "all.csv")[0] == 0
     with (folder / "all.csv").open(newline="") as file:
@@ -158,7 +164,7 @@ def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixtu
         assert code == 2 and "would be lost" in err and (folder / other).read_text() == before
 
 
-def test_broken_lines_are_listed_and_the_rest_is_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_lines_are_listed_and_the_rest_count(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line edited by hand and one that is cut off: each with its file and number."""
     (folder / "in.csv").write_text((folder / "in.csv").read_text() + "x,64,128,False,fp32,fp32,1,0\n16,64,1")
     code, out, err = run(capsys, "in.csv", "--table", "t.csv")
@@ -200,8 +206,8 @@ def test_broken_lines_are_listed_and_the_rest_is_judged(folder: Path, capsys: py
         (["in.csv", "--csv", "empty.csv/x.csv"], "cannot be written"),
     ],
 )
-def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    """What was wrong, on one line of standard error, with exit code 2 and no report."""
+def test_usage_errors_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    """The fault is one line of standard error, with exit code 2 and no report."""
     (folder / "empty.csv").write_text("")
     (folder / "other").mkdir()
     (folder / "other" / "a8w8_tuned_gemm.csv").write_text(
@@ -214,7 +220,7 @@ def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str],
     assert message in err
 
 
-def test_without_files_what_was_captured_is_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_files_captured_shapes_are_covered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All captured files of the user folder, by op."""
     home_folder().mkdir()
     (folder / "in.csv").rename(home_folder() / "bf16_untuned_gemm.csv")

@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def ran(tmp_path: Path, script: str) -> str:
-    """What a shell script prints in a folder where `COMMANDS` are there, and what pip installs is found; it has to succeed."""
+    """Return a successful script's output; `COMMANDS` and what pip installs are on its path."""
     (tmp_path / "bin").mkdir()
     for name, text in COMMANDS.items():
         command = tmp_path / "bin" / name
@@ -50,8 +50,9 @@ def ran(tmp_path: Path, script: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_ten_minutes_of_the_docs(tmp_path):
-    """The block of docs/writing-a-plugin.md runs: written, installed, listed, tested, tuned, and serving its shape."""
+def test_the_tutorial_of_the_docs_runs(tmp_path):
+    """The commands in docs/writing-a-plugin.md write,
+    install, list, test, tune and serve a plugin."""
     page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
     block = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
 
@@ -69,7 +70,7 @@ def test_the_ten_minutes_of_the_docs(tmp_path):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("op", ["a8w8", "a8w8_blockscale", "batched_bf16", "fmoe"])
 def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
-    """Written for the op and installed, the package passes its own tests, of which some launch it."""
+    """Written for the op and installed, the package passes its tests, some of which launch it."""
     script = f"tunedgemm new-plugin mine --op {op}\npip install ./tunedgemm-mine\npython -m pytest -v -rN tunedgemm-mine/tests"
 
     out = ran(tmp_path, script)
@@ -78,8 +79,9 @@ def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
     assert re.search(r"\d+ passed", out) and "failed" not in out
 
 
-def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
-    """Torch's call of an op that torch's backend has never heard of is the reference in the output's dtype and form, or a reason."""
+def test_a_third_party_op_is_computed_by_its_reference(monkeypatch, cpu):
+    """For an unknown op torch's backend runs the reference in
+    the output's dtype and shape, or gives a reason."""
     known = op_named("a16w16")
     monkeypatch.setattr(torch_backend, "op_named", lambda _: known)
     shape = Shape("another", 3, 32, 64, outdtype="fp32")
@@ -92,8 +94,8 @@ def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
     assert "no call for op 'another'" in str(torch_launcher(attrs.evolve(shape, layout="aiter16x16"), cpu))
 
 
-def test_an_op_that_is_none_is_a_mistake(tmp_path, capsys):
-    """One line lists the ops there are, and nothing is written."""
+def test_an_unknown_op_is_a_usage_error(tmp_path, capsys):
+    """One line lists the known ops, and nothing is written."""
     assert main(["new-plugin", "fast8", "--op", "a99w99", "--folder", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err
@@ -118,7 +120,7 @@ def test_every_template_is_a_file_of_the_package(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("op", sorted(ops()))
-def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
+def test_the_written_package_passes_ruff(tmp_path, op):
     """The package passes this repository's linter and formatter."""
     main(["new-plugin", "fast8", "--op", op, "--folder", str(tmp_path)])
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path / "tunedgemm-fast8")]
@@ -141,8 +143,9 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
         ("_fast", "lower-case letter"),
     ],
 )
-def test_names_that_cannot_be(tmp_path, capsys, name, message):
-    """A libtype that is taken, or is no part of a module's name, is refused in one line, and nothing is written."""
+def test_invalid_names_are_refused(tmp_path, capsys, name, message):
+    """A libtype that is taken or does not fit a module name is refused in one line;
+    nothing is written."""
     assert main(["new-plugin", name, "--folder", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err
@@ -150,8 +153,8 @@ def test_names_that_cannot_be(tmp_path, capsys, name, message):
     assert list(tmp_path.glob("tunedgemm-*")) == []
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
-    """A folder that is there stays as it is; a place that is no folder is a mistake that is told."""
+def test_existing_files_are_not_overwritten(tmp_path, capsys):
+    """An existing folder stays unchanged, and a path that is a file is an error."""
     (tmp_path / "tunedgemm-fast8").mkdir()
     (tmp_path / "file").touch()
 
@@ -163,7 +166,8 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 
 
 def test_it_names_a_path_to_pip(tmp_path, capsys, monkeypatch):
-    """The hint to install begins with a dot where the path is relative: pip takes a bare name for one of its index."""
+    """The pip hint starts a relative path with a dot,
+    because pip takes a bare name for a package."""
     monkeypatch.chdir(tmp_path)
 
     assert main(["new-plugin", "fast8"]) == 0

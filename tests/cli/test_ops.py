@@ -1,4 +1,5 @@
-"""The command line for every op: whose shapes a file has, how a shape is said, and what is answered where neither is clear."""
+"""The command line for every op: which op a file belongs to, how a shape is given, and the
+errors."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name of AITER's file tells the op, its script's flags are those of tune, and explain takes B,M,N,K or a line of the file."""
+    """AITER's file name gives the op, tune has its script's flags,
+    and explain takes B,M,N,K or a line of the file."""
     shapes, table = tmp_path / "a8w8_untuned_batched_gemm.csv", tmp_path / "out.csv"
     shapes.write_text("B,M,N,K\n2,4,32,64\n")
 
@@ -44,7 +46,7 @@ def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sizes, and --set for the rest of the columns, are the shape."""
+    """Sizes, and --set for the other columns, give the shape."""
     op = op_named(name)
     for shape in shapes_of(name)[:4]:
         texts = {column: text for column, text in op.columns.format(shape).items() if text}
@@ -68,7 +70,7 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
         (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more, token,model_dim,inter_dim, or FILE:LINE"),
         (["explain", "1,2,3,8,2", "--op", "fmoe", "--set", "q_type=QuantType.per_1x31"], "QuantType.per_1x31"),
         (["explain", "{shapes}:9", "--op", "a8w8"], "no shape in line 9; use a line from 2 to 2"),
-        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "is a whole shape; leave out --set"),
+        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "already has every field; leave out --set"),
         (["explain", "absent.csv:2"], "absent.csv"),
         (["tune", "-i", "{shapes}"], "the columns fit a8w8 and a8w8_bpreshuffle; name one with --op"),
         (["tune", "-i", "{shapes}", "--op", "batched_bf16"], "B"),
@@ -76,10 +78,10 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line_that_says_how(
+def test_usage_errors_are_one_line_with_a_remedy(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, what was wrong and what would work."""
+    """Exit code 2, the fault and the remedy."""
     shapes = tmp_path / "shapes.csv"
     shapes.write_text("M,N,K,q_dtype_w\n4,32,64,torch.int8\n")
 
@@ -99,8 +101,8 @@ def test_mistakes_are_one_line_that_says_how(
     ],
     ids=str,
 )
-def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By --op, by AITER's --preshuffle beside it, by the table of --run_config."""
+def test_the_op_is_given_or_inferred(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op comes from --op, from AITER's --preshuffle or from the table given to --run_config."""
     asked: list[str] = []
     monkeypatch.chdir(tmp_path)
     head = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -116,8 +118,8 @@ def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monk
     assert asked == [op]
 
 
-def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
-    """Also of an op whose sizes are named otherwise, as those of fused MoE are."""
+def test_the_profile_has_the_columns_of_the_op(tmp_path: Path) -> None:
+    """Also for an op whose sizes have other names, such as fused MoE."""
     op, shape = op_named("fmoe"), shapes_of("fmoe")[0]
     options = Options(libtype="torch", iters=3, seconds=0.1, cache="hot", device="cpu", profile=tmp_path / "profile.csv")
 
@@ -130,16 +132,17 @@ def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
     assert lines
 
 
-def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --op and -i one op is tuned; of the others whose captured shapes wait it is said how to tune them."""
+def test_captured_shapes_of_other_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --op and -i one op is tuned;
+    other ops with captured shapes are listed with their command."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
     (tmp_path / "untuned_fmoe.csv").write_text("token\n")
     (tmp_path / "a8w8_blockscale_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
     code, _, err = run(capsys, "tune", *QUICK)
-    assert code == 2 and "; those of a8w8_blockscale, fmoe are captured: name one with --op" in err
+    assert code == 2 and "; shapes of a8w8_blockscale, fmoe are captured: name one with --op" in err
 
     (tmp_path / "bf16_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
     code, out, err = run(capsys, "tune", *QUICK)
-    assert (code, err) == (0, "") and "also captured, and not tuned: shapes of a8w8_blockscale, fmoe; name one with --op" in out
+    assert (code, err) == (0, "") and "not tuned: captured shapes of a8w8_blockscale, fmoe; name one with --op" in out
     code, out, err = run(capsys, "tune", "--op", "a8w8_blockscale", *QUICK)
     assert (code, err) == (0, "") and "also captured" not in out

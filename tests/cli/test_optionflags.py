@@ -1,4 +1,5 @@
-"""The flags of backends' options: in the help of ``tune``, checked, told to the run and its processes, and part of what a run is."""
+"""Flags of backend options: in the help of ``tune``, checked, passed to workers and part of a run's
+identity."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def parser_of(*backends: Backend) -> argparse.ArgumentParser:
     return parser
 
 
-def test_a_flag_holds_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside, the variable has what was typed last; before and after, what it had."""
+def test_a_flag_holds_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside, the variable has the last typed value; before and after, its old value."""
     parser = parser_of(backend("mine", SPACE))
     monkeypatch.delenv(SPACE.variable, raising=False)
     with said(parser.parse_args(["--mine-space", "small", "--mine-space", "full"])):
@@ -49,7 +50,7 @@ def test_a_flag_holds_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         assert SPACE.value() == "full", "a flag that is not typed says nothing"
 
 
-def test_a_text_is_what_its_kind_makes_of_it() -> None:
+def test_a_kind_converts_the_text() -> None:
     """A text without choices becomes the value that its function returns; a mistake is the function's own."""
 
     def kind(text: str) -> str:
@@ -64,14 +65,15 @@ def test_a_text_is_what_its_kind_makes_of_it() -> None:
 
 
 def test_backends_that_state_the_same_share_a_flag() -> None:
-    """One flag in one group, which names them all; the help says the variable and what holds without it."""
+    """One flag in one group, which names them all; the help names the variable and the default."""
     text = " ".join(parser_of(backend("mine", SPACE), backend("minetile", SPACE)).format_help().split())
     group = "backends mine, minetile (fake-mine, fake-minetile): --mine-space {small,full}"
     assert f"{group} how much to list, up to 100 %; default: TUNEDGEMM_MINE_SPACE, else small" in text
 
 
-def test_a_flag_that_is_taken_is_left_out() -> None:
-    """The command's own keeps its meaning, and of two backends the first by rank has it; who lost is told, and what to do."""
+def test_a_flag_in_use_is_left_out() -> None:
+    """A command's own flag wins, then the backend with the higher rank;
+    the loser is named with a remedy."""
     other = attrs.evolve(SPACE, choices=("none", "all"))
     core = Option("--batch-invariant", "TUNEDGEMM_BATCH_INVARIANT", "another meaning")
     parser = argparse.ArgumentParser()
@@ -97,17 +99,15 @@ class TestThirdParty:
             cli.main(["tune", "--help"])
         assert "backend fake (fake-plugin): --fake-space {small,full} how much to list;" in " ".join(capsys.readouterr().out.split())
 
-    def test_a_flag_that_is_taken_is_named(
-        self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_flag_in_use_is_named(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """On standard error, and the command works without it."""
         monkeypatch.setattr("tunedgemm.cli.optionflags.add_options", lambda *_: ["flag --x-y of backend x: left out"])
         with pytest.raises(SystemExit) as end:
             cli.main(["tune", "--help"])
         assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: flag --x-y of backend x: left out\n")
 
-    def test_a_wrong_value_is_a_mistake(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """One line that says what would be right."""
+    def test_a_wrong_value_is_a_usage_error(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """One line names the valid values."""
         assert cli.main(["tune", "--fake-space", "huge"]) == 2
         error = capsys.readouterr().err
         assert "argument --fake-space: invalid choice: 'huge' (choose from" in error and "full" in error and error.count("\n") == 1
@@ -119,8 +119,9 @@ class TestThirdParty:
         assert child(f"import contextlib\nwith contextlib.suppress(SystemExit):\n    exec({source!r})", fake_plugins).endswith("False")
 
     @pytest.mark.slow
-    def test_the_workers_list_what_it_says(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The third solution, which the backend lists in the full space alone, is timed; what is typed is over with the command."""
+    def test_the_workers_list_follows_the_option(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A solution of the full space reaches the workers' list,
+        and the flag's value ends with the command."""
         monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         timed, full = run_of(tmp_path / "full.csv", "--fake-space", "full")
@@ -132,7 +133,8 @@ class TestThirdParty:
 
 
 def run_of(table: Path, *words: str) -> tuple[set[tuple[str, int]], dict[str, str]]:
-    """The solutions of the libtype fake that a run of ``tunedgemm tune`` times, and what the run is, by its trial log."""
+    """Return the solutions of the libtype fake that ``tunedgemm tune`` timed, and the run's
+    identity from its trial log."""
     (table.parent / "in.csv").write_text("M,N,K\n4,64,64\n")
     files = ["-i", str(table.parent / "in.csv"), "-o", str(table)]
     assert cli.main(["tune", *files, "--libtype", "fake", "--device", "cpu", "--iters", "5", "--warmup", "1", *words]) == 0

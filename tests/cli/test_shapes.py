@@ -1,4 +1,4 @@
-"""``tunedgemm shapes``: what is listed and written, and what users get wrong."""
+"""``tunedgemm shapes``: lists, files and usage errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def sizes(rows: list[Untuned]) -> list[tuple[int, int, int, int]]:
 
 
 def test_a_file_holds_what_a_pass_runs(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fused products of a rank, each M times the batch size, with how many a pass runs and their layers; AITER's columns first."""
+    """The file lists a rank's fused products at each M times the batch size, with counts and layers
+    after AITER's columns."""
     path = tmp_path / "new" / "list.csv"
 
     code, out, err = run(capsys, "--model_dir", dense, "--tp", "2", "--nsets", "1,8", "--batch_size", "2", "-o", str(path))
@@ -44,7 +45,8 @@ def test_a_file_holds_what_a_pass_runs(dense: str, tmp_path: Path, capsys: pytes
 
 
 def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under AITER's names, whether the folder is there or ends in a slash; written again over lists of shapes, and over nothing else."""
+    """A folder gets a file per op under AITER's name, with or without a slash;
+    only lists of shapes are replaced."""
     folder = tmp_path / "lists"
     for target in (f"{folder}/", str(folder)):
         code, out, _ = run(capsys, "--model_dir", experts, "--nsets", "1,16", "-o", target)
@@ -58,8 +60,8 @@ def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: 
     assert len(read_untuned(folder / "bf16_untuned_gemm.csv", A16W16)) == 8
 
 
-def test_captured_shapes_are_not_written_over(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a workload ran cannot be listed again from a model."""
+def test_captured_shapes_are_not_overwritten(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model cannot restore the shapes of a workload."""
     captured = untuned_path(A16W16)
     write_untuned(captured, A16W16, [Untuned(Shape("a16w16", 3, 64, 64), 17)])
 
@@ -70,7 +72,7 @@ def test_captured_shapes_are_not_written_over(dense: str, capsys: pytest.Capture
 
 
 def test_several_tp_are_a_union(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A list of TP gives the shapes of each, once; one that several have counts as often as where it runs most."""
+    """Several TP give the union of their shapes; a shared shape has its largest count."""
     for name, tp in (("one", "1"), ("two", "2"), ("both", "2,1,2")):
         assert run(capsys, "--model_dir", dense, "--tp", tp, "--nsets", "1", "-o", str(tmp_path / name))[0] == 0
     one, two, both = ({row[:3]: row[3] for row in sizes(read_untuned(tmp_path / n, A16W16))} for n in ("one", "two", "both"))
@@ -81,7 +83,8 @@ def test_several_tp_are_a_union(dense: str, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Layers with their op, sizes, how many a pass runs, and TP where there are several; within the width, names unbroken."""
+    """The table shows layers with op, sizes, count and TP,
+    fits the width, and keeps names whole."""
     monkeypatch.setenv("COLUMNS", str(width))
 
     code, out, err = run(capsys, "--model_dir", experts, "--tp", "1,2", "--nsets", "1,16")
@@ -99,7 +102,7 @@ def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("flags", ["--tp 8", "--tp 8 --preshuffle", "--tp 1,8 -v", "--tp 1,2,4,8 -v --preshuffle"])
 def test_long_names_are_whole_in_80_columns(flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The names of layers and ops that are longest are broken at dots and spaces at most, and no column is cut off."""
+    """In 80 columns long names break only at dots and spaces, and no column is cut off."""
     monkeypatch.setenv("COLUMNS", "80")
 
     code, out, _ = run(capsys, "--model_dir", "dsv3", "--nsets", "16384", *flags.split())
@@ -121,7 +124,8 @@ def test_verbose_lists_every_shape(dense: str, capsys: pytest.CaptureFixture[str
 
 
 def test_layers_are_picked_by_pattern(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--layers takes several patterns over names; a layer's number stands for all of its kind; the counts are those of the picked."""
+    """--layers takes patterns;
+    a layer's number selects all of its kind, and counts follow the selection."""
     path = tmp_path / "l.csv"
 
     assert run(capsys, "--model_dir", dense, "--nsets", "1", "--layers", "model.layers.0.mlp.down_proj, lm_*", "-o", str(path))[0] == 0
@@ -130,7 +134,7 @@ def test_layers_are_picked_by_pattern(dense: str, tmp_path: Path, capsys: pytest
 
 
 def test_unfused_is_product_for_product(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--no-fuse lists what transformers multiplies, the vocabulary as it is."""
+    """--no-fuse lists the products of transformers, with the vocabulary unpadded."""
     path = tmp_path / "l.csv"
 
     assert run(capsys, "--model_dir", dense, "--nsets", "1", "--no-fuse", "-o", str(path))[0] == 0
@@ -151,7 +155,8 @@ def test_unfused_is_product_for_product(dense: str, tmp_path: Path, capsys: pyte
 def test_dtypes_and_bias_are_changed(
     dense: str, words: str, expected: set[tuple[str, str, bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """AITER's overrides hold for every shape; the output follows the input unless it is said, 8 bits come out in bf16."""
+    """AITER's overrides hold for every shape;
+    the output dtype follows the input, and is bf16 for 8 bits."""
     path = tmp_path / "l.csv"
 
     assert run(capsys, "--model_dir", dense, "--nsets", "1,2", *words.split(), "-o", str(path))[0] == 0
@@ -176,7 +181,7 @@ def test_a_quantised_model_with_shuffled_weights(
 
 
 def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What no op has is named on standard error, whether a table or a file is made."""
+    """Products without an op are named on standard error, for tables and files."""
     gptq = write_model("gptq", "llama", quantization_config={"quant_method": "gptq", "bits": 4})
     for words in ((), ("-o", str(tmp_path / "l.csv"))):
         code, _, err = run(capsys, "--model_dir", gptq, "--nsets", "1", *words)
@@ -184,7 +189,8 @@ def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, c
 
 
 def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """GTUNE_MODEL, GTUNE_TP and GTUNE_BATCH_SIZE stand for their flags, which go before them; a wrong one is named."""
+    """GTUNE_MODEL, GTUNE_TP and GTUNE_BATCH_SIZE are defaults of their flags;
+    a bad value is named."""
     for name, text in (("MODEL", dense), ("TP", "2"), ("BATCH_SIZE", "8")):
         monkeypatch.setenv(f"GTUNE_{name}", text)
 
@@ -226,7 +232,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {dense} -o /dev/full", "/dev/full: not a regular file"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(
+def test_usage_errors_are_one_line(
     arguments: str,
     message: str,
     dense: str,
@@ -247,7 +253,8 @@ def test_mistakes_are_one_line(
 
 
 def test_the_batch_sizes_of_an_engine(capsys, dense, tmp_path) -> None:
-    """``--nsets vllm`` takes vLLM's batch sizes for M and prints the command line of vLLM that has them; limits alone are an error."""
+    """``--nsets vllm`` takes M from vLLM's batch sizes and prints vLLM's command line; limits
+    without it are an error."""
     path = tmp_path / "shapes.csv"
     limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", "64")
     code, _, err = run(capsys, "--model_dir", dense, "--nsets", "vllm", *limits, "-o", str(path))

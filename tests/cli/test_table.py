@@ -46,7 +46,8 @@ def tables(tmp_path: Path):
 
 
 def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rows of all tables are in OUT, which need not exist; other devices and libvers stay apart; the inputs are as they were."""
+    """OUT gets all rows of all tables;
+    other devices and libvers stay apart, and the inputs unchanged."""
     paths = tables([row(1), row(3)], [row(2, libver="9.1"), row(1, device="nvidia-h100")], [row(0, "pin")])
     before = [Path(path).read_text() for path in paths]
     out = tmp_path / "new" / "out.csv"
@@ -62,8 +63,9 @@ def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureF
     assert f"{out}: 5 rows, 0 conflicts, 0 lines left out" in capsys.readouterr().out
 
 
-def test_the_lowest_time_decides_and_is_told(tables, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another solution for the same device and shape is a conflict, also with what OUT has; the same one faster is none."""
+def test_the_lowest_time_wins_and_the_conflict_is_reported(tables, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another solution for the same device and shape is a conflict that the lowest time wins; a
+    faster time of one solution is not."""
     out, *others = tables(
         [row(1, "old", 5.0), row(2, "old", 3.0), row(4, "same", 9.0)],
         [row(1, "slow", 6.0), row(2, "fast", 2.0), row(3, "a", 4.0)],
@@ -78,16 +80,17 @@ def test_the_lowest_time_decides_and_is_told(tables, capsys: pytest.CaptureFixtu
     assert f"triton:fastest 4.00 us ({others[1]}:2), triton:old 5.00 us ({out}:2), triton:slow 6.00 us ({others[0]}:2)" in said
 
 
-def test_a_time_that_is_none_never_wins(tables) -> None:
-    """A placeholder row gives way to any time, and is kept where there is nothing else."""
+def test_a_row_without_a_time_never_wins(tables) -> None:
+    """Any time replaces a placeholder row, which is kept if it is the only row."""
     out, other = tables([row(1, "measured", 5.0)], [row(1, "placeholder", 0.0), row(2, "placeholder", 0.0)])
 
     assert main(["table", "merge", out, other]) == 0
     assert {found[:1] + found[2:] for found in rows(Path(out))} == {(1, "measured", 5.0), (2, "placeholder", 0.0)}
 
 
-def test_nothing_else_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown columns of both sides survive, lines of OUT that are not understood, too; such lines of IN are named, exit code 1."""
+def test_other_lines_and_columns_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown columns and unreadable lines of OUT survive;
+    unreadable lines of IN are named, exit code 1."""
     out, other = tmp_path / "out.csv", tmp_path / "in.csv"
     out.write_text(f"{HEAD}\nsm_90,132,1,64,128,triton,5,k,mine\nsm_90,132,banana,64,128,triton,5,k,odd\n")
     lines = ["sm_90,132,2,64,128,triton,5,k,bob", "sm_90,132,x,64,128,triton,5,k,odd", "sm_90,132,3,64,128,triton,0,k,", ""]
@@ -113,7 +116,8 @@ def test_out_keeps_its_order_if_asked(tables) -> None:
 
 
 def test_a_broken_input_changes_nothing(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All inputs are read first: a file that is no table, or OUT among the inputs, ends it with OUT as it was."""
+    """All inputs are read first;
+    a file that is not a table, or OUT among the inputs, leaves OUT unchanged."""
     out, other = tables([row(1)], [row(2)])
     before = Path(out).read_text()
     (tmp_path / "foreign.csv").write_text("epoch,loss\n1,0.5\n")
@@ -184,7 +188,8 @@ class TestCheck:
         ],
     )
     def test_faults(self, tmp_path, capsys, bad, says):
-        """Each kind of fault is told with its line, exit code 1; a row without a fault is none."""
+        """Each kind of fault is printed with its line and exit code 1;
+        a good row is not reported."""
         code, out = checked(tmp_path, capsys, *bad)
         assert code == bool(says)
         assert len(out) == 1
@@ -206,8 +211,9 @@ class TestCheck:
             ["2: tagged 'flydsl_fallback': never looked up, as in AITER"],
         )
 
-    def test_misses_are_asked_of_whom_they_concern(self, tmp_path, capsys, monkeypatch):
-        """A backend is asked about rows of its own ops that name a device and may win, each with that device."""
+    def test_only_the_rows_backend_is_asked_about_misses(self, tmp_path, capsys, monkeypatch):
+        """A backend is asked only about rows of its ops that
+        name a device and may win, on that device."""
         asked = []
 
         def lacks(solution: Solution, device: Device) -> str:
@@ -254,7 +260,7 @@ class TestCheck:
             assert f"{len(shapes)} rows, no fault" in capsys.readouterr().out
 
 
-def test_the_op_is_told_by_the_file(tmp_path, capsys):
+def test_the_file_determines_the_op(tmp_path, capsys):
     """Columns that two ops have, under a name that says nothing, need --op; AITER's name does not."""
     head = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
     rows = ["gfx942,304,1,128,128,ck,0,0,3,k,1,1,0"]
@@ -269,9 +275,9 @@ def test_the_op_is_told_by_the_file(tmp_path, capsys):
 
 
 class TestDiff:
-    """What two tables answer differently."""
+    """Differences between two tables."""
 
-    def test_tells_rows_winners_and_times(self, tables, capsys):
+    def test_lists_rows_winners_and_times(self, tables, capsys):
         """Rows of one only, other winners, other times; of duplicates the best; exit code 1."""
         first, second = tables(
             [row(1, "k", 5.0), row(2, "k", 5.0), row(3, "k", 5.0), row(4, "k", 5.0), row(6, us=0.0)],
@@ -285,7 +291,7 @@ class TestDiff:
         assert "another time: a16w16 M=3" in out and "-> 4.00 us (-20.0 %)" in out
         assert out.splitlines()[-1] == f"1 equal, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
 
-    def test_a_table_is_like_itself(self, tables, capsys):
+    def test_a_table_does_not_differ_from_itself(self, tables, capsys):
         """Nothing differs, exit code 0."""
         [first] = tables([row(1), row(2)])
         assert main(["table", "diff", first, first]) == 0
@@ -295,7 +301,7 @@ class TestDiff:
 class TestExport:
     """A table for AITER."""
 
-    def test_has_what_aiter_can_use(self, tables, tmp_path, capsys):
+    def test_has_the_rows_that_aiter_can_use(self, tables, tmp_path, capsys):
         """AITER's columns and libtypes, one row a key, the best; the others are counted with the reason."""
         shape = attrs.evolve(row(1).shape, layout="ck-n64")
         [path] = tables([
@@ -323,7 +329,8 @@ class TestExport:
             assert f"left out: 1 rows: {reason}" in said
 
     def test_loads_uniquely_by_aiters_key(self, tmp_path, capsys):
-        """What pandas calls AITER's key has no duplicates, in a table of each op's examples on two devices of one kind."""
+        """pandas finds no duplicate of AITER's key in a table of
+        each op's examples on two devices of a kind."""
         import pandas as pd
 
         for name, op in ops().items():
@@ -346,14 +353,15 @@ class TestExport:
             assert len(frame) > 0 and not frame.duplicated(keys).any(), name
 
     def test_nothing_is_exported_for_an_op_of_which_aiter_has_no_table(self, tmp_path, capsys):
-        """It is said in one line, and no file is written."""
+        """One line says so, and no file is written."""
         out = tmp_path / "for_aiter.csv"
         assert main(["table", "export", "--op", "a16w4_blockscale", "--aiter", str(out)]) == 2
         assert "a16w4_blockscale: AITER has no table of this op" in capsys.readouterr().err
         assert not out.exists()
 
     def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
-        """Torch's rows are AITER's for a16w16 alone, and where no column tells the libtype the kernel's name must tell the row's."""
+        """Torch's rows are AITER's only for a16w16;
+        without a libtype column the kernel's name must give it."""
         for name, solution, why in (
             ("a8w8", Solution("torch", "native"), "libtype torch is not AITER's for a8w8"),
             ("a8w8_blockscale", Solution("triton", "t"), "libtype triton is not AITER's for a8w8_blockscale"),
@@ -369,7 +377,7 @@ class TestExport:
             assert f"left out: 1 rows: {why}" in capsys.readouterr().out
 
     def test_lines_that_are_no_rows_are_named(self, tables, tmp_path, capsys):
-        """What could not be read is said, and the exit code is 1; the rows are exported."""
+        """Unreadable lines are named, and the exit code is 1; the rows are exported."""
         [path] = tables([row(1), row(2)])
         with Path(path).open("a") as file:
             file.write("<<<<<<< HEAD\n")
@@ -378,7 +386,8 @@ class TestExport:
         assert len(read_rows(out, OP)[0]) == 2 and f"left out: {path}:4: not a CSV line" in capsys.readouterr().out
 
     def test_higher_layers_win(self, tables, tmp_path, monkeypatch, capsys):
-        """Without files the layers that dispatch uses are exported: the higher one wins whatever the times, as there."""
+        """Without files the layers of dispatch are exported,
+        and a higher layer wins whatever the times."""
         high, low = tables([row(1, "high", 5.0)], [row(1, "low", 1.0), row(2, "low", 1.0)])
         (tmp_path / "home").mkdir()
         Path(low).rename(tmp_path / "home" / OP.columns.tuned_file)

@@ -1,4 +1,4 @@
-"""``tunedgemm tune``: flags that reach the tuner, what is said after an interruption, exit codes."""
+"""``tunedgemm tune``: flags that reach the tuner, messages after an interruption, exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def outcome(task: Task, us: float = 1.0) -> Outcome:
 
 @pytest.fixture
 def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Put a tuner in place that notes what it is asked, tells of some outcomes, and ends as told."""
+    """Install a fake tuner that records its arguments,
+    reports some outcomes and ends as requested."""
 
     def planted(*outcomes: Outcome, end: Callable[[], object] = lambda: None) -> dict[str, Any]:
         asked: dict[str, Any] = {}
@@ -69,7 +70,8 @@ def ctrl_c() -> None:
 
 
 def test_every_option_is_a_flag(tuner, tmp_path: Path) -> None:
-    """Each field of Options can be said on the command line and arrives; flags alone leave the defaults of Options."""
+    """Every field of Options has a flag whose value arrives;
+    without flags the defaults of Options hold."""
     assert set(FLAGS) == {field.name for field in attrs.fields(Options)}
     asked = tuner()
     assert cli.main(["tune"]) == 0
@@ -85,14 +87,14 @@ def test_every_option_is_a_flag(tuner, tmp_path: Path) -> None:
 
 
 def test_aiters_other_flags_are_accepted(tuner) -> None:
-    """A command line written for AITER's tuner runs; what it asks for is so anyway."""
+    """A command line written for AITER's tuner runs; the tuner always acts that way."""
     asked = tuner()
 
     assert cli.main(["tune", "--mp", "1", "--shape_grouped", "--splitK", "--with-hipblaslt", "--sort", "-v"]) == 0
     assert asked["options"] == Options(mp=1)
 
 
-def test_exit_code_tells_of_failed_shapes(tuner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_shapes_give_exit_code_1(tuner, capsys: pytest.CaptureFixture[str]) -> None:
     """0 where every shape has a winner, 1 where one has none; it is named."""
     tuner(outcome(TASKS[0]), outcome(TASKS[1]))
     assert cli.main(["tune"]) == 0
@@ -107,8 +109,9 @@ def test_exit_code_tells_of_failed_shapes(tuner, capsys: pytest.CaptureFixture[s
     [(ctrl_c, "SIGINT", 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM", 143)],
     ids=["Ctrl-C", "SIGTERM"],
 )
-def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many shapes are done, where their rows are, and that the same command goes on; the exit code is the shell's."""
+def test_an_interrupted_run_prints_how_to_resume(tuner, end, name, code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the finished shapes, the path of their rows and the command that resumes; the
+    exit code is the shell's."""
     tuner(outcome(TASKS[0]), outcome(TASKS[1], us=0), end=end)
     before = signal.getsignal(signal.SIGTERM)
 
@@ -121,7 +124,7 @@ def test_an_interrupted_run_says_what_is_kept(tuner, end, name, code, tmp_path: 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_without_resume_the_advice_is_another(tuner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_resume_the_hint_differs(tuner, capsys: pytest.CaptureFixture[str]) -> None:
     """--no-resume would throw the trials away again."""
     tuner(end=ctrl_c)
 
@@ -130,7 +133,7 @@ def test_without_resume_the_advice_is_another(tuner, capsys: pytest.CaptureFixtu
 
 
 def test_an_interruption_before_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing was measured, and that is said."""
+    """The message says that nothing was measured."""
 
     def tune(*arguments, **more):
         raise KeyboardInterrupt
@@ -169,7 +172,8 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--run_config with and without a table, --compare with and without --update_improved; exit code 1 where something failed."""
+    """--run_config works with and without a table, --compare with and without --update_improved;
+    failures give exit code 1."""
     asked, table, shapes = comparison(failed), tmp_path / "t.csv", tmp_path / "s.csv"
     table.touch()
     shapes.touch()
@@ -192,10 +196,8 @@ def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path
     assert out.count("told True") == 4 and out.count("bf16->bf16: 2.50 us, ok\n") == 2
 
 
-def test_an_interrupted_look_at_production_keeps_nothing(
-    comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Some shapes were timed, so it does not say that nothing was measured, and there is nothing to go on with."""
+def test_an_interrupted_run_config_keeps_nothing(comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interrupted --run_config says that nothing is kept, and offers no resume."""
     comparison(failed=False)
     monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
 
@@ -206,7 +208,7 @@ def test_an_interrupted_look_at_production_keeps_nothing(
 def test_an_interrupted_comparison_leaves_the_table(
     comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says that the table is as it was, and which candidate it was tuning into."""
+    """The message says that the table is unchanged, and names the candidate."""
     comparison(failed=False)
 
     def compare(op, source, output, options, *, progress, **more):

@@ -1,4 +1,5 @@
-"""``tunedgemm tune`` with the shapes of a model, AITER's ``GTUNE`` variables, and what is made of every shape."""
+"""``tunedgemm tune`` with the shapes of a model, AITER's ``GTUNE`` variables and dtype
+overrides."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def names(dense: str, experts: str, listed: Path, tmp_path: Path) -> dict[str, A
 
 @pytest.mark.nightly
 def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One after the other, told before it starts; the same command skips what is tuned, and --op tunes one alone."""
+    """The ops of a model are announced and tuned in turn;
+    a second run skips finished ones, and --op tunes one."""
     words = [
         "tune",
         "--model_dir",
@@ -84,7 +86,7 @@ def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_production_is_looked_at_for_a_model(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_config_takes_a_model(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--run_config and --compare take the shapes of a model as they take a file's."""
     words = ["tune", "--model_dir", dense, "--nsets", "2", "--layers", "lm_head", "--libtype", "torch", "--iters", "3"]
 
@@ -95,7 +97,8 @@ def test_production_is_looked_at_for_a_model(dense: str, tmp_path: Path, capsys:
 
 
 def test_a_model_is_tuned_with_its_counts(asked, dense: str, tmp_path: Path) -> None:
-    """The shapes come with how many layers a pass runs, so that --budget spends on what matters; -o names the one op's table."""
+    """Shapes carry their layer counts, so that --budget favours frequent ones;
+    -o names a single op's table."""
     code = main(["tune", "--model_dir", dense, "--tp", "1", "--nsets", "1,2", "-o", str(tmp_path / "t.csv"), "--budget", "60"])
 
     assert code == 0 and [run["op"] for run in asked] == ["a16w16"]
@@ -106,7 +109,7 @@ def test_a_model_is_tuned_with_its_counts(asked, dense: str, tmp_path: Path) -> 
 
 
 def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:
-    """By the number of their shapes; what one leaves over the next one has."""
+    """By the number of their shapes; one op's unused time goes to the next."""
     assert main(["tune", "--model_dir", experts, "--nsets", "1", "--budget", "100"]) == 0
 
     first, second = (run["options"].budget for run in asked)
@@ -114,10 +117,11 @@ def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:
     assert 79 < first <= 80 and 90 < second <= 100
 
 
-def test_an_op_that_cannot_be_tuned_costs_itself(
+def test_an_op_that_cannot_be_tuned_is_left_out(
     asked, experts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is named, the others are tuned, and the exit code is 1; where none can be, it is a mistake like any other."""
+    """An op that cannot be tuned is named and gives exit code 1; the rest are tuned. If all fail,
+    it is a usage error."""
     works = tunedgemm.tuner.tune
     refusing = {"a16w16"}
 
@@ -153,8 +157,9 @@ def test_an_interruption_names_the_ops_that_are_done(
     assert capsys.readouterr().err == "tunedgemm: interrupted by SIGTERM after the runs of a16w16 before anything more was measured\n"
 
 
-def test_variables_stand_for_flags(asked, dense: str, listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GTUNE_MODEL and its like are used where the flags are absent; a file, however it is named, goes before the model's variable."""
+def test_variables_are_defaults_of_flags(asked, dense: str, listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GTUNE_MODEL and its like replace absent flags;
+    an input file precedes the model's variable."""
     for name, text in (("MODEL", dense), ("TP", "2"), ("BATCH_SIZE", "4"), ("TUNED", str(tmp_path / "env.csv"))):
         monkeypatch.setenv(f"GTUNE_{name}", text)
     for words in (["--nsets", "1"], ["--nsets", "1", "--tp", "1", "-o", str(tmp_path / "said.csv")], ["-i", str(listed)]):
@@ -170,7 +175,8 @@ def test_variables_stand_for_flags(asked, dense: str, listed: Path, tmp_path: Pa
 
 
 def test_a_files_shapes_are_changed_too(asked, listed: Path) -> None:
-    """--indtype, --outdtype and --all_bias hold for -i and for what was captured; the calls of a shape stay its calls."""
+    """--indtype, --outdtype and --all_bias apply to -i and to captured shapes,
+    which keep their calls."""
     write_untuned(untuned_path(A16W16), A16W16, read_untuned(listed, A16W16))
     for words in (["-i", str(listed)], []):
         assert main(["tune", *words, "--indtype", "f16", "--outdtype", "f32", "--all_bias"]) == 0
@@ -180,8 +186,9 @@ def test_a_files_shapes_are_changed_too(asked, listed: Path) -> None:
     assert [run["shapes"] for run in asked] == [{shape: 10, biased: 10}] * 2
 
 
-def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
-    """Of two dtypes that are changed into one the calls add up; shapes with a bias already are not doubled."""
+def test_shapes_that_become_equal_are_merged(asked, tmp_path: Path) -> None:
+    """Shapes that become equal by a dtype override add up their calls;
+    shapes with a bias are not doubled."""
     path = tmp_path / "l.csv"
     biased = Shape("a16w16", 2, 64, 128, epilogue="bias")
     write_untuned(
@@ -216,7 +223,7 @@ def test_shapes_that_become_one_are_one(asked, tmp_path: Path) -> None:
         ("-i dsv3_a8w8_blockscale_untuned_gemm.csv --all_bias", "--all_bias: a8w8_blockscale has no such column"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(asked, words: str, message: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_one_line(asked, words: str, message: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the reason, before anything is tuned."""
     code = main(["tune", *words.format(**names).split()])
 

@@ -1,4 +1,4 @@
-"""What stands between a call and its launcher while shapes are captured."""
+"""The counters between a call and its launcher while shapes are captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tunedgemm.testing.listed import listed
 
 @listed("operands", [1, 2, 3, 5])
 def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Graph]) -> None:
-    """However many operands a call has, they reach the launcher as they are, and one of the two counts goes up by one."""
+    """A counted call passes any number of operands unchanged and adds one to one of two counts."""
     given, counter, now = tuple(torch.ones(1) for _ in range(operands)), [0, 0], [False]
 
     def launch(*received: torch.Tensor | None) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_calls_on_the_cpu_are_never_asked_whether_they_are_recorded() -> None:
 
 
 class Graph:
-    """A graph of a torch with CUDA, as far as capture is concerned: it begins unless told not to, and ends."""
+    """A fake of torch's CUDA graph: capture begins, unless it is set to fail, and ends."""
 
     def capture_begin(self, *, fail: bool = False) -> None:
         if fail:
@@ -75,7 +75,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
 
 
 def test_calls_ask_only_while_a_graph_is_captured(graphs: type[Graph]) -> None:
-    """From the first of several captures to the end of the last; one that does not begin, or ends twice, counts for nothing."""
+    """Calls ask about capture only from the first open capture to the last; failed starts and
+    second ends do not count."""
     one, two = graphs(), graphs()
     assert not recorded(lambda: True)
     with pytest.raises(RuntimeError, match="no"):

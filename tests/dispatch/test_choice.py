@@ -1,4 +1,4 @@
-"""Choice: which row serves, what a part of a kernel's name means, and why a row cannot run."""
+"""Choice: the row that serves, parts of kernel names, and reasons why a row cannot run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class TestPartOfAName:
         ],
     )
     def test_means_the_one_kernel_that_has_it(self, given, meant):
-        """A part that one kernel has, a whole name although others go on from it, no name: the backend's heuristic."""
+        """A part selects the one kernel that contains it, a whole name wins over longer ones, and
+        no name means the heuristic."""
         explanation = chosen(self.registry, row(given))
         assert explanation.offer.solution == meant
         assert explanation.tuned
@@ -97,7 +98,7 @@ class TestPartOfAName:
         assert reason == "9 kernels of mine have 'k' in their names: k0, k1, k2, k3, k4 and 4 more"
 
     def test_a_row_of_a_device_says_its_whole_name(self):
-        """A tuned row's name is nobody's part: it is bound as it is."""
+        """A tuned row's name is bound exactly, not as a part of another name."""
         offer = Offer(Solution("mine", "96x64_"), "table", "")
         backend = self.registry.get("mine")
         assert resolve(offer, backend, SHAPE, MI300X) is offer
@@ -123,7 +124,7 @@ class TestPartOfAName:
         ("nosuch", "no backend of that name; installed: torch"),
     ],
 )
-def test_a_libtype_that_is_not_here(libtype, reason):
+def test_a_libtype_that_is_not_installed(libtype, reason):
     """A row of it is a miss with the pip command, or why nothing can be installed; torch serves the call."""
     registry = Registry(())
     explanation = chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
@@ -133,13 +134,13 @@ def test_a_libtype_that_is_not_here(libtype, reason):
 
 
 def test_a_plugin_of_aiters_own_libtype_is_asked():
-    """Whoever installs a backend of such a name has it."""
+    """An installed backend of such a name serves the row."""
     registry = fake_registry(fake_backend("flydsl", solutions=("k",)))
     assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
 
 
-def test_nothing_runs_what_torch_has_not():
-    """Of an op that no backend covers it is not said that torch runs it."""
+def test_a_missing_torch_route_is_a_miss():
+    """If no backend covers an op, the reason does not claim that torch runs it."""
     shape = attrs.evolve(SHAPE, op="nobodys")
     found = offers(shape, MI300X, Table(OP, [[]]), Registry(()), ())
     explanation = choose(found, shape, MI300X, Registry(()), lambda _: "")[0]
@@ -147,7 +148,7 @@ def test_nothing_runs_what_torch_has_not():
     assert "  nothing runs: op nobodys is not covered" in str(explanation) and "  runs " not in str(explanation)
 
 
-def test_examine_says_what_a_backend_says():
+def test_examine_returns_the_backends_reason():
     """A refusal of the backend is passed on."""
     registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))
     answer = examine(Offer(Solution("mine", "k"), "table", ""), SHAPE, MI300X, registry)
@@ -155,7 +156,8 @@ def test_examine_says_what_a_backend_says():
 
 
 def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
-    """What cannot be bound is asked for by name: a row of a kernel that is there serves, another is a miss with the reason."""
+    """A row with a missing kernel is passed over for the next;
+    without one it is a miss with the reason."""
 
     def lacks(solution, device):
         return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
@@ -168,7 +170,7 @@ def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
 
 
 def test_rows_come_before_heuristics_and_torch_is_last():
-    """A row, then who may answer untuned calls, then torch."""
+    """A row, then the heuristics for untuned calls, then torch."""
     registry = fake_registry(fake_backend("mine", solutions=("k",), heuristic="k"))
     table = Table(OP, [[row(Solution("mine", "k"), gfx="gfx942", cu_num=304)]])
     found = list(offers(SHAPE, MI300X, table, registry, ("mine", "absent")))
@@ -193,8 +195,8 @@ def test_the_last_refusal_is_not_passed_over_too():
     assert "op nobodys is not covered" in explanation.refused
 
 
-def test_a_veto_moves_on(caplog):
-    """A solution that is not to be used is passed over with the reason; a present device gets the next one bound."""
+def test_a_vetoed_solution_is_skipped(caplog):
+    """A vetoed solution is skipped with its reason; a present device gets the next one bound."""
     caplog.set_level(logging.INFO)
     registry, device = fake_registry(fake_backend("mine", solutions=("a", "b"))), Device("cpu-avx2", 4)
     table = Table(OP, [[row(Solution("mine", "a"), 1.0), row(Solution("mine", "b"), 2.0)]])
@@ -205,7 +207,8 @@ def test_a_veto_moves_on(caplog):
 
 
 def test_load_config_takes_the_short_form(tmp_path):
-    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves calls on the present device: bf16 and fp16, with a bias and shuffled."""
+    """A row of M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves bf16 and fp16 calls, with bias
+    and shuffled weights."""
     path = tmp_path / "short.csv"
     path.write_text(
         "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n"

@@ -1,4 +1,4 @@
-"""Dispatch's slot for misses: which calls it is asked about, and what becomes of its answer."""
+"""Dispatch's slot for misses: the calls that it gets, and the use of its answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tagged(torch.Tensor):
     ids=["gradient", "subclass", "empty", "meta"],
 )
 def test_calls_that_launchers_do_not_serve_are_not_tuned(call: Callable) -> None:
-    """Gradients, subclasses, empty inputs and traces: nobody is asked."""
+    """Calls with gradients, subclasses, empty inputs or traces are never tuned."""
     dispatcher, asked = asking(lambda shape, device: False)
 
     call(dispatcher.call)
@@ -73,8 +73,8 @@ def test_calls_that_launchers_do_not_serve_are_not_tuned(call: Callable) -> None
 
 @pytest.mark.parametrize("solution", [Solution("turbo", "a"), Solution("asm", "absent")], ids=["usable", "not usable here"])
 @pytest.mark.parametrize("m", [4, 3], ids=["exact", "padded"])
-def test_a_row_is_no_miss(m: int, solution: Solution, tmp_path: Path) -> None:
-    """Nobody is asked where a row answers, be it for a padded M, or one that is only in the table's way."""
+def test_a_row_is_not_a_miss(m: int, solution: Solution, tmp_path: Path) -> None:
+    """No tuning starts where a row answers, padded or overruled by the table."""
     put(tmp_path / "home" / "bf16_tuned_gemm.csv", SHAPE, solution)
     dispatcher, asked = asking(lambda shape, device: False, fake_registry(fake_backend("turbo", solutions=("a",))))
     x, weight = operands(m)
@@ -86,7 +86,7 @@ def test_a_row_is_no_miss(m: int, solution: Solution, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
 def test_a_compiled_call_is_tuned_when_it_runs_and_not_when_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace, whose tensors are fake, asks nobody; the first run of what was compiled does."""
+    """A trace with fake tensors tunes nothing; the first run of the compiled function does."""
     asked: list[tuple[Shape, bool]] = []
 
     def on_miss(shape: Shape, device: Device) -> bool:
@@ -122,8 +122,9 @@ def test_a_call_that_is_recorded_into_a_graph_is_not_tuned() -> None:
     assert asked == [SHAPE]
 
 
-def test_a_new_row_is_taken_in_and_what_is_bound_stays(tmp_path: Path) -> None:
-    """Where the slot answers that a row is there, the tables are read again for this call; other shapes keep their launchers."""
+def test_a_new_row_is_loaded_and_bound_launchers_stay(tmp_path: Path) -> None:
+    """After a tune the tables are read again for this call,
+    and other shapes keep their launchers."""
 
     def tuned(shape: Shape, device: Device) -> bool:
         if shape == SHAPE:
@@ -152,5 +153,5 @@ def test_a_new_row_is_taken_in_and_what_is_bound_stays(tmp_path: Path) -> None:
 
 
 def test_a_given_table_gets_no_rows() -> None:
-    """A dispatcher over a table of its own has nowhere to take a row from, and tunes nothing."""
+    """A dispatcher over a given table tunes nothing, because it has no table for new rows."""
     assert Dispatcher(OP, settings=Settings(online=True), table=Table(OP)).on_miss is None

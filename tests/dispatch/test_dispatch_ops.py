@@ -1,4 +1,4 @@
-"""Dispatch of every op: an op of somebody else's with other operands and fields of its own, and weights that are shuffled."""
+"""Dispatch of every op: a third-party op with other operands and fields, and shuffled weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
 
-#: An op whose weight comes first, with a field that no operand tells, and a function that is a16w16's already.
+#: An op whose weight comes first, with a field that no operand implies, and with the name of a
+#: function of a16w16.
 FLIPPED = """
 import attrs
 
@@ -123,7 +124,8 @@ def close(out: torch.Tensor, sign: int = 1) -> None:
 
 
 def test_an_op_without_a_function_is_called_by_its_name(flipped: str) -> None:
-    """Operands in the op's order, its fields by name; calls that differ in a field alone are told apart, and cached."""
+    """A call by name takes operands in the op's order and fields by name; calls that differ in a
+    field are cached apart."""
     calls: list[str] = []
     gemm = TunedGemm(turbo(calls), settings=Settings(untuned=("turbo",)))
 
@@ -139,7 +141,8 @@ def test_an_op_without_a_function_is_called_by_its_name(flipped: str) -> None:
 
 
 def test_a_call_by_name_keeps_the_rules_of_dispatch(flipped: str, tmp_path: Path) -> None:
-    """No tensor, a field that cannot be hashed, strides, an empty batch and gradients: an error that names it, or the right result."""
+    """A non-tensor, an unhashable field, strides, an empty batch and gradients give a named error
+    or the right result."""
     calls: list[str] = []
     gemm = TunedGemm(turbo(calls), settings=Settings(untuned=("turbo",)))
 
@@ -181,7 +184,8 @@ def test_a_kernel_that_raises_is_demoted_with_its_fields(flipped: str, tmp_path:
 
 
 def test_every_question_goes_to_the_op_of_its_shape(flipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """explain, is_tuned, prewarm, reload and fingerprint know all ops; operands need the op's name and fields."""
+    """explain, is_tuned, prewarm, reload and fingerprint know all ops;
+    operands need the op's name and fields."""
     before = tunedgemm.fingerprint()
     monkeypatch.setattr(tunedgemm.tgemm, "_given", (turbo([]), None))
     monkeypatch.setattr(tunedgemm.tgemm, "_dispatchers", {})
@@ -215,7 +219,8 @@ def test_shapes_of_every_op_are_captured_into_its_own_file(flipped: str, tmp_pat
 
 
 def test_an_op_of_others_is_tuned_with_its_fields(flipped: str, tmp_path: Path) -> None:
-    """Verification, batch invariance and timing take the operands in the op's order; the winner serves its field alone."""
+    """Verification, batch invariance and timing pass operands in the op's order;
+    the winner serves only its field."""
     calls: list[str] = []
     options = Options(libtype="turbo", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu", batch_invariant=True)
     report = tune(flipped, [shape_of(-1)], tmp_path / "t.csv", options, registry=turbo(calls))
@@ -229,7 +234,8 @@ def test_an_op_of_others_is_tuned_with_its_fields(flipped: str, tmp_path: Path) 
 
 
 def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: Path) -> None:
-    """Weights of one size, plain and shuffled, run their own kernels in turn; a launcher gets an ordinary tensor with shuffled bytes."""
+    """Plain and shuffled weights of one size run their own kernels in turn; launchers get plain
+    tensors of shuffled bytes."""
     seen: list[tuple[str, type, torch.Tensor]] = []
 
     def call(solution, shape, x, weight):
@@ -259,7 +265,8 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
 
 @listed("by_name", [False, True])
 def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_before(by_name: bool) -> None:
-    """A call that was served from a copy of its misaligned x lets no other one in whose x_scale means something else."""
+    """A launcher that served a copy of a misaligned x does
+    not accept transposed, strided scales."""
     op = op_named("a8w8_blockscale_bpreshuffle")
     x, weight, x_scale, w_scale = op.make_inputs(op.examples[1], torch.device("cpu"), 0)
     misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
@@ -271,7 +278,8 @@ def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_bef
 
 
 def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch multiplies fp8 on a GPU from contiguous, aligned operands alone: strided and misaligned ones are copied, weights, too."""
+    """Torch multiplies fp8 on a GPU only from contiguous, aligned operands; others, including
+    weights, are copied."""
     op, seen = op_named("a8w8"), []
     shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
     x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
@@ -296,7 +304,8 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     [("fmoe", {"q_type": "per_Token"}, 0), ("fmoe", {"q_type": "per_1x32"}, 0), ("fmoe", {"q_type": "per_1x128"}, 5)],
 )
 def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str, str], place: int) -> None:
-    """An operand that requires one is never detached without a word; without gradients the call is as ever."""
+    """An operand that requires a gradient is an error rather than detached;
+    without one the call is served."""
     op = op_named(name)
     shape = next(shape for shape in op.examples if shape.m and example.items() <= dict(shape.extra).items())
     operands = op.make_inputs(shape, torch.device("cpu"), 0)
@@ -304,7 +313,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
     wanted = gemm.call(name, *operands, **op.fields(shape))
     operands[place].requires_grad_()
     for _ in range(2):
-        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, but .*torch.no_grad"):
+        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, .*torch.no_grad"):
             gemm.call(name, *operands, **op.fields(shape))
     with torch.no_grad():
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)
@@ -322,7 +331,7 @@ def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
     assert operands[place].grad is not None and operands[place].grad.any()
 
 
-def test_a_launcher_that_spoils_captures_is_kept_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_unsafe_in_graphs_is_kept_out_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was bound before and serves the calls outside of graphs."""
     capturing = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
@@ -349,7 +358,7 @@ def test_prewarm_makes_the_rows_of_this_device_alone(tmp_path: Path, monkeypatch
 
 
 def test_the_functions_of_ops_are_on_the_menu_and_belong_to_the_first(flipped: str) -> None:
-    """Every op's functions can be had of the package and of a TunedGemm; a later op takes none of them away."""
+    """Every op's function is in the package and in a TunedGemm; a later op cannot replace one."""
     for name, op in functions().items():
         assert callable(getattr(tunedgemm, name)) and name in dir(tunedgemm) and name in dir(tunedgemm.tgemm)
         assert getattr(TunedGemm(fake_registry()), name).__name__ in op.functions
@@ -360,7 +369,8 @@ def test_the_functions_of_ops_are_on_the_menu_and_belong_to_the_first(flipped: s
 
 
 def test_thousands_of_rows_of_a_few_layers_take_little_memory(tmp_path: Path) -> None:
-    """Each of a thousand numbers of rows of four layers is bound once, and takes no more than 3 kB of Python's memory."""
+    """A thousand M of four layers are bound once each and take
+    at most 3 kB of Python memory per launcher."""
     bound: list[int] = []
     backend = fake_backend("turbo", supports=lambda shape, device: bound.append(shape.m) or True, call=lambda solution, shape, x, weight: x)
     here, sizes = device_of(-1), [(16, 32), (32, 32), (48, 32), (64, 32)]

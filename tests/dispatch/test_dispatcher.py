@@ -67,7 +67,7 @@ def loaded(path: Path, registry: Registry, **settings) -> TunedGemm:
 @listed("bias", [False, True], ids=["plain", "bias"])
 @listed("leading", [(5,), (2, 3), (1, 1, 4), (0,), (2, 0), ()], ids=str)
 def test_any_leading_dimensions_give_torchs_result(leading: tuple[int, ...], bias: bool) -> None:
-    """1-D to 4-D and zero-row inputs come out as from F.linear."""
+    """1-D to 4-D and zero-row inputs give the result of F.linear."""
     x, weight, vector = torch.randn(*leading, 32), torch.randn(16, 32), torch.randn(16) if bias else None
 
     out = TunedGemm(fake_registry()).gemm_a16w16(x, weight, vector)
@@ -94,7 +94,7 @@ def test_a_row_names_the_solution_that_runs_with_and_without_bias(tmp_path: Path
 
 
 def test_operands_that_do_not_fit_are_an_error_that_says_what_would() -> None:
-    """A [K, N] weight names .t(); dtypes, ranks, biases and scales that disagree are told apart."""
+    """The errors distinguish a [K, N] weight (and name .t()), dtypes, ranks, biases and scales."""
     gemm, x = TunedGemm(fake_registry()).gemm_a16w16, torch.randn(4, 32)
     cases = [
         ((x, torch.randn(32, 16)), r"weight\.t\(\)"),
@@ -110,7 +110,7 @@ def test_operands_that_do_not_fit_are_an_error_that_says_what_would() -> None:
             gemm(*operands)
 
 
-def test_a_bias_of_the_right_length_and_another_rank_is_told_apart() -> None:
+def test_a_bias_of_another_rank_is_an_error() -> None:
     """[1, N] adds like [N]; [N, 1] is refused, also after a [N] of the same length has been served."""
     gemm, x, weight, bias = TunedGemm(fake_registry()).gemm_a16w16, torch.randn(4, 32), torch.randn(16, 32), torch.randn(16)
     expected = torch.nn.functional.linear(x, weight, bias)
@@ -159,7 +159,7 @@ def test_a_call_that_needs_a_gradient_goes_to_torch(tmp_path: Path) -> None:
     assert calls == ["fake"]
 
 
-def test_a_kernel_that_raises_is_demoted_once_and_the_call_still_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_raises_is_demoted_once_and_the_call_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first failure is logged and served by torch; the kernel is not tried for that shape again."""
     calls: list[str] = []
 
@@ -183,7 +183,7 @@ def test_a_kernel_that_raises_is_demoted_once_and_the_call_still_answers(tmp_pat
     assert "illegal instruction" in str(gemm.dispatcher.explain(shape))
 
 
-def test_running_out_of_memory_is_no_fault_of_the_kernel(tmp_path: Path) -> None:
+def test_running_out_of_memory_demotes_no_kernel(tmp_path: Path) -> None:
     """An out-of-memory error reaches the caller, and the kernel keeps its shape."""
     calls: list[str] = []
 
@@ -202,7 +202,7 @@ def test_running_out_of_memory_is_no_fault_of_the_kernel(tmp_path: Path) -> None
 
 
 def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
-    """What autograd refuses is the caller's error, and the shape keeps its kernel."""
+    """A refusal of autograd is the caller's error, and the shape keeps its kernel."""
     calls: list[str] = []
     registry = fake_registry(fake_backend("turbo", call=recording(calls)))
     shape = Shape("a16w16", 4, 16, 32, **F32)
@@ -220,7 +220,8 @@ def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> N
 
 
 def test_a_vetoed_row_continues_the_ladder(tmp_path: Path) -> None:
-    """A row whose backend is absent, or whose kernel is gone, is passed over with its reason for the next that works."""
+    """A row whose backend or kernel is absent is skipped
+    with its reason for the next usable one."""
     shape = Shape("a16w16", 5, 16, 32, **F32)
     padded = Shape("a16w16", 16, 16, 32, **F32)
     path = table_of(
@@ -283,7 +284,8 @@ def test_explain_answers_for_a_device_that_is_not_present(tmp_path: Path) -> Non
 
 
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(repository: Path) -> None:
-    """For every valid row of AITER's bf16 tables, explain on that row's device names its libtype or the reason."""
+    """For every valid row of AITER's bf16 tables,
+    explain on its device gives the libtype or a reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"
     if not folder.exists():
         pytest.skip("AITER's tables are not on this machine")
@@ -315,7 +317,7 @@ def test_is_tuned_and_explain_take_operands(tmp_path: Path, monkeypatch: pytest.
         tunedgemm.reload()
 
 
-def test_an_instances_own_table_is_above_all_others_and_its_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instances_table_ranks_first_and_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """load_config wins over the variable for that instance only; a broken file is an error at once."""
     calls: list[str] = []
     registry = fake_registry(fake_backend("turbo", solutions=("mine", "theirs"), call=recording(calls)))
@@ -344,7 +346,7 @@ def test_the_fingerprint_changes_with_the_table_and_not_with_its_path(tmp_path: 
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_the_log_says_once_per_shape_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_each_shapes_choice_once(caplog: pytest.LogCaptureFixture) -> None:
     """AITER_LOG_TUNED_CONFIG prints one explanation a shape, not one a call."""
     gemm = TunedGemm(fake_registry(), settings=Settings.from_environment({"AITER_LOG_TUNED_CONFIG": "1"}))
     with caplog.at_level(logging.WARNING, "tunedgemm"):
@@ -366,7 +368,7 @@ def test_launchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gemm.dispatcher.launchers) <= 8
 
 
-def test_threads_that_meet_shapes_together_get_right_results(tmp_path: Path) -> None:
+def test_threads_that_share_new_shapes_get_right_results(tmp_path: Path) -> None:
     """Eight threads resolving the same and different keys at once agree with torch."""
     gemm, weight = TunedGemm(fake_registry(fake_backend("turbo", call=linear))), torch.randn(16, 32)
     wrong: list[int] = []
@@ -422,7 +424,7 @@ def test_capture_counts_calls_that_need_no_resolving(tmp_path: Path) -> None:
     assert lines[1].split(",")[lines[0].split(",").index("count")] == "6"
 
 
-def test_a_table_given_takes_the_place_of_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_table_replaces_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the environment's table nor, after a reload, any other is read."""
     shape, registry = Shape("a16w16", 4, 16, 32, **F32), fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table_of(tmp_path / "env.csv", (shape, Solution("turbo", "a"), 1.0))))

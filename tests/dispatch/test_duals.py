@@ -1,4 +1,4 @@
-"""Forward-mode derivatives: a tangent is kept or the call is refused, whichever backend the tables choose."""
+"""Forward-mode derivatives: a tangent is kept or the call refused, whichever backend is chosen."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ X, W, BIAS = torch.randn(4, 64), torch.randn(32, 64), torch.randn(32)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_tangent_is_kept(gemm: TunedGemm, calls: list[str], place: int, grad: bool) -> None:
-    """Of x, the weight and the bias, also where the same call was served by another backend before, and after the level it is again."""
+    """Tangents of x, weight and bias are kept even where another backend served the same call
+    before, and it does again afterwards."""
     operands = [X, W, BIAS]
     gemm.gemm_a16w16(*operands)
     assert calls == ["a16w16"]
@@ -57,7 +58,7 @@ def test_a_tangent_is_kept(gemm: TunedGemm, calls: list[str], place: int, grad: 
 
 
 def test_calls_without_a_tangent_keep_their_backend_within_a_level(gemm: TunedGemm, calls: list[str]) -> None:
-    """A level that is open does not change what serves the others."""
+    """An open level does not change the backend of other calls."""
     with forward_ad.dual_level():
         for _ in range(2):
             gemm.gemm_a16w16(X, W)
@@ -68,7 +69,7 @@ def test_calls_without_a_tangent_keep_their_backend_within_a_level(gemm: TunedGe
 
 
 def test_a_call_met_first_within_a_level_is_cached_after_it_alone(gemm: TunedGemm) -> None:
-    """What is cached while a level is open could be found by the key of a dual tensor."""
+    """A launcher cached while a level is open could serve the key of a dual tensor."""
     with forward_ad.dual_level():
         gemm.gemm_a16w16(X, W)
         assert not gemm.dispatcher.launchers
@@ -77,7 +78,7 @@ def test_a_call_met_first_within_a_level_is_cached_after_it_alone(gemm: TunedGem
 
 
 def test_a_tangent_of_scales_is_kept_or_refused(gemm: TunedGemm, calls: list[str]) -> None:
-    """Other ops go the same way: by torch's own call, or with an error that names the op, and never without a word."""
+    """Other ops keep a tangent by torch's call or refuse it with an error that names the op."""
     op, shape = op_named("a8w8"), Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "fp32", scale="row")
     x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
     gemm.gemm_a8w8(x, weight, x_scale, w_scale, None, torch.float32)
@@ -105,7 +106,7 @@ def test_jvp_compiles_as_before() -> None:
     assert not open_dual_levels()
 
 
-def test_other_threads_lose_nothing(gemm: TunedGemm) -> None:
+def test_other_threads_are_unaffected(gemm: TunedGemm) -> None:
     """Calls of another thread while levels open and close have the right results."""
     stop, wrong = threading.Event(), []
     wanted = gemm.gemm_a16w16(X, W)

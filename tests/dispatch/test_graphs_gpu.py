@@ -1,4 +1,5 @@
-"""Graphs on a GPU: what is prewarmed is captured as it is bound, what is not is torch's and noted, and replays take no memory."""
+"""Graphs on a GPU: prewarmed shapes keep their launcher, others use torch and are recorded, and
+replays allocate nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def files() -> Iterator[Files]:
 
 
 def test_a_shape_first_met_in_a_capture_is_torchs_and_is_noted(files: Files) -> None:
-    """No launcher is bound for it, no file is opened, the result is right; prewarmed it is bound, and off the list."""
+    """A shape first met in a capture runs torch's call, opens no file and is listed;
+    after prewarm it is bound."""
     reached: list[int] = []
 
     def call(solution, shape, *operands):
@@ -107,7 +109,8 @@ def reserved() -> tuple[int, int]:
 
 
 def test_twenty_graphs_of_a_prewarmed_model_on_two_streams(files: Files) -> None:
-    """Captured by two threads, each on a stream and into a pool of its own; a thousand replays in turn take no memory."""
+    """Two threads capture on separate streams and pools;
+    a thousand replays in turn allocate no memory."""
     model, counts = two_layers(), range(1, 21)
     with patched():
         assert tunedgemm.prewarm(model, m=counts) == 2 * len(counts)
@@ -177,8 +180,9 @@ def test_a_converted_model_in_a_graph(options: dict[str, bool], files: Files) ->
     assert tunedgemm.unbound() == {}
 
 
-def test_a_choice_between_two_weights_that_was_not_made_is_the_plain_one() -> None:
-    """A call with a weight in two orders, first met while a graph is captured, is torch's of the plain weight."""
+def test_in_a_capture_an_unbound_choice_uses_the_plain_weight() -> None:
+    """A call with a weight in two orders, first met during a capture,
+    runs torch's call of the plain weight."""
     weight, x = rows_of(N), rows_of(160)
     shuffled = tunedgemm.shuffle_weight(weight)
     torch._C._nn.linear(rows_of(1), weight)
@@ -195,7 +199,8 @@ def test_a_choice_between_two_weights_that_was_not_made_is_the_plain_one() -> No
 
 @pytest.mark.slow
 def test_thousands_of_sizes_take_little_memory() -> None:
-    """8,192 numbers of rows through one process: at most 64 MiB of memory beside the tensors, and no launcher twice."""
+    """8,192 values of M in one process take at most 64 MiB
+    over the tensors and no launcher twice."""
     weight, x = rows_of(64, 128), rows_of(8192, 128)
     for m in range(1, 257):
         tunedgemm.gemm_a16w16(x[:m], weight)

@@ -1,4 +1,5 @@
-"""tunedgemm.dispatch.hot: the functions that compilers cannot follow are known, with what places their arguments."""
+"""tunedgemm.dispatch.hot: it knows the functions that compilers cannot trace, and their argument
+order."""
 
 import gc
 
@@ -12,7 +13,8 @@ from tunedgemm.ops import op_named
 
 
 def test_the_menus_function_is_known() -> None:
-    """What was made while the package was imported is found afterwards, with the dispatcher that serves it."""
+    """Functions made at import of the package are found
+    later with the dispatcher that serves them."""
     dispatcher, _ = hot_functions[tgemm.gemm_a16w16]
     assert dispatcher is tgemm.dispatcher
 

@@ -1,4 +1,5 @@
-"""Online tuning: an untuned shape is tuned at its first call, once per machine, and every call is served whatever comes of it."""
+"""Online tuning: an untuned shape is tuned at its first call, once per machine, and every call is
+served."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def run(operands):
     return torch.nn.functional.linear(*operands) + (os.environ.get("NOTES_KIND") == "wrong")
 '''
 
-#: A workload of one call, begun when both processes are there; prints what serves the shape, and what was imported for it.
+#: A workload of one call that waits for both processes; it prints the solution and the imported
+#: modules.
 WORKLOAD = """
 import sys, time
 from pathlib import Path
@@ -91,7 +93,8 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the backend `notes` for this process and those it starts; the file gets a line each time that a shape is tuned."""
+    """Install the backend `notes` in this process and its children;
+    a file gets a line for each tuned shape."""
     folder = tmp_path / "plugin"
     (folder / "notes-1.dist-info").mkdir(parents=True)
     (folder / "notes-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
@@ -111,7 +114,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user folder that nobody can make: each try to tune is seen by its warning."""
+    """Point to a user folder that cannot be created, so that each attempt to tune warns."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "file" / "home"))
 
@@ -145,7 +148,8 @@ def descendants(mark: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_an_untuned_shape_is_tuned_at_its_first_call_and_served_by_its_row(notes: Path, home: Path) -> None:
-    """One run of the tuner, its winner in the op's ordinary table; the call and those after it run that, and are captured as ever."""
+    """One tuner run writes the winner to the op's table;
+    this call and later ones run it, also in captures."""
     gemm, (x, weight) = TunedGemm(settings=evolve(ONLINE, capture=True)), operands()
 
     out = gemm.gemm_a16w16(x, weight)
@@ -165,7 +169,8 @@ def test_an_untuned_shape_is_tuned_at_its_first_call_and_served_by_its_row(notes
 
 @pytest.mark.slow
 def test_two_processes_at_once_tune_once(notes: Path, home: Path, tmp_path: Path) -> None:
-    """By the variable alone: one tunes, the other waits, both run the row; the tuner itself tunes nothing online, nor is it imported."""
+    """Of two processes one tunes while the other waits;
+    both run the row, and the tuner never tunes online."""
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HIP_ONLINE_TUNING": "1",
         "TUNEDGEMM_ONLINE_LIBTYPE": "notes", "TUNEDGEMM_ONLINE_SECONDS": "120", "CUDA_VISIBLE_DEVICES": "",
@@ -185,7 +190,8 @@ def test_two_processes_at_once_tune_once(notes: Path, home: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_aiters_variable_tunes_fmoe_into_the_table_of_its_own_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AITER_ONLINE_TUNE a mixture of experts gets its row, in the first file that the op's variable names; a16w16 gets none."""
+    """AITER_ONLINE_TUNE writes a row of fmoe to the first file of the op's variable,
+    and none of a16w16."""
     monkeypatch.setenv("AITER_CONFIG_FMOE", str(tmp_path / "moe.csv"))
     settings = Settings.from_environment({"AITER_ONLINE_TUNE": "1", "TUNEDGEMM_ONLINE_LIBTYPE": "torch", "TUNEDGEMM_ONLINE_SECONDS": "120"})
     moe, shape = op_named("fmoe"), shapes_of("fmoe")[0]
@@ -201,10 +207,11 @@ def test_aiters_variable_tunes_fmoe_into_the_table_of_its_own_variable(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_tune_that_gives_nothing_is_one_warning_and_not_tried_again(
+def test_a_failed_tune_is_one_warning_and_not_repeated(
     notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The call is served as without it, the warning says what became of the solutions, and further calls ask nobody."""
+    """A failed tune serves the call untuned,
+    warns once with the fate of the solutions, and is not repeated."""
     monkeypatch.setenv("NOTES_KIND", "wrong")
     gemm, (x, weight) = TunedGemm(fake_registry(), settings=ONLINE), operands()
 
@@ -235,8 +242,8 @@ def test_a_kernel_that_hangs_costs_the_bound_at_most(
 
 
 @pytest.mark.parametrize("stores", [False, True], ids=["no row", "a row"])
-def test_who_had_to_wait_does_not_tune(stores: bool, home: Path, notes: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It takes the row of the other, or is served without one and says so once."""
+def test_a_process_that_waited_does_not_tune(stores: bool, home: Path, notes: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It uses the other's row, or runs without one and warns once."""
     gemm, (x, weight) = TunedGemm(fake_registry(fake_backend("turbo", solutions=("a",))), settings=ONLINE), operands()
     held, waits = threading.Event(), threading.Event()
 
@@ -262,8 +269,9 @@ def test_who_had_to_wait_does_not_tune(stores: bool, home: Path, notes: Path, ca
     assert not list(home.glob("*online*"))
 
 
-def test_nobody_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another process that keeps the lock costs the bound once; the call and later ones are served without a row."""
+def test_no_process_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A lock held by another process delays one call by the bound;
+    all calls are served without a row."""
     settings = Settings(online=True, online_seconds=0.5)
     gemm, (x, weight) = TunedGemm(fake_registry(), settings=settings), operands()
     held, done = threading.Event(), threading.Event()
@@ -288,7 +296,7 @@ def test_nobody_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.usefixtures("no_home")
 def test_a_folder_that_cannot_be_written_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Calls of any number of shapes are served, and the first says that nothing is tuned, and what would help."""
+    """If the folder is read-only, all calls are served and one warning names the remedy."""
     gemm = TunedGemm(fake_registry(), settings=ONLINE)
 
     for n in (32, 48, 64):
@@ -300,7 +308,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(caplog: pytest.LogCaptur
 
 
 def test_a_broken_table_is_a_warning_and_the_call_is_served(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What tuning could not be kept in is not tuned for."""
+    """A table that cannot be read is not tuned into."""
     home.mkdir()
     (home / "bf16_tuned_gemm.csv").write_text("no,table\n1,2\n")
     gemm, (x, weight) = TunedGemm(fake_registry(), settings=ONLINE), operands()
@@ -330,8 +338,9 @@ def test_large_m_is_for_the_variable_of_fmoe_alone(
     assert bool(warnings(caplog)) is tried
 
 
-def test_nothing_is_imported_unless_it_is_asked_for(child: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variables a call of dispatch loads no module for it; with them neither the tuner nor pandas."""
+def test_the_tuner_is_imported_only_on_request(child: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variables a call loads no module for online tuning;
+    with them, neither the tuner nor pandas."""
     source = (
         "import sys, torch, tunedgemm\ntunedgemm.gemm_a16w16(torch.ones(0, 64), torch.ones(32, 64))\n"
         "print(sorted({'tunedgemm.dispatch.online', 'tunedgemm.tuner', 'pandas', 'subprocess'} & set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""A weight that is kept plain and shuffled: the call gets the one that the tables, else the number of rows, speak for."""
+"""Plain and shuffled copies of a weight: the tables, else M, decide which one a call gets."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def row(layout: str, us: float, m: int = 4, **changes) -> Row:
 
 
 @pytest.mark.parametrize("leading", [(FAST,), (2, FAST // 2), (FAST - 1,), (1,), ()], ids=str)
-def test_untuned_calls_go_by_their_rows(gemm: TunedGemm, layouts: list[str], leading: tuple[int, ...]) -> None:
-    """M is the product of the leading dimensions; the result is the same either way, the first time and later."""
+def test_untuned_calls_choose_by_m(gemm: TunedGemm, layouts: list[str], leading: tuple[int, ...]) -> None:
+    """M is the product of the leading dimensions;
+    both weights give equal results, first and later."""
     x = x_of(*leading)
     for _ in range(2):
         out = gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
@@ -116,7 +117,7 @@ def test_a_higher_layer_decides_over_a_faster_row(backend, layouts: list[str], t
 
 
 def test_bias_scales_and_otype_go_with_either(gemm: TunedGemm, layouts: list[str]) -> None:
-    """All other arguments mean what they mean without it."""
+    """All other arguments keep their meaning."""
     bias, half = torch.randn(N, dtype=torch.bfloat16), torch.tensor([0.5])
     for m in (4, FAST):
         x = x_of(m)
@@ -162,8 +163,8 @@ def test_an_empty_batch_is_empty(gemm: TunedGemm) -> None:
     assert gemm.gemm_a16w16(x_of(0), WEIGHT, shuffled_weight=SHUFFLED).shape == (0, N)
 
 
-def test_a_capture_asks_nothing_that_is_not_bound(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a graph is captured the plain weight serves what was not met before, and the choice is not kept."""
+def test_a_capture_binds_nothing(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a capture the plain weight serves an unbound call, and the choice is not kept."""
     state = [True]
     for module in (dispatcher, preshuffle):
         monkeypatch.setattr(module, "recording", lambda operand: lambda: state[0])
@@ -192,13 +193,13 @@ OTHER = torch.randn(N, 2 * K, dtype=torch.bfloat16)
         (WEIGHT, shuffle_weight(WEIGHT.half()), "bfloat16 on cpu and .*float16"),
     ],
 )
-def test_weights_that_are_not_one(gemm: TunedGemm, weight, shuffled, message: str) -> None:
-    """Each mistake is named with what was given."""
+def test_mismatched_weights_are_refused(gemm: TunedGemm, weight, shuffled, message: str) -> None:
+    """Each error names the given value."""
     with pytest.raises(OperandError, match=message):
         gemm.gemm_a16w16(x_of(FAST), weight, shuffled_weight=shuffled)
 
 
-def test_operands_that_do_not_fit_are_told_as_ever(gemm: TunedGemm) -> None:
+def test_operands_that_do_not_fit_give_the_usual_error(gemm: TunedGemm) -> None:
     """The messages of the plain call."""
     with pytest.raises(OperandError, match="last dimension of x"):
         gemm.gemm_a16w16(torch.ones(4, K + 1, dtype=torch.bfloat16), WEIGHT, shuffled_weight=SHUFFLED)

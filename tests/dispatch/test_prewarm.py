@@ -1,4 +1,5 @@
-"""prewarm and unbound: what is bound ahead of its calls, and what was met unbound while a graph was captured."""
+"""prewarm and unbound: binding launchers ahead of calls, and listing shapes met unbound in a
+capture."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Met = list[tuple[str, tuple[int, ...]]]
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[Met]:
-    """The default instance over a backend that serves every shape: what reaches it, as shape and size of the first operand."""
+    """Record the shape and size of the first operand for each
+    call of a backend that serves every shape."""
     calls: Met = []
 
     def call(solution, shape, *operands):
@@ -50,7 +52,7 @@ def shape(m: int, n: int, k: int, bias: bool = False) -> Shape:
 
 
 class Model(torch.nn.Module):
-    """Two layers of one shape, one with a bias, and what is no linear layer."""
+    """Two linear layers of one shape, one with a bias, and a layer of another kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Model(torch.nn.Module):
 
 
 def test_a_models_layers_are_bound_and_run_for_each_m(met: Met) -> None:
-    """Equal layers once, with and without a bias, and nothing that is no linear layer."""
+    """Equal layers are bound once, with and without bias; other modules are ignored."""
     assert tunedgemm.prewarm(Model(), m=(1, 4)) == 4
     wanted = [(shape(1, 32, 32), 1), (shape(4, 32, 32), 4), (shape(1, 16, 32, bias=True), 1), (shape(4, 16, 32, bias=True), 4)]
     assert met == [(str(one), (m, 32)) for one, m in wanted]
@@ -72,7 +74,7 @@ def test_one_m_needs_no_tuple(met: Met) -> None:
     assert tunedgemm.prewarm(Model(), m=7) == 2
 
 
-def test_parameters_that_need_gradients_are_no_hindrance(met: Met) -> None:
+def test_parameters_that_need_gradients_are_prewarmed(met: Met) -> None:
     """A model as it was made is bound as it runs under no_grad."""
     model = Model()
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -80,8 +82,8 @@ def test_parameters_that_need_gradients_are_no_hindrance(met: Met) -> None:
     assert len(met) == 2
 
 
-def test_other_modules_tell_their_calls(met: Met) -> None:
-    """A module with `tuned_calls` is asked, and bound on what it says."""
+def test_other_modules_list_their_calls(met: Met) -> None:
+    """A module with `tuned_calls` lists the calls to bind."""
 
     class Own(torch.nn.Module):
         def tuned_calls(self, m):
@@ -92,7 +94,7 @@ def test_other_modules_tell_their_calls(met: Met) -> None:
 
 
 def test_weights_of_other_types_are_left_out(met: Met) -> None:
-    """What routing leaves to torch is not bound: tensor subclasses, integers, strided weights."""
+    """Layers that routing leaves to torch are not bound: tensor subclasses, integers, strided weights."""
 
     class Odd(torch.Tensor):
         pass
@@ -106,20 +108,20 @@ def test_weights_of_other_types_are_left_out(met: Met) -> None:
 
 
 @listed("m", [0, -1, (2, True), (2.5,), ()])
-def test_a_wrong_m_is_told(m: int | tuple[int, ...]) -> None:
+def test_a_wrong_m_is_an_error(m: int | tuple[int, ...]) -> None:
     """Rows are whole numbers from 1 on."""
     with pytest.raises(UserError, match=r"prewarm: m (must be|holds)"):
         tunedgemm.prewarm(Model(), m=m)
 
 
-def test_a_model_on_the_meta_device_is_told() -> None:
+def test_a_model_on_the_meta_device_is_an_error() -> None:
     """There is nothing to run; the message names the layer."""
     with pytest.raises(UserError, match="the weight of '0' is on the meta device"):
         tunedgemm.prewarm(torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta")))
 
 
 def test_a_kernel_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Prewarming goes on with the next offer, as the call would have, and with the other shapes."""
+    """Prewarming continues with the next solution, as a call would, and with the other shapes."""
 
     def fail(solution, shape, *operands):
         raise RuntimeError("illegal instruction")
@@ -173,7 +175,8 @@ class Capturable(FakePlugin):
 
 @pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
 def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: Path) -> None:
-    """Prewarmed by its table or its shape, a kernel and an add behind it are what a captured call runs; nothing is met unbound."""
+    """A kernel with an add for its bias is prewarmed by table or shape,
+    and a capture then runs it bound."""
     met = []
 
     def call(solution, shape, x, weight):
@@ -197,7 +200,7 @@ def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: 
     assert met == [("turbo:k", False)] * 2 and not gemm.dispatcher.unbound
 
 
-def test_reload_forgets_what_was_met(met: Met, capturing) -> None:
+def test_reload_forgets_unbound_shapes(met: Met, capturing) -> None:
     """The list is of the tables in use."""
     dispatcher = tunedgemm.tgemm.of("a16w16")
     capturing(True)

@@ -1,4 +1,4 @@
-"""Settings: what the environment asks of dispatch."""
+"""Settings: the environment's settings of dispatch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tunedgemm.testing.listed import listed
     ],
     ids=str,
 )
-def test_the_variables_say_which_ops(environment: dict[str, str], ops: tuple[str, ...]) -> None:
+def test_the_variables_select_the_ops(environment: dict[str, str], ops: tuple[str, ...]) -> None:
     """Off unless asked for; AITER_ONLINE_TUNE is for fmoe alone; looking on tunes nothing."""
     settings = Settings.from_environment(environment)
 

@@ -29,7 +29,8 @@ SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
 
 @pytest.fixture
 def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
-    """The default instance over a table that sends one shape to a fake backend; a list of the calls that reach it."""
+    """Route one shape of the default instance to a fake backend,
+    and list the calls that reach it."""
     calls: list[str] = []
 
     def use(call: Callable[..., torch.Tensor], shape: Shape = SHAPE) -> list[str]:
@@ -54,7 +55,8 @@ def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 @pytest.fixture
 def numpys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """The default instance over a backend that takes every shape and hides its product from torch; the sizes of x of each call."""
+    """Give the default instance a backend that takes every shape and hides its product from torch;
+    list the sizes of x."""
     calls: list[tuple[int, ...]] = []
 
     def product(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -70,7 +72,8 @@ def numpys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     tunedgemm.reload()
 
 
-#: What the plugin replaces in vLLM: lists of kernels of linear layers, and by their modules the functions that choose experts.
+#: The plugin replaces these in vLLM: lists of linear layers' kernels, and functions that choose
+#: experts, by module.
 LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8_KERNELS")
 EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")}
 
@@ -82,7 +85,8 @@ IN_ITS_FORM = tuple(f"tunedgemm.integrations.vllm_{one}" for one in ("kernels", 
 
 @pytest.fixture
 def vllm_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give the stand-in the form of a version; modules that were imported in another form are imported anew."""
+    """Give the stub the form of a vLLM version;
+    modules imported in another form are imported again."""
     form: str = getattr(request, "param", "0.25.1")
     found = importlib.util.find_spec("vllm")
     if found is not None and not str(found.origin).startswith(str(STUB)):
@@ -102,8 +106,8 @@ def vllm_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM, or classes with its signatures, can be imported, has a configuration, and the plugin is not registered; all is as before
-    afterwards."""
+    """Make vLLM, or a stub with its signatures, importable and configured, with the plugin
+    unregistered, and restore all afterwards."""
     if importlib.util.find_spec("vllm") is None:
         monkeypatch.syspath_prepend(str(STUB))
     monkeypatch.setattr(plugin, "_registered", False)
@@ -164,7 +168,7 @@ def use_table(monkeypatch: pytest.MonkeyPatch, folder: Path, variable: str, shap
 
 @pytest.fixture
 def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Writes a table of an op that has rows for some shapes, by a solution of torch's, and registers the plugin."""
+    """Write a table of an op with torch's solution for some shapes, and register the plugin."""
 
     def written(variable: str, *shapes: Shape, kernel: str = "native") -> None:
         use_table(monkeypatch, tmp_path, variable, shapes, kernel)
@@ -177,7 +181,8 @@ def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SGLang's stand-in can be imported, and the plugin is on and not registered; all is as before afterwards."""
+    """Make SGLang's stub importable, with the plugin on and unregistered,
+    and restore all afterwards."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == "sglang"]
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
@@ -196,7 +201,8 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def sglang_table(sglang: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Write a table of an op that has rows for some shapes, by a solution of torch's, register the plugin and apply its hooks."""
+    """Write a table of an op with torch's solution for some shapes,
+    register the plugin and apply its hooks."""
 
     def written(variable: str, *shapes: Shape) -> None:
         use_table(monkeypatch, tmp_path, variable, shapes)

@@ -20,13 +20,14 @@ FP8 = torch.float8_e4m3fn
 
 @pytest.fixture
 def aiter() -> Iterator[types.ModuleType]:
-    """The module ``aiter`` as it is served."""
+    """Return the module ``aiter`` that we install."""
     served.install()
     yield importlib.import_module("aiter")
     served.uninstall()
 
 
-#: The import statements of serving engines for AITER's products and quantisation, and calls as they make them.
+#: Import statements of serving engines for AITER's products and quantisation, and calls in their
+#: form.
 ENGINE = """
 import tunedgemm.integrations.aiter
 tunedgemm.integrations.aiter.install()
@@ -83,8 +84,8 @@ print("served")
 """
 
 
-def test_engines_imports_and_calls_run_unchanged(child):
-    """In a process of its own, statements as serving engines write them find products that are right."""
+def test_imports_and_calls_of_engines_run_unchanged(child):
+    """In a child process the import statements and calls of serving engines give right products."""
     assert child(ENGINE) == "served"
 
 
@@ -98,7 +99,8 @@ def test_every_name_is_there(aiter, module, name):
 
 
 def test_every_function_of_ours_that_aiter_has_is_served(aiter):
-    """The public functions of the ops are all there but AITER's own forms with an output, and those of ops that it lacks."""
+    """Every public function of our ops that AITER has is served,
+    but not its forms with an output."""
     from tunedgemm.ops import functions
 
     found = {name for names in served.SERVED.values() for name in names}
@@ -106,8 +108,8 @@ def test_every_function_of_ours_that_aiter_has_is_served(aiter):
     assert set(functions()) - found == {"batched_gemm_a8w8", "batched_gemm_bf16", "gemm_a16wfp4"}
 
 
-def test_what_is_missing_is_named(aiter):
-    """A name or a module of AITER's that is not served says so, as an attribute and as an import."""
+def test_missing_names_are_named(aiter):
+    """An unserved name or module of AITER is an error that says so, as attribute and import."""
     with pytest.raises(AttributeError, match=r"aiter\.paged_attention_v1: tunedgemm, which serves 'aiter' here, has no counterpart"):
         _ = aiter.paged_attention_v1
     with pytest.raises(ImportError, match=r"paged_attention_v1.*tunedgemm"):
@@ -118,7 +120,7 @@ def test_what_is_missing_is_named(aiter):
 
 
 def test_uninstall_leaves_nothing():
-    """After it, aiter is not importable again, and a second one is nothing; a second install changes nothing either."""
+    """After uninstall aiter cannot be imported; a second install or uninstall changes nothing."""
     served.install()
     first = sys.modules["aiter"]
     served.install()
@@ -131,7 +133,7 @@ def test_uninstall_leaves_nothing():
         importlib.import_module("aiter")
 
 
-def test_aiter_itself_is_not_hidden_unasked(tmp_path, monkeypatch):
+def test_an_installed_aiter_is_hidden_only_by_force(tmp_path, monkeypatch):
     """Where AITER is installed it is an error; with force it is hidden until uninstall."""
     (tmp_path / "aiter").mkdir()
     (tmp_path / "aiter" / "__init__.py").write_text("real = True\n")
@@ -151,7 +153,7 @@ def test_aiter_itself_is_not_hidden_unasked(tmp_path, monkeypatch):
 
 
 def test_the_asm_plugin_takes_it_for_no_installation(aiter):
-    """What looks for AITER's files by its package finds no folder."""
+    """A search for AITER's files by its package finds no folder."""
     assert importlib.util.find_spec("aiter").submodule_search_locations == []
 
 
@@ -164,7 +166,7 @@ def test_fp8_is_that_of_the_device(aiter, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
 def test_quantising_functions_take_hips_arguments(aiter, kind):
-    """A kind's function gives what the one of the menu gives; numbers of valid rows change nothing."""
+    """A kind's function gives the result of the package's function; numbers of valid rows change nothing."""
     x = torch.randn(6, 256).bfloat16()
     plain = {
         "per_Tensor": lambda: tunedgemm.per_tensor_quant(x, quant_dtype=FP8),
@@ -185,7 +187,7 @@ def test_quantising_functions_take_hips_arguments(aiter, kind):
 
 
 def test_kinds_without_a_function(aiter):
-    """No returns x as it is; what is not known here is an error that lists what is."""
+    """No returns x unchanged; an unknown kind is an error that lists the known ones."""
     x = torch.randn(2, 4)
 
     assert aiter.get_hip_quant(aiter.QuantType.No)(x) == (x, None)

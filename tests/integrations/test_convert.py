@@ -1,4 +1,5 @@
-"""convert(): a model's layers through the tables, in place, with everything else as it was, and back again."""
+"""convert(): a model's layers use the tables in place; everything else stays, and it can be
+undone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
-    """The default tables over a backend with kernels for every layout; M and layout of each call that reaches it."""
+    """Use default tables and a backend with kernels for every layout;
+    list M and layout of each call."""
     calls: list[tuple[int, str]] = []
 
     def call(solution, shape, *operands):
@@ -41,7 +43,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
 
 
 class Model(torch.nn.Module):
-    """A tied head, a layer with a bias, one that does not divide into blocks, and one with a class of its own."""
+    """A tied head, a layer with a bias, one that cannot be blocked, and one of a custom class."""
 
     class Own(torch.nn.Linear):
         def forward(self, input):
@@ -86,7 +88,7 @@ def test_layers_go_through_the_tables_and_keep_all_they_have(met, model: Model) 
     assert model.head.weight is model.embedding.weight
 
 
-def test_undo_gives_everything_back(met, model: Model) -> None:
+def test_undo_restores_everything(met, model: Model) -> None:
     """By call or at the end of a block, also where an error ends it; a second time changes nothing."""
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for keep in (False, True):
@@ -103,7 +105,8 @@ def test_undo_gives_everything_back(met, model: Model) -> None:
 
 
 def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
-    """Not where another module holds them, and not where they do not divide; the reasons are told."""
+    """Weights are shuffled unless another module shares them or they do not divide;
+    reasons are listed."""
     wanted = model(TOKENS)
     done = convert(model, shuffle=True)
     assert done.shuffled == ("inner",) and done.modules == ("inner", "odd", "head")
@@ -114,8 +117,9 @@ def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
     assert sorted(met) == [(6, "aiter16x16"), (6, "row"), (6, "row")]
 
 
-def test_both_weights_are_kept_and_each_call_gets_its_own(met, model: Model) -> None:
-    """Few rows by the plain weight, many by the shuffled one; the memory is told, and no state_dict has it."""
+def test_both_weights_are_kept_and_each_call_picks_one(met, model: Model) -> None:
+    """Few rows use the plain weight, many the shuffled one;
+    extra memory is reported and in no state_dict."""
     state = model.state_dict().keys()
     wanted = {m: model.inner(torch.ones(m, 64, dtype=BF16)) for m in (1, PRESHUFFLE_M_THRESHOLD)}
     done = convert(model, shuffle=True, keep_plain=True, skip=("odd", "he*"))
@@ -129,7 +133,7 @@ def test_both_weights_are_kept_and_each_call_gets_its_own(met, model: Model) -> 
     assert sorted(met) == sorted((m, layout) for m in (2, 4) for layout in ("aiter16x16", "row", "row"))
 
 
-def test_without_kernels_for_the_layout_weights_stay_in_order(model: Model) -> None:
+def test_without_kernels_for_the_layout_weights_stay_plain(model: Model) -> None:
     """Torch would put each of them in order at each call."""
     done = convert(model, shuffle=True, skip=["odd"])
     assert done.shuffled == () and set(done.modules) == {"inner", "head"}
@@ -173,8 +177,9 @@ def test_a_converted_model_is_copied_and_pickled(met, model: Model, keep: bool) 
     assert {layout for _, layout in met} == {"aiter16x16"}
 
 
-def test_what_routing_leaves_to_torch_stays_torchs(met, model: Model) -> None:
-    """Autocast, functional transforms, other dtypes and sizes that do not fit: torch's results and torch's errors."""
+def test_calls_that_routing_leaves_to_torch_are_unchanged(met, model: Model) -> None:
+    """Autocast, functional transforms,
+    other dtypes and mismatched sizes give torch's results and errors."""
     convert(model, shuffle=True, keep_plain=True, skip=["odd"])
     layer, x = model.inner, torch.randn(PRESHUFFLE_M_THRESHOLD, 64, dtype=BF16)
     plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
@@ -230,7 +235,7 @@ def test_layers_that_hooks_or_others_have_changed_are_left(met, model: Model) ->
 
 
 def test_a_second_convert_changes_nothing(met, model: Model) -> None:
-    """What is converted says so; its undo leaves the first conversion alone."""
+    """A converted layer is named as such; its undo leaves the first conversion alone."""
     first = convert(model)
     again = convert(model)
     assert again.modules == () and set(again.skipped.values()) >= {"converted already"}
@@ -261,7 +266,8 @@ def fp8_layer(bias: bool, blocks: bool) -> tuple[torch.nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "tensor"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 def test_layers_of_fp8_keep_their_scales(bias: bool, blocks: bool) -> None:
-    """transformers' FP8Linear gives the product of its values within what quantised activations lose, in the input's dtype."""
+    """transformers' FP8Linear gives its product within the error of quantised activations,
+    in the input's dtype."""
     layer, wide = fp8_layer(bias, blocks)
     model = torch.nn.Sequential(layer)
     before = type(layer)
@@ -292,7 +298,8 @@ def test_a_static_scale_of_activations_is_used() -> None:
 
 
 def test_layers_of_fp8_with_other_scales_are_left() -> None:
-    """Other blocks, static scales beside blocks, scales of no known size."""
+    """Layers with other blocks, static scales with blocks,
+    or scales of unknown size are left alone."""
     layer, _ = fp8_layer(False, True)
     layer.block_size = (64, 64)
     assert convert(torch.nn.Sequential(layer)).modules == ()

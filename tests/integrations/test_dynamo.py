@@ -1,4 +1,5 @@
-"""What the compiler is taught: at once where it is loaded, and otherwise as soon as it is; what it loads finds torch's own functions."""
+"""Registration with torch's compiler: at once if it is loaded, else on load; the modules that it
+loads see torch's functions."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def all_of_them(): return [graphs(function) for function in (linear, mm, addmm, 
 
 @pytest.mark.parametrize("loaded", ["", "import torch._dynamo"], ids=["later", "before"])
 def test_routed_functions_are_ops_of_the_graph_whenever_the_compiler_is_loaded(loaded: str, child) -> None:
-    """Loaded before or after the functions were replaced: they are ops while routed, torch's once it has ended, and nothing breaks."""
+    """Routed functions are ops of the graph whether the compiler loads before or after, and torch's
+    own after unrouting."""
     printed = child(
         f"{loaded}\n{GRAPHS}\n"
         "import sys\n"
@@ -49,7 +51,8 @@ def test_routed_functions_are_ops_of_the_graph_whenever_the_compiler_is_loaded(l
 
 @needs_compiler
 def test_inductor_keeps_nothing_of_ours_for_later(child) -> None:
-    """Loaded while functions are replaced, it takes torch's own for the kernels that it calls in graphs made afterwards."""
+    """Inductor, loaded while functions are replaced,
+    keeps torch's own as the kernels of later graphs."""
     printed = child(
         f"{GRAPHS}\n"
         "with tunedgemm.patched(), torch.no_grad():\n"
@@ -64,7 +67,7 @@ def test_inductor_keeps_nothing_of_ours_for_later(child) -> None:
 
 
 def test_a_module_that_fails_to_load_leaves_the_functions_routed(child) -> None:
-    """What is in torch's places is the same before and after a module of torch was loaded, or was not found, or raised."""
+    """The replaced functions are the same after a module of torch was loaded, missing or raised."""
     printed = child(
         "import importlib, torch, tunedgemm\n"
         "with tunedgemm.patched():\n"
@@ -80,8 +83,8 @@ def test_a_module_that_fails_to_load_leaves_the_functions_routed(child) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
-def test_a_model_compiled_before_is_compiled_again_where_routing_begins_and_ends(numpys) -> None:
-    """torch.compile first and patch() later works, and so does the way back."""
+def test_routing_recompiles_a_compiled_model_at_both_ends(numpys) -> None:
+    """torch.compile before patch() works, and so does unpatch() afterwards."""
     import tunedgemm
 
     layer, x = torch.nn.Linear(32, 16).requires_grad_(False), torch.randn(4, 32)

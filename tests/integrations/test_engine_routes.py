@@ -1,4 +1,5 @@
-"""Routes of vLLM's layers: which kernel runs at which M, what the log says, and the key of the compile cache."""
+"""Routes of vLLM's layers: the kernel at each M, the log lines, and the key of the compile
+cache."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def with_kernels(vllm_table) -> Any:
 
 
 def bf16_layer(n: int = N, name: str = "model.layers.0.qkv_proj") -> tuple[Any, torch.nn.Module]:
-    """vLLM's method for 16 bits, and a loaded layer of its own parameter class."""
+    """Return vLLM's method for 16 bits and a loaded layer
+    whose weight has vLLM's parameter class."""
     serve, one = method(plugin.PLAIN[0])(), torch.nn.Module()
     one.weight, one.bias, one.prefix = Loaded(torch.randn(n, K).bfloat16(), requires_grad=False), None, name
     serve.process_weights_after_loading(one)
@@ -54,7 +56,8 @@ def bound(m: int, n: int = N) -> bool:
 @in_every_form
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 def test_a_routed_layer_reaches_the_table(vllm_table, mode) -> None:
-    """A layer whose weight is of vLLM's parameter class runs its row, in eager mode and in a compiled graph, at every M that has one."""
+    """A layer with vLLM's parameter class runs its row at every M with one,
+    eagerly and compiled."""
     vllm_table("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (4, 8)))
     serve, one = bf16_layer()
     call = lambda x: serve.apply(one, x)  # noqa: E731
@@ -69,7 +72,7 @@ def test_a_routed_layer_reaches_the_table(vllm_table, mode) -> None:
 
 @in_every_form
 def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> None:
-    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is asked."""
+    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is used."""
     with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     serve, one = bf16_layer()
     [route] = engine_routes.routes.values()
@@ -87,7 +90,8 @@ def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> Non
 
 
 def test_a_new_m_waits_after_the_warm_up(with_kernels, monkeypatch) -> None:
-    """An M that no row is of is vLLM's for three steps of all layers, an M of a row at once is ours; before the warm-up's end both are."""
+    """After warm-up an M without a row is vLLM's for three steps; an M with one is ours at once.
+    Before, both are ours."""
     with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (8, 16)))
     layers = [bf16_layer(), bf16_layer(name="model.layers.1.qkv_proj")]
     [route] = engine_routes.routes.values()
@@ -126,7 +130,8 @@ def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
 
 
 def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
-    """Rows are timed from the smallest M on; one that the budget does not reach leaves its M to vLLM until the next start."""
+    """Rows are timed from the smallest M;
+    an M beyond the budget stays vLLM's until the next start."""
     with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, n, K, "bf16") for m in (8, 1) for n in (N, 2 * N)))
     layers = [bf16_layer(), bf16_layer(2 * N, "model.layers.0.gate_up_proj")]  # a route holds weak references
     timed: list[int] = []
@@ -163,7 +168,8 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
 
 @in_every_form
 def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) -> None:
-    """Graphs of vLLM alone are not taken for ours, nor those of another table or switch for these; the same gives the same key."""
+    """Our graphs, tables and switches each change the cache key;
+    the same setting gives the same key."""
     made = importlib.import_module("vllm.config").VllmConfig
     alone = made().compute_hash()
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
@@ -181,7 +187,8 @@ def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) ->
 
 @in_every_form
 def test_the_log_names_what_keeps_vllms_kernels(with_kernels, caplog) -> None:
-    """After warm-up one line counts the layers that go through tables, and each layer without a row, or that a graph left out, is named."""
+    """After warm-up one line counts routed layers;
+    each layer without a row or missed by a graph is named."""
     with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, n, K, "bf16") for m in (1, 8, 64) for n in (N, 2 * N)))
     caplog.set_level("INFO", "vllm.tunedgemm")
     serve, one = bf16_layer()
@@ -242,7 +249,8 @@ def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> No
 
 @pytest.mark.parametrize(("out", "verdict"), [(1.06, -0.06), (float("nan"), -float("inf"))], ids=["wrong", "not-finite"])
 def test_a_row_with_other_outputs_is_left_to_vllm(with_kernels, out, verdict) -> None:
-    """A row whose outputs are not those of vLLM's kernel on the loaded weights is never timed, and its reason has the difference."""
+    """A row whose outputs differ from vLLM's kernel on the loaded weights is never timed; the
+    reason has the difference."""
     with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     serve, one = bf16_layer()
     [route] = engine_routes.routes.values()
@@ -268,7 +276,8 @@ def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:
 
 
 def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
-    """Each rank publishes the fingerprint of its tables, and waits for none; a difference, and a rank without the plugin, are named."""
+    """Each rank publishes its tables' fingerprint without waiting; a different one and a rank
+    without the plugin are named."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     store = torch.distributed.HashStore()
     monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 3))
@@ -284,7 +293,8 @@ def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
 
 
 def test_a_table_that_is_gone_keeps_vllms_kernels(vllm_table, monkeypatch, caplog, tmp_path) -> None:
-    """A table that cannot be read leaves all layers to vLLM, and the log names the file; a table of another device likewise."""
+    """An unreadable table or one of another device leaves all layers to vLLM,
+    and the log names the file."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     path = tmp_path / "tuned.csv"
     rows = path.read_text()

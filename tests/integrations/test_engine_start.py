@@ -28,7 +28,7 @@ def test_a_switch_is_read(monkeypatch, value, meaning) -> None:
 
 
 def test_an_unknown_value_is_an_error(monkeypatch) -> None:
-    """The error has the value and what may stand there."""
+    """The error has the value and the valid ones."""
     monkeypatch.setenv("SWITCH", "yess")
     with pytest.raises(UserError, match=r"SWITCH: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
         engine_start.read_switch("SWITCH", "unpacked")

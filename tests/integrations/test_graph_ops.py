@@ -1,4 +1,4 @@
-"""The ops in compiled graphs: a call of any op is one node, nothing breaks, and what runs is what runs in eager mode."""
+"""Ops in compiled graphs: a call is one node without a graph break, and runs the eager kernel."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def public_call(name: str) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]
 
 @pytest.mark.parametrize("name", sorted(functions()))
 def test_every_public_function_compiles_whole(name: str) -> None:
-    """AITER's functions are traced to the op inside them; no graph breaks, and the value is that of eager mode."""
+    """AITER's functions trace to their op without a graph break and give the eager value."""
     function, operands = public_call(name)
     expected = function(*operands)
 
@@ -109,8 +109,8 @@ def test_every_public_function_compiles_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm_a16w16", "tgemm.mm", "call", "linear", "mm"])
-def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
-    """Not only inside a model: torch.compile of a public function, or of a routed one, is one graph with its op."""
+def test_a_public_function_itself_compiles(name: str) -> None:
+    """torch.compile of a public or a routed function itself is one graph with its op."""
     operands: tuple[Any, ...] = (torch.randn(4, 32), torch.randn(16, 32))
     expected = functional.linear(*operands)
     with tunedgemm.patched():
@@ -133,8 +133,9 @@ TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.T
 
 @pytest.mark.parametrize("whose", ["function", "call", "instance"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
-    """vmap batches, and grad and jvp differentiate; no kernel gets operands without memory, and none is blamed for it."""
+def test_transforms_of_direct_calls_match_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
+    """vmap, grad and jvp work as on torch's op;
+    no kernel gets operands without memory or is blamed for it."""
     weight = torch.linspace(-1, 1, 512).view(16, 32)
     own = TunedGemm(*tgemm.dispatcher._given[:1], settings=tgemm.dispatcher.settings)
     products = {
@@ -150,8 +151,8 @@ def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, n
     assert numpys == [] and not own.dispatcher._vetoed and not tgemm.dispatcher._vetoed
 
 
-def test_vmap_batches_an_op_without_a_rule_of_its_own() -> None:
-    """What is no product of torch's runs once for each element of the batch."""
+def test_vmap_batches_an_op_without_a_rule() -> None:
+    """vmap runs an op that torch has no product for once per element of the batch."""
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randint(-9, 9, sizes, generator=draw, dtype=torch.int8) for sizes in ((3, 4, 64), (32, 64)))
     x_scale, w_scale = torch.rand(3, 4, 1, generator=draw), torch.rand(32, 1, generator=draw)
@@ -161,7 +162,7 @@ def test_vmap_batches_an_op_without_a_rule_of_its_own() -> None:
 
 @BACKENDS
 def test_one_graph_serves_every_m(backend: str, numpys: list[tuple[int, ...]]) -> None:
-    """M is dynamic: the tables are asked at each call, not when the graph was made."""
+    """M is dynamic: the tables are looked up at each call, not when the graph is made."""
     weight = torch.randn(16, 32)
     compiled = torch.compile(
         lambda x: tunedgemm.gemm_a16w16(torch.sin(x), weight).relu() + 1, backend=backend, fullgraph=True, dynamic=True
@@ -192,7 +193,8 @@ def test_functions_are_known_whenever_they_are_used_first(first: str, child) -> 
 
 @BACKENDS
 def test_a_module_with_a_shuffled_weight_compiles_whole(backend: str) -> None:
-    """Routed, and by the function: the graph has the bytes of the weight and the name of its layout; an eager call is not needed before."""
+    """Routed or called directly, the graph has the shuffled bytes and the layout's name, without an
+    earlier eager call."""
     layer, x = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False), torch.randn(4, 64, dtype=torch.bfloat16)
     expected = layer(x)
     layer.weight = torch.nn.Parameter(tunedgemm.shuffle_weight(layer.weight.data), requires_grad=False)
@@ -213,7 +215,7 @@ def test_operands_that_do_not_fit_are_an_operand_error() -> None:
 
 @pytest.mark.parametrize("otype", [None, torch.float32], ids=["same", "wider"])
 def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
-    """Where a16w16 needs a gradient the graph has torch's product, and the gradients are those of eager mode."""
+    """If a16w16 needs a gradient, the graph has torch's product and the gradients of eager mode."""
     found = []
     for compiled in (False, True):
         x, weight = (
@@ -228,8 +230,8 @@ def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_another_ops_gradient_ends_the_graph_and_is_what_it_is_in_eager_mode() -> None:
-    """An op without gradients says so, and the way out, compiled or not."""
+def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:
+    """An op without gradients is an error with the remedy, compiled or not."""
     operands, _ = arguments("a8w8", shapes("a8w8")[0])
     x, weight, x_scale, w_scale = operands[:4]
 
@@ -248,15 +250,15 @@ def test_another_ops_gradient_ends_the_graph_and_is_what_it_is_in_eager_mode() -
 
 
 def test_the_op_itself_can_be_called() -> None:
-    """``torch.ops.tunedgemm`` has every op, which runs what the function of its name runs."""
+    """``torch.ops.tunedgemm`` has every op, which runs like the function of its name."""
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     assert torch.equal(graph_op("a16w16")(x, weight), tunedgemm.gemm_a16w16(x, weight))
     assert torch.ops.tunedgemm.a16w16.default is graph_op("a16w16")
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_functions_of_an_instance_of_ones_own_run_between_graphs() -> None:
-    """Its tables are not those of the op in the graph, and so it is called as it is."""
+def test_functions_of_a_private_instance_run_between_graphs() -> None:
+    """A private instance has other tables than the op, so its functions run between graphs."""
     mine, weight = tunedgemm.TunedGemm(), torch.randn(16, 32)
     compiled = torch.compile(lambda x: mine.gemm_a16w16(x.sin(), weight).relu(), backend="aot_eager")
     torch.testing.assert_close(compiled(torch.ones(4, 32)), functional.linear(torch.ones(4, 32).sin(), weight).relu())

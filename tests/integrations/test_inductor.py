@@ -84,9 +84,9 @@ print(json.dumps(found))
 
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
-    """Choices are the op and torch's product, of any M and both right; default mode, shuffled weights and what follows withdraw() have
-    none, and neither has the cache of compiled graphs."""
+def test_max_autotune_chooses_among_offered_products(child, monkeypatch, tmp_path):
+    """The op and torch's product are right choices at any M. Default mode, shuffled weights, calls
+    after withdraw() and the graph cache have none."""
     import torch._inductor.config as settings
 
     if not hasattr(settings.test_configs, "force_custom_op_decomposition"):
@@ -137,7 +137,8 @@ print(json.dumps([offered, right]))
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_every_graph_has_the_choice(child, monkeypatch):
-    """The op and its decomposition stand for choice in each graph under max-autotune, not in the first alone, while offered."""
+    """Each graph under max-autotune, not only the first,
+    offers the op and its decomposition until withdrawn."""
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     offered, right = json.loads(child(TWICE).splitlines()[-1])
     assert right == [True] * 6
@@ -184,8 +185,8 @@ print(json.dumps([len(met) >= 3, found]))
 
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_an_op_that_is_chosen_is_called_with_all_it_was_told(child, monkeypatch):
-    """Without a bias, with one, and with a dtype for its output: what a graph has for the call is the call, past torch's dispatcher."""
+def test_a_chosen_op_gets_all_its_arguments(child, monkeypatch):
+    """The generated call has the graph's bias and output dtype, and skips torch's dispatcher."""
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     chosen, found = json.loads(child(CHOSEN).splitlines()[-1])
     assert chosen
@@ -193,7 +194,8 @@ def test_an_op_that_is_chosen_is_called_with_all_it_was_told(child, monkeypatch)
 
 
 def test_the_external_product_fills_its_output():
-    """`tunedgemm_mm` writes into the tensor that Inductor gives, whatever the order of b in memory and the dtype of the output."""
+    """`tunedgemm_mm` fills Inductor's output tensor,
+    whatever the memory order of b and the output dtype."""
     a, b = op_named("a16w16").make_inputs(Shape("a16w16", 5, 48, 64), torch.device("cpu"), 0)
     for matrix in (b.t(), b.t().contiguous()):
         for dtype in (torch.bfloat16, torch.float32):
@@ -203,8 +205,9 @@ def test_the_external_product_fills_its_output():
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_a_torch_without_such_choices_says_so(monkeypatch, present):
-    """No module, or one of another signature: a user's error that names a version that works, and nothing is changed."""
+def test_a_torch_without_such_choices_is_an_error(monkeypatch, present):
+    """A missing module or another signature is an error that names a working version,
+    and changes nothing."""
     module = ModuleType("torch._inductor.kernel.custom_op")
     module.CustomOpConfig = object
     module.register_custom_op_autotuning = lambda custom_op, decompositions: None

@@ -32,7 +32,7 @@ def test_an_unmodified_model_runs_the_tables_choice_inside_the_block_only(routed
 
 
 def test_the_original_comes_back_after_an_error_and_after_nesting() -> None:
-    """Leaving the block in any way restores what was there before it."""
+    """Leaving the block in any way restores the previous function."""
     before = functional.linear
     with pytest.raises(ZeroDivisionError), patched(), patched():
         raise ZeroDivisionError
@@ -53,7 +53,7 @@ def test_the_original_comes_back_after_an_error_and_after_nesting() -> None:
     ],
     ids=["float64", "1-D weight", "1-D input", "integers", "meta", "no rows", "strided"],
 )
-def test_whatever_torch_takes_comes_out_as_torch_gives_it(operands: tuple[torch.Tensor, ...]) -> None:
+def test_every_input_of_torch_gives_torchs_result(operands: tuple[torch.Tensor, ...]) -> None:
     """Dtypes, ranks and devices that the tables do not know pass through."""
     out, expected = linear(*operands), torch._C._nn.linear(*operands)
 
@@ -63,7 +63,7 @@ def test_whatever_torch_takes_comes_out_as_torch_gives_it(operands: tuple[torch.
 
 
 def test_torchs_own_errors_reach_the_user() -> None:
-    """Operands that do not fit raise what F.linear raises, in torch's words."""
+    """Operands that do not fit raise F.linear's own error."""
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         linear(torch.randn(4, 31), torch.randn(16, 32))
 
@@ -94,7 +94,7 @@ def test_gradients_flow_as_in_torch() -> None:
 
 
 def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> None:
-    """A backend whose kernel calls F.linear does not find itself."""
+    """A backend whose kernel calls F.linear does not recurse."""
     calls = routed(calls_the_patched_one)
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     with patched(), torch.no_grad():
@@ -104,8 +104,9 @@ def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> N
     assert calls == ["fake", "fake"]
 
 
-def test_a_launcher_that_comes_back_only_later_is_demoted_once(routed) -> None:
-    """One that calls the patched function at its second call ends in an error of its own, and torch serves the call."""
+def test_a_launcher_that_recurses_at_its_second_call_is_demoted_once(routed) -> None:
+    """A launcher that calls the patched function at its second call fails and is demoted,
+    and torch serves the call."""
     times = [0]
 
     def later(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -142,8 +143,8 @@ def test_a_launcher_that_fails_is_demoted_and_the_call_served(routed) -> None:
         assert times[0] == good + 1
 
 
-def test_what_is_torchs_own_runs_nothing_of_ours(routed) -> None:
-    """Where torch's launcher is chosen, what is kept for the next call is torch's function itself."""
+def test_torchs_own_call_runs_none_of_our_code(routed) -> None:
+    """If torch's launcher is chosen, the cache has torch's function itself."""
     routed(torch._C._nn.linear)
     x, weight = torch.randn(5, 32), torch.randn(16, 32)
     with torch.no_grad():
@@ -153,7 +154,7 @@ def test_what_is_torchs_own_runs_nothing_of_ours(routed) -> None:
 
 
 def test_a_row_is_used_after_the_tables_are_read_again(routed) -> None:
-    """What was kept for a call goes with the tables that it came from."""
+    """A cached launcher is dropped with the tables that it came from."""
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     with torch.no_grad():
         linear(x, weight)
@@ -164,7 +165,7 @@ def test_a_row_is_used_after_the_tables_are_read_again(routed) -> None:
 
 
 def test_a_module_with_a_shuffled_weight_runs_when_routed() -> None:
-    """The weight's layout is taken into account under patched(); without it torch refuses the weight rather than misread it."""
+    """patched() honours the layout of a shuffled weight; without it torch refuses the weight."""
     layer, x = torch.nn.Linear(64, 32, dtype=torch.bfloat16), torch.randn(4, 64, dtype=torch.bfloat16)
     with torch.no_grad():
         expected = layer(x)

@@ -1,4 +1,4 @@
-"""What Inductor writes for our ops: calls of the functions themselves, whenever it is loaded."""
+"""Inductor's code for our ops: calls of the functions themselves, whenever it is loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(function: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def test_a_routed_call_is_called_straight(fresh: None) -> None:
-    """Nothing of torch's dispatcher is between the code and the function, nor a check of what the function promises."""
+    """Compiled code calls the function without torch's dispatcher or checks of its output."""
     weight, x = torch.randn(16, 32), torch.randn(4, 32)
     with patched():
         out, code = written(lambda x: torch.relu(functional.linear(x, weight)), x)
@@ -49,7 +49,7 @@ def test_a_routed_call_is_called_straight(fresh: None) -> None:
 
 
 def test_every_way_of_giving_an_ops_operands_is_served(fresh: None) -> None:
-    """Operands absent, by name and shuffled, and the fields of an op: the same outputs as without a compiler."""
+    """Absent, named and shuffled operands and fields give the outputs of an uncompiled call."""
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randint(-9, 9, (rows, 64), generator=draw, dtype=torch.int8) for rows in (4, 32))
     x_scale, w_scale, bias = (torch.rand(size, generator=draw) for size in ((4, 1), (32, 1), (32,)))
@@ -71,8 +71,9 @@ def test_every_way_of_giving_an_ops_operands_is_served(fresh: None) -> None:
 
 
 @pytest.mark.parametrize("first", ["torch._inductor.lowering", pytest.param("tunedgemm.dispatch.tuned_gemm", marks=pytest.mark.nightly)])
-def test_inductor_is_told_whenever_it_is_loaded(first: str, child, tmp_path: Path) -> None:
-    """Loaded before our ops or after them, it calls them straight; and the code in its caches runs in a process that loads it."""
+def test_inductor_is_patched_whenever_it_loads(first: str, child, tmp_path: Path) -> None:
+    """Inductor calls ops straight, whether it loads first or last,
+    and so does cached code in a new process."""
     source = (
         f"import os; os.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path)!r}\n"
         f"import importlib, {first}\n"

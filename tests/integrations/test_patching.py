@@ -1,4 +1,5 @@
-"""patch, unpatch and patched: torch's functions go through the tables, what the tables do not know passes through, and all comes back."""
+"""patch, unpatch and patched: torch's functions use the tables, unknown calls pass through, and
+unpatch restores all."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_patch_replaces_what_is_asked_for_until_unpatch(asked: dict[str, bool], 
 
 
 def test_patches_are_counted_and_unpatch_without_one_does_nothing() -> None:
-    """Two patches need two unpatches; a block inside them, of whatever kind, takes nothing of theirs away."""
+    """Two patches need two unpatches; a block inside them removes none of them."""
     unpatch()
     patch(products=False)
     patch(products=False)
@@ -65,7 +66,7 @@ def test_patches_are_counted_and_unpatch_without_one_does_nothing() -> None:
 
 
 def test_blocks_of_several_threads_do_not_end_each_other() -> None:
-    """A function is torch's again when the last block has ended, in whichever order they do."""
+    """A function is torch's again when the last block has ended, in any order."""
     inside, leave = threading.Barrier(2), threading.Event()
     seen: list[set[str]] = []
 
@@ -103,8 +104,8 @@ def test_threads_that_enter_and_leave_at_once_leave_torch_behind() -> None:
     assert not changed()
 
 
-def test_another_ones_replacement_is_left_alone_and_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Who replaces a function while it is routed keeps their own, and the user reads of it once."""
+def test_a_third_partys_replacement_is_kept_and_reported_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A replacement made while a function is routed stays, and one warning says so."""
     with monkeypatch.context() as theirs:
         patch()
 
@@ -226,7 +227,7 @@ CASES: dict[str, Callable[[Product], Any]] = {
 
 
 def outcome(case: Callable[[Product], Any], product: Product) -> Any:
-    """What comes of a case, twice the same: a value, or the type of an error."""
+    """Return the outcome of a case, which must be the same twice: a value, or the type of an error."""
     try:
         out = case(product)
     except Exception as error:  # whatever torch raises, or whatever we do
@@ -236,8 +237,9 @@ def outcome(case: Callable[[Product], Any], product: Product) -> Any:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_tables_do_not_know_passes_through_untouched(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
-    """Values, dtypes, types, gradients and errors are torch's, though a backend takes every shape and its kernel was bound before."""
+def test_calls_unknown_to_the_tables_pass_through(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
+    """Values, dtypes, types, gradients and errors are torch's, even if a backend takes every shape
+    and its kernel is bound."""
     product = PRODUCTS[name]
     with torch.no_grad():
         expected = outcome(CASES[case], product)
@@ -270,5 +272,5 @@ def test_leading_dimensions_are_served(name: str, numpys: list[tuple[int, ...]])
 
 
 def test_the_menu_has_them() -> None:
-    """They are asked of the package itself."""
+    """They are attributes of the package itself."""
     assert {"linear", "patch", "patched", "unpatch"} <= set(dir(tunedgemm))

@@ -1,4 +1,5 @@
-"""torch.mm, torch.addmm and torch.matmul: products with a weight's transpose are served, all others are torch's."""
+"""torch.mm, torch.addmm and torch.matmul: products with a transposed weight are served, others are
+torch's."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def calls_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_launcher_that_calls_the_patched_product_gets_torchs_own(routed) -> None:
-    """A backend whose kernel is torch.mm, as one of torch's own routes is, does not find itself."""
+    """A backend whose kernel is torch.mm, like one of torch's routes, does not recurse."""
     calls = routed(calls_mm)
     with patched(), torch.no_grad():
         for product in (torch.mm, torch.matmul):

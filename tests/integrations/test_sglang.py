@@ -1,4 +1,4 @@
-"""The plugin of SGLang, in functions and classes with SGLang's signatures, written anew."""
+"""The plugin of SGLang, on a stub with SGLang's signatures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_it_is_off_unless_asked_for(child) -> None:
 
 
 def test_a_layer_with_a_row_is_routed(sglang_table) -> None:
-    """Rows run at their M, SGLang's own kernel at another M and in layers without a row; no heuristic is asked."""
+    """Rows run at their M; other M and layers without a row keep SGLang's kernel,
+    and no heuristic runs."""
     sglang_table(PLAIN, *(Shape("a16w16", m, N, K, "bf16") for m in (4, 8)))
     one, other = plain_layer(), plain_layer(N + 64)
     loaded(one=one, other=other)
@@ -87,7 +88,7 @@ def test_a_layer_with_a_row_is_routed(sglang_table) -> None:
 
 @pytest.mark.parametrize("skipped", [False, True])
 def test_a_bias_is_added_once(sglang_table, skipped) -> None:
-    """A layer that adds its bias is the shape with a bias; one that leaves it to its caller is the plain shape."""
+    """A layer that adds its bias is a shape with bias; one that returns it is a plain shape."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16", epilogue="none" if skipped else "bias"))
     bias = torch.randn(N).bfloat16()
     one = plain_layer(bias=bias, skip_bias_add=skipped)
@@ -100,7 +101,8 @@ def test_a_bias_is_added_once(sglang_table, skipped) -> None:
 
 
 def test_the_lm_head_is_routed(sglang_table) -> None:
-    """Logits go through the tables, tied weights, too; an embedding that is no LM head, and logits in float32 stay SGLang's."""
+    """Logits use the tables, with tied weights too;
+    other embeddings and float32 logits stay SGLang's."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
     method = module("layers.quantization.unquant").UnquantizedEmbeddingMethod()
     head, embedding = (layer(method, weight=torch.randn(N, K).bfloat16()) for _ in range(2))
@@ -141,7 +143,8 @@ FP8 = {
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", FP8)
 def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
-    """A row multiplies SGLang's quantised operands as SGLang does; at another M its own product runs, with its own operands."""
+    """A row runs on SGLang's quantised operands;
+    at another M SGLang's product runs with its own operands."""
     variable, op, scale = FP8[kind]
     epilogue = "bias" if biased and kind == "channel" else "none"
     sglang_table(variable, Shape(op, 6, N, K, "fp8_e4m3fn", outdtype="bf16", scale=scale, epilogue=epilogue))
@@ -164,7 +167,8 @@ def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
 
 
 def test_fp8_layers_that_are_not_understood_stay(sglang_table, caplog) -> None:
-    """A layer whose call fails, that runs another product, or whose scales are of another kind keeps SGLang's, with the reason."""
+    """A layer that fails, runs another product or has other
+    scales keeps SGLang's kernel, with the reason."""
     sglang_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 8, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
     caplog.set_level("INFO", "sglang.tunedgemm")
 
@@ -192,7 +196,8 @@ def test_fp8_layers_that_are_not_understood_stay(sglang_table, caplog) -> None:
 
 
 def test_the_log_sums_up(sglang_table, caplog) -> None:
-    """After capture one line counts the routed layers and names the batch sizes that SGLang serves; each other layer has its reason."""
+    """After capture one line counts routed layers and names SGLang's batch sizes;
+    each other layer has its reason."""
     sglang_table(PLAIN, *(Shape("a16w16", m, N, K, "bf16") for m in (1, 8)))
     caplog.set_level("INFO", "sglang.tunedgemm")
     loaded([64, 8, 1], one=plain_layer(), two=plain_layer(), other=plain_layer(N + 64))
@@ -204,7 +209,8 @@ def test_the_log_sums_up(sglang_table, caplog) -> None:
 
 
 def test_hooks_reach_functions_that_were_imported_by_name(sglang_table) -> None:
-    """SGLang's methods hold its products by name; each target is wrapped once, however often SGLang calls the plugin."""
+    """Targets that SGLang's methods import by name are wrapped once,
+    however often the plugin is called."""
     methods = module("layers.quantization.fp8")
     before = methods.fp8_scaled_mm
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
@@ -228,7 +234,7 @@ def test_an_unknown_sglang_keeps_its_kernels(sglang, monkeypatch, caplog, versio
     assert routed or f"unknown version of SGLang (got {version}); known are 0.5.14 to 0.5.23" in caplog.text
 
 
-def test_a_function_that_is_gone_is_named(sglang, monkeypatch, caplog) -> None:
+def test_a_missing_function_is_named(sglang, monkeypatch, caplog) -> None:
     """A function that this SGLang lacks is named in a warning, and the others are hooked."""
     monkeypatch.delattr(module("layers.quantization.fp8_utils"), "w8a8_block_fp8_matmul_triton")
     plugin.register()
@@ -241,7 +247,7 @@ def test_a_function_that_is_gone_is_named(sglang, monkeypatch, caplog) -> None:
     "option", [{"enable_deterministic_inference": True}, {"rl_on_policy_target": "fsdp"}], ids=lambda option: next(iter(option))
 )
 def test_deterministic_inference_stays(sglang_table, caplog, option) -> None:
-    """Where outputs must not depend on the batch nothing is routed, and one warning says so."""
+    """If outputs must not depend on the batch, nothing is routed, and one warning says so."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
     one = plain_layer()
     module("model_executor.model_runner").ModelRunner(one, **option).load_model()
@@ -264,7 +270,7 @@ def test_deterministic_inference_stays(sglang_table, caplog, option) -> None:
     ids=["switch", "seconds"],
 )
 def test_a_mistyped_variable_is_an_error(sglang_table, monkeypatch, variable, act: Callable[[], None], message) -> None:
-    """A value that means nothing is an error that says which do."""
+    """An invalid value is an error that lists the valid ones."""
     sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,5 @@
-"""torch.compile: routed calls are one op of the graph, run and counted at every call; what torch must see into stays torch's."""
+"""torch.compile: a routed call is one op of the graph, run and counted each time; traced transforms
+stay torch's."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ OP = op_named("a16w16")
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 
-#: torch.export.load of torch 2.11 says so of its own buffers.
+#: torch.export.load of torch 2.11 warns so of the buffers that it makes.
 UNWRITABLE = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
@@ -75,7 +76,7 @@ def test_routed_calls_run_and_count_at_every_call_with_any_m(backend: str, captu
 
 
 @BACKENDS
-def test_functions_of_ours_in_compiled_code_break_nothing_and_are_counted(backend: str, captured) -> None:
+def test_public_functions_compile_without_breaks_and_are_counted(backend: str, captured) -> None:
     """A direct call is an op of the one graph, which runs and counts each time."""
     weight = torch.randn(16, 32)
 
@@ -91,7 +92,8 @@ def test_functions_of_ours_in_compiled_code_break_nothing_and_are_counted(backen
 
 
 def test_a_routed_call_is_one_node_that_knows_its_output() -> None:
-    """The graph has our op in place of torch's; leading dimensions, a bias, and inference mode make no difference."""
+    """The graph has our op for torch's with leading dimensions,
+    with a bias and in inference mode."""
     layer, x = torch.nn.Linear(32, 16), torch.ones(2, 3, 32)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -121,7 +123,7 @@ def test_whatever_torch_takes_comes_out_compiled(x: torch.Tensor, weight: torch.
 
 
 def test_operands_that_do_not_fit_are_torchs_error() -> None:
-    """They are told while the graph is traced, in torch's words."""
+    """Operands that do not fit raise torch's error while the graph is traced."""
     with patched(), torch.no_grad(), pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
         torch.compile(functional.linear, backend="aot_eager")(torch.randn(4, 31), torch.randn(16, 32))
 
@@ -140,7 +142,7 @@ def test_training_keeps_torchs_own() -> None:
 
 
 def test_transforms_and_autocast_keep_their_meaning() -> None:
-    """In a compiled function vmap batches, jvp and grad differentiate, and autocast casts, as torch's F.linear does."""
+    """In a compiled function vmap, jvp, grad and autocast act as on torch's F.linear."""
     weight, x, t = torch.randn(16, 32), torch.randn(4, 32), torch.randn(4, 32)
 
     def cast(x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +165,7 @@ def test_transforms_and_autocast_keep_their_meaning() -> None:
 
 
 def test_an_exported_program_is_torchs_alone(tmp_path: Path) -> None:
-    """It is to run where nothing of ours is installed."""
+    """It must run without our package."""
     with patched(), torch.no_grad():
         program = torch.export.export(torch.nn.Linear(32, 16), (torch.ones(4, 32),))
 
@@ -172,7 +174,8 @@ def test_an_exported_program_is_torchs_alone(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_defines_no_op(child) -> None:
-    """The op is there once routing is asked for; the package itself loads no torch, and routing no compiler."""
+    """The op is defined when routing is requested;
+    the package loads no torch, and routing no compiler."""
     printed = child(
         "import sys, tunedgemm\n"
         "print('torch' in sys.modules)\n"
@@ -184,7 +187,7 @@ def test_importing_the_package_defines_no_op(child) -> None:
 
 
 @needs_compiler
-def test_what_follows_an_op_is_one_kernel() -> None:
+def test_the_operations_after_an_op_are_one_kernel() -> None:
     """Inductor fuses around the op as it does around torch's own product."""
     from torch._inductor.utils import fresh_cache, run_and_get_code
 
@@ -201,7 +204,8 @@ def test_what_follows_an_op_is_one_kernel() -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_max_autotune_with_any_m_has_the_op_and_breaks_nothing(captured) -> None:
-    """Inductor's search for kernels leaves routed calls as they are: one graph, each call run and counted, torch's values."""
+    """Inductor's kernel search leaves routed calls alone:
+    one graph, each call run and counted, torch's values."""
     first, second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -238,7 +242,7 @@ class Scaled(torch.nn.Module):
 @UNWRITABLE
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_op_is_saved_and_loaded(strict: bool, tmp_path: Path) -> None:
-    """A program with an op of ours is saved, and runs from its file in a process that has imported the package."""
+    """An exported program with our op is saved, and runs in a process that imports the package."""
     operands = (torch.randint(-9, 9, (4, 64), dtype=torch.int8), torch.rand(4, 1))
     with torch.no_grad():
         program = torch.export.export(Scaled(), operands, strict=strict)
@@ -263,7 +267,8 @@ class Twice(torch.nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: bool, tmp_path: Path, child) -> None:
-    """What was routed, and what gemm_a16w16 computes, is torch's in the program, which a process without us loads."""
+    """An exported routed model, or gemm_a16w16,
+    contains torch's product and loads without the package."""
     x, model = torch.ones(4, 32), Twice()
     with patched(), torch.no_grad():
         torch.export.save(torch.export.export(model, (x,), strict=strict), tmp_path / "program.pt2")
@@ -278,7 +283,8 @@ def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_takes_any_m(strict: bool) -> None:
-    """M may be a symbol while calls of ours are exported: one program, the op inside it, and the results of eager calls."""
+    """An exported call takes a symbolic M:
+    one program with the op inside, and the results of eager calls."""
     x, x_scale = torch.randint(-9, 9, (6, 64), dtype=torch.int8), torch.rand(6, 1)
     rows = {0: torch.export.Dim("rows")}
     with torch.no_grad():

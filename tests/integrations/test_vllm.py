@@ -1,4 +1,4 @@
-"""The plugin of vLLM: against vLLM where it is installed, else against classes with its signatures, written anew."""
+"""The plugin of vLLM, tested on vLLM if it is installed, else on a stub with its signatures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def served(shape: Shape) -> bool:
 
 
 def fp8_kernel(kind: str, shape: tuple[int, int] = (N, K), *, symmetric: bool = True, out: torch.dtype = torch.bfloat16) -> Any:
-    """What vLLM chooses for an fp8 layer whose scales are of a kind: ``x-weight``, as ``token-channel``."""
+    """Return vLLM's kernel for an fp8 layer with a kind of scales: ``x-weight``, as ``token-channel``."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     said = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
     groups = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
@@ -78,7 +78,8 @@ def fp8_layer(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
 
 @pytest.mark.parametrize("place", plugin.PLAIN, ids=lambda place: place[1])
 def test_plain_weights_are_routed(vllm_captured, place) -> None:
-    """Weights of 16 bits, those of vLLM's parameter classes among them, are counted, and the product is that of before."""
+    """16-bit weights, vLLM's parameter class included,
+    are counted, and the product is unchanged."""
 
     for kind in (torch.nn.Parameter, Loaded):
         one, x, bias = torch.nn.Module(), torch.randn(3, K), torch.randn(N)
@@ -92,7 +93,7 @@ def test_plain_weights_are_routed(vllm_captured, place) -> None:
 
 
 def test_a_row_for_the_weight_decides(vllm_table) -> None:
-    """A layer goes through the tables where they have a row of its N and K, at whatever M; another one stays vLLM's."""
+    """A layer uses the tables at any M if they have a row of its N and K; else it stays vLLM's."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 64, N, K, "bf16"))
     serve, routed = method(plugin.PLAIN[0])(), []
     for n in (N, N + 64):
@@ -105,7 +106,7 @@ def test_a_row_for_the_weight_decides(vllm_table) -> None:
     assert plugin.left("a8w8", N, K, scale="row", dtype="fp8") == f"no row of a8w8 with N={N}, K={K}, scales by row"
 
 
-#: Kind of an fp8 layer -> its op, the op's word for the scales, and the variable that names the op's table.
+#: Kind of an fp8 layer -> its op, the op's word for the scales, and the variable of the op's table.
 KINDS = {
     **dict.fromkeys(("static-tensor", "tensor-tensor"), ("a8w8", "tensor", "AITER_CONFIG_GEMM_A8W8")),
     **dict.fromkeys(("token-tensor", "token-channel", "static-channel"), ("a8w8", "row", "AITER_CONFIG_GEMM_A8W8")),
@@ -121,7 +122,8 @@ def fp8_row(kind: str, m: int) -> Shape:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp8_layers_are_routed(vllm_table, kind, biased) -> None:
-    """vLLM takes our kernel for each kind of scales; the row's product is that of what the operands stand for, in any dimensions."""
+    """vLLM takes our kernel for each kind of scales; the row's product is that of the dequantised
+    operands, in any dimensions."""
     shape = fp8_row(kind, 10)
     vllm_table(KINDS[kind][2], shape)
     kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
@@ -139,7 +141,7 @@ def test_fp8_layers_are_routed(vllm_table, kind, biased) -> None:
 
 
 def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
-    """Rows that vLLM has padded for a kernel of its own would be copied in each call; they are put together once."""
+    """Rows that vLLM padded for its kernel are made contiguous once, not copied in each call."""
     kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
     padded = torch.nn.functional.pad(one.weight.t().view(torch.uint8), (0, 64))[:, :K].view(FP8)
     one.weight = torch.nn.Parameter(padded.t(), requires_grad=False)
@@ -176,7 +178,7 @@ def test_other_fp8_layers_are_refused(vllm_table, kind, fields) -> None:
 
 
 def int8_kernel(*, static: bool, channelwise: bool = True, symmetric: bool = True) -> Any:
-    """What vLLM chooses for an int8 layer."""
+    """Return vLLM's kernel for an int8 layer."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     return linear.init_int8_linear_kernel(channelwise, static, symmetric, "test")
 
@@ -198,7 +200,8 @@ def int8_layer(*, static: bool, channelwise: bool = True) -> tuple[torch.nn.Modu
 @pytest.mark.parametrize("channelwise", [True, False])
 @pytest.mark.parametrize("static", [True, False])
 def test_int8_layers_are_routed(vllm_table, static, channelwise, biased) -> None:
-    """Scales of rows or of fused layers, static and dynamic: a row's product is that of what the operands stand for, and so is vLLM's."""
+    """With row scales or fused layers', static or dynamic, the row and vLLM give the product of the
+    dequantised operands."""
     shape = Shape("a8w8", 10, N, K, "int8", outdtype="bf16", scale="row")
     vllm_table("AITER_CONFIG_GEMM_A8W8", shape)
     kernel, (one, weight) = int8_kernel(static=static, channelwise=channelwise), int8_layer(static=static, channelwise=channelwise)
@@ -224,8 +227,9 @@ def test_int8_layers_are_routed_in_every_form(vllm_table) -> None:
     test_int8_layers_are_routed(vllm_table, static=False, channelwise=False, biased=True)
 
 
-def test_an_int8_weight_that_no_table_knows_stays_theirs(vllm_table) -> None:
-    """vLLM's own kernel multiplies it, as it would have without us; a layer with zero points is not even asked for."""
+def test_an_int8_weight_without_a_row_stays_vllms(vllm_table) -> None:
+    """An int8 weight without a row keeps vLLM's kernel;
+    a layer with zero points is not considered."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"))
     kernel, (one, weight) = int8_kernel(static=False), int8_layer(static=False)
     kernel.process_weights_after_loading(one)
@@ -297,7 +301,8 @@ def test_a_compiled_graph_runs_the_rows_of_8_bit_layers(vllm_table, monkeypatch)
 @in_every_form
 @pytest.mark.parametrize(("kind", "own"), [("token-channel", "Cutlass"), ("128-blocks", "Triton"), ("128-blocks", "FlashInfer")])
 def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table, monkeypatch, kind, own) -> None:
-    """Load and quantise by vLLM's own kernel, which multiplies at an M without a row; FlashInfer's quantises itself."""
+    """vLLM's kernel loads, quantises and multiplies at an M without a row;
+    FlashInfer's quantises by itself."""
     if own == "FlashInfer":
         only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel")
     vllm_table(KINDS[kind][2], fp8_row(kind, 8))
@@ -328,7 +333,7 @@ def only(monkeypatch: pytest.MonkeyPatch, listed: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["token-channel", "128-blocks"])
 @pytest.mark.parametrize("name", ["MarlinFP8ScaledMMLinearKernel", "AiterHipbMMPerTokenFp8ScaledMMLinearKernel"])
 def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch, kind, name) -> None:
-    """Leave a layer to a kernel of vLLM's that has another order of the weight, in whatever shape, and log it."""
+    """A layer whose vLLM kernel reorders the weight keeps it, at any shape, and is logged."""
     only(monkeypatch, "_POSSIBLE_FP8_KERNELS", name)
     only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", name)
     vllm_table(KINDS[kind][2], fp8_row(kind, 8))
@@ -338,7 +343,7 @@ def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch,
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
-def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
+def test_a_shuffled_block_weight_stays_vllms(vllm_table) -> None:
     """Leave a layer to vLLM that 0.33 has marked as shuffled for AITER, and name it."""
     vllm_table(KINDS["128-blocks"][2], fp8_row("128-blocks", 8))
     kernel, (one, _) = fp8_kernel("128-blocks"), fp8_layer("128-blocks")
@@ -350,8 +355,8 @@ def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
 
 
 @pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
-def test_activations_that_vllm_pads_give_the_tokens_there_are(vllm_table, monkeypatch) -> None:
-    """Return as many tokens as there are where torch's kernels are given 17, by the row and by vLLM's kernel."""
+def test_padded_activations_give_only_the_real_tokens(vllm_table, monkeypatch) -> None:
+    """The output has the real tokens, by row and by vLLM's kernel, when torch's kernels get 17."""
     only(monkeypatch, "_POSSIBLE_FP8_KERNELS", "PerTensorTorchFP8ScaledMMLinearKernel")
     vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 17))
     kernel, (one, weight) = fp8_kernel("tensor-tensor"), fp8_layer("tensor-tensor")
@@ -381,8 +386,9 @@ def test_a_layer_has_vllms_kernel_again_after_loading(vllm_table, kind) -> None:
 
 
 @pytest.mark.parametrize("vllm_form", ["0.20.2"], indirect=True)
-def test_a_kernel_that_vllm_passes_by_is_named(vllm_table) -> None:
-    """Compute by vLLM's own kernel where vLLM does not hand the weights over, as some methods of 0.20, and log it."""
+def test_a_kernel_without_access_to_weights_is_named(vllm_table) -> None:
+    """A layer keeps vLLM's kernel where vLLM withholds the weights,
+    as some methods of 0.20 do, and is logged."""
     vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 8))
     kernel, (one, weight) = fp8_kernel("tensor-tensor"), fp8_layer("tensor-tensor")
     x = torch.randn(8, K).bfloat16()

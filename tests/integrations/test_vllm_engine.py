@@ -1,4 +1,4 @@
-"""vLLM itself, where it is installed: its shapes are captured, tuned, and served by their rows, and the logits are those of before."""
+"""An installed vLLM: its shapes are captured, tuned and served by rows, with unchanged logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ pytestmark = [
 
 #: Sizes of the model: hidden, intermediate; heads, and those of keys and values, of 64.
 HIDDEN, INNER, HEADS, KV, VOCABULARY = 512, 1024, 8, 4, 1024
-#: Those of the experts: the intermediate one of each, how many there are, how many a token has; and the most tokens of a batch.
+#: Of the experts: intermediate size, number of experts, experts per token; and the largest batch in
+#: tokens.
 EXPERT_INNER, EXPERTS, TOPK, TOKENS = 256, 8, 2, 64
 #: (N, K) of its products without the LM head: qkv, o, gate and up, down.
 WEIGHTS = {(HIDDEN + 2 * 64 * KV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)}
@@ -46,7 +47,8 @@ print("FIRST " + json.dumps(first), flush=True)
 
 
 def compressed(kind: str, of_x: str) -> dict[str, Any]:
-    """The configuration of a checkpoint of compressed-tensors: symmetric 8-bit values, one scale a row of the weight."""
+    """Return a compressed-tensors configuration:
+    symmetric 8-bit values, one scale per row of the weight."""
     weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": weights | {"strategy": of_x, "dynamic": True}}
     form = {"float": "float-quantized", "int": "int-quantized"}[kind]
@@ -54,7 +56,8 @@ def compressed(kind: str, of_x: str) -> dict[str, Any]:
     return told | {"config_groups": {"group_0": group}}
 
 
-#: Kind -> the checkpoint's configuration, the op of its products, and whether this CPU's vLLM has a kernel of its own.
+#: Kind -> the checkpoint's configuration, the op of its products, and whether vLLM on this CPU has
+#: a kernel for it.
 KINDS: dict[str, tuple[dict[str, Any] | None, str, bool]] = {
     "bf16": (None, "a16w16", True),
     "fp8 of rows": (compressed("float", "token"), "a8w8", True),
@@ -120,7 +123,8 @@ def checkpoint(folder: Path, kind: str, random_model: Callable[[], tuple[Any, di
 
 
 def run(folder: Path, mode: str, tokens: int = 0, **variables: str) -> tuple[list[dict[str, float]], str]:
-    """For each of three prompts the likeliest first tokens with their log probabilities, and all that vLLM said."""
+    """Return the likeliest first tokens of three prompts with log probabilities,
+    and vLLM's output."""
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "vllm"), "HF_HUB_OFFLINE": "1"} | variables
     command = [sys.executable, "-c", GENERATE, str(folder), mode, str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
@@ -131,7 +135,7 @@ def run(folder: Path, mode: str, tokens: int = 0, **variables: str) -> tuple[lis
 
 
 def far(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
-    """The largest difference between log probabilities of the same token; most of the likeliest are likeliest in both."""
+    """Return the largest difference of a token's log probabilities; most of the likeliest agree."""
     differences = []
     for one, other in zip(ours, theirs, strict=True):
         both = one.keys() & other.keys()
@@ -162,7 +166,8 @@ def tune(op: str, untuned: Path, routed: dict[str, str]) -> None:
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode: str) -> None:
-    """Each weight of the model is met in capture; with a table its rows serve the calls; logits are those of vLLM's own kernels."""
+    """Capture meets each weight;
+    with a table rows serve the calls, and logits match vLLM's kernels."""
     folder, (_, op, own) = checkpoint(tmp_path / "model", kind), KINDS[kind]
     routed = routing(tmp_path / "home")
 
@@ -183,7 +188,8 @@ def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode:
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("kind", ["bf16", "fp8 of rows", "fp8 of blocks"])
 def test_experts_of_an_engine_are_captured_tuned_and_served(tmp_path: Path, kind: str, mode: str) -> None:
-    """Experts beside shared ones are met in capture; with rows for each power of two of tokens those serve them; logits stay."""
+    """Capture meets routed and shared experts;
+    rows at powers of two serve all calls with unchanged logits."""
     folder, home = checkpoint(tmp_path / "model", kind, random_qwen), tmp_path / "home"
     routed = routing(home)
 
@@ -196,7 +202,7 @@ def test_experts_of_an_engine_are_captured_tuned_and_served(tmp_path: Path, kind
     powers = [Untuned(one.with_m(1 << bit)) for bit in range(TOKENS.bit_length())]
     write_untuned(untuned, op_named("fmoe"), powers)
     tune("fmoe", untuned, routed)
-    if kind == "fp8 of blocks":  # whose linear layers this CPU's vLLM has no kernel of its own for
+    if kind == "fp8 of blocks":  # vLLM has no kernel for its linear layers on this CPU
         tune(KINDS[kind][1], shapes_met(home, KINDS[kind][1])[1], routed)
     served, said = run(folder, mode, TOKENS, AITER_LOG_TUNED_CONFIG="1", **routed)
     assert "experts go through the tables" in said

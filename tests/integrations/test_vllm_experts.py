@@ -1,4 +1,4 @@
-"""Layers of experts in the plugin of vLLM: against vLLM where it is installed, else against classes with its signatures."""
+"""Layers of experts, tested on vLLM if it is installed, else on a stub with its signatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LAYERS = "vllm.model_executor.layers"
 VARIABLE = "AITER_CONFIG_FMOE"
 OP = op_named("fmoe")
 
-#: Kind -> the words for the scales of the activations and of the weights, the op's word, and the dtype of both.
+#: Kind -> the words for the scales of activations and weights, the op's word, and the dtype of
+#: both.
 KINDS = {
     "16 bits": ("", "", "No", "bf16"),
     "fp8, static": ("static", "tensor", "per_Tensor", "fp8_e4m3fn"),
@@ -78,7 +79,7 @@ def config_of(shape: Shape, **changed: Any) -> Any:
 
 
 def keys(kind: str) -> dict[str, Any]:
-    """What vLLM's methods say of the operands of a kind."""
+    """Return the keys by which vLLM's methods describe a kind's operands."""
     said = importlib.import_module(f"{LAYERS}.quantization.utils.quant_utils")
     of_x, of_weight, _, q_dtype = KINDS[kind]
     if not of_x:
@@ -100,7 +101,7 @@ def chosen(kind: str, config: Any) -> tuple[Any, type]:
 
 
 def is_ours(kind: str, config: Any) -> bool:
-    """Whether vLLM chooses our experts; it may have none of its own for a kind on this platform."""
+    """Return whether vLLM chooses our experts; on this platform it may have no kernel."""
     return getattr(chosen(kind, config)[1], "__name__", "") == "TunedGemmExperts"
 
 
@@ -124,7 +125,7 @@ class Loaded(torch.nn.Parameter):
 
 
 def layer(kind: str, shape: Shape) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """A kernel, the operands of one call, and the same with the scales of activations that are known ahead."""
+    """Return a kernel and the operands of one call, without and with known activation scales."""
     hidden, w1, w2, weights, ids, *scales = OP.make_inputs(shape, torch.device("cpu"), 0)
     ahead = (torch.tensor([0.01]), torch.tensor([0.05])) if KINDS[kind][0] == "static" else (None, None)
     told = [*(scales or (None, None)), *ahead]
@@ -151,7 +152,8 @@ def call(kernel: Any, operands: tuple[Any, ...], act: Any, *, on_input: bool = F
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_are_routed(vllm_captured, kind, act) -> None:
-    """vLLM takes our experts for each kind of scales, and their output is that of the op's reference; the call is counted."""
+    """vLLM takes our experts for each kind of scales; they match the op's reference, and calls
+    count."""
     shape = shape_of(kind, act=act)
     kernel, operands, told = layer(kind, shape)
     with torch.inference_mode():
@@ -166,12 +168,12 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
 
 @in_every_form
 def test_experts_are_routed_in_every_form(vllm_captured) -> None:
-    """Implement all that the base of vLLM's experts asks for, version by version."""
+    """The class implements all abstract methods of vLLM's experts in each version."""
     test_experts_are_routed(vllm_captured, "fp8 of rows", "silu")
 
 
 def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
-    """A method that had vLLM's function before the plugin was registered asks ours."""
+    """A method that imported vLLM's function before registration calls ours."""
     made = module("unquantized_fused_moe_method").UnquantizedFusedMoEMethod(config_of(shape_of("16 bits")))
 
     assert made.experts_cls.__name__ == "TunedGemmExperts"
@@ -179,7 +181,7 @@ def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
 
 @pytest.mark.parametrize("kind", ["16 bits", "fp8 of rows"])
 def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> None:
-    """Experts are routed where a row serves each number of tokens that vLLM may batch; one missing, or another size, and they are not."""
+    """Experts are routed only if rows serve every number of tokens that vLLM may batch."""
     current = importlib.import_module("vllm.config").get_current_vllm_config()
     current.scheduler_config.max_num_batched_tokens = 6
     shape = shape_of(kind)
@@ -205,8 +207,9 @@ def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> Non
     ],
     ids=lambda changed: "-".join(f"{name}" for name in changed.get("parallel", changed)),
 )  # fmt: skip
-def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> None:
-    """A bias, LoRA, clamps, other activations and dtypes, experts on several ranks, and vLLM's backend by name are vLLM's own."""
+def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -> None:
+    """A bias, LoRA, clamps, other activations or dtypes,
+    distributed experts and a named backend stay vLLM's."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     config = config_of(shape_of("16 bits"))
     assert ours.left(config, None, None) == ""
@@ -222,8 +225,8 @@ def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> No
 
 
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
-def test_other_scales_stay_theirs(vllm_captured, kind, monkeypatch) -> None:
-    """Scales that do not go together in the op, and weights alone that are quantised, are vLLM's own."""
+def test_experts_with_other_scales_stay_vllms(vllm_captured, kind, monkeypatch) -> None:
+    """Scales that the op cannot combine and weight-only quantisation stay vLLM's."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
     said = keys("other") | ({} if kind[1] else {"activation_key": None})
@@ -268,7 +271,7 @@ def test_an_output_in_shared_memory_is_filled(vllm_captured) -> None:
 
 @pytest.mark.parametrize("kind", ["16 bits", "fp8 of blocks"])
 def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None:
-    """In a graph without a break, whatever the number of tokens, the experts are one op, and the output that of eager mode."""
+    """At any number of tokens experts are one op of an unbroken graph, with the eager output."""
     shape = shape_of(kind)
     kernel, operands, _ = layer(kind, shape)
     ops: list[str] = []
@@ -288,7 +291,8 @@ def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None
 
 
 def loaded(kind: str, shape: Shape, **changed: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """A kernel of vLLM's own in a model that vLLM has just loaded, the operands of a call, and those of the op's reference."""
+    """Return vLLM's kernel in a freshly loaded model,
+    a call's operands, and those of the op's reference."""
     kernel, operands, told = layer(kind, shape)
     for name, value in changed.items():
         holder = kernel.fused_experts.moe_config
@@ -315,7 +319,8 @@ def own_calls() -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_routes_its_number_of_tokens(on_gpu, vllm_table, kind) -> None:
-    """At a number of tokens with a row the op computes the layer, at another vLLM's own kernel, and both give the reference's output."""
+    """At a number of tokens with a row the op runs, else vLLM's kernel;
+    both give the reference's output."""
     shape = shape_of(kind, tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
     kernel, operands, told = loaded(kind, shape)
@@ -342,7 +347,7 @@ def test_a_row_routes_its_number_of_tokens_in_every_form(on_gpu, vllm_table, kin
 
 
 @pytest.mark.parametrize(("vllm_form", "word"), [("0.20.2", "computes shared experts"), ("0.33.0", "sums up")], indirect=["vllm_form"])
-def test_kernels_that_do_more_keep_their_experts(on_gpu, vllm_table, vllm_form, word) -> None:
+def test_kernels_with_further_work_keep_their_experts(on_gpu, vllm_table, vllm_form, word) -> None:
     """Leave layers to kernels with shared experts (0.20) or a hook for the outputs (0.33), and log why."""
     shape = shape_of("16 bits", tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
@@ -411,7 +416,8 @@ def test_router_weights_on_the_input_of_a_row_count_once(on_gpu, vllm_table) -> 
     ids=str,
 )  # fmt: skip
 def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> None:
-    """What the op does not compute, weights of another form and layers without a row are left alone, and the log says why."""
+    """Layers that the op cannot compute,
+    of another weight format or without a row are left alone and logged."""
     shape = shape_of("16 bits", tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
     kernel, *_ = loaded("16 bits", shape, **changed)
@@ -421,7 +427,7 @@ def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> N
     assert told in line and "as experts" in line
 
 
-def test_experts_of_an_unknown_class_stay_theirs(on_gpu, vllm_table, monkeypatch) -> None:
+def test_experts_of_an_unknown_class_stay_vllms(on_gpu, vllm_table, monkeypatch) -> None:
     """A kernel that may have reordered its weights is not routed, and is named."""
     monkeypatch.setattr(importlib.import_module("tunedgemm.integrations.vllm_experts"), "_AS_LOADED", ("CutlassExpertsFp8",))
     shape = shape_of("16 bits", tokens=4)

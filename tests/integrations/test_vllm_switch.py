@@ -1,4 +1,4 @@
-"""When the plugin of vLLM is on, what it replaces, and what it says of a vLLM that differs."""
+"""The plugin's switch, its replacements in vLLM, and warnings about an unknown vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def module(name: str) -> Any:
 
 
 def test_it_is_off_unless_asked_for(child) -> None:
-    """Without the variable nothing is imported of vLLM, nothing is replaced, and no module that routes is loaded."""
+    """Without the variable nothing of vLLM is imported or replaced,
+    and no routing module is loaded."""
     source = (
         "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
         "print(torch.nn.functional.linear is before, [name for name in sys.modules if name.startswith('vllm') or 'patching' in name])"
@@ -39,7 +40,8 @@ def test_it_is_off_unless_asked_for(child) -> None:
 
 
 def test_registering_twice_is_registering_once(vllm_captured) -> None:
-    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and F.linear stays torch's."""
+    """After several registrations methods are wrapped and kernels listed once,
+    and F.linear stays torch's."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     wrapped, listed = (
         method(plugin.PLAIN[0]).apply,
@@ -53,7 +55,7 @@ def test_registering_twice_is_registering_once(vllm_captured) -> None:
 
 
 def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
-    """A class or a list that is gone is a warning; the rest is routed all the same."""
+    """A missing class or list is a warning; the rest is routed all the same."""
     monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), "_POSSIBLE_FP8_KERNELS")
     monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
     plugin.register()
@@ -68,8 +70,8 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
     ids=["batch-invariant", "cpu"],
 )
-def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning) -> None:
-    """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
+def test_vllms_guarantees_are_kept(vllm, monkeypatch, caplog, variables, warning) -> None:
+    """Batch-invariant mode and CPU kernels with packed weights are left unreplaced and logged."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
     for name, value in variables.items():
@@ -83,7 +85,7 @@ def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning)
 
 
 @pytest.mark.parametrize(("vllm_form", "per_quant"), [("0.25.1", False), ("0.33.0", True)], indirect=["vllm_form"])
-def test_a_backend_that_vllm_was_asked_for_is_named(vllm_table, caplog, per_quant) -> None:
+def test_a_requested_vllm_backend_is_named(vllm_table, caplog, per_quant) -> None:
     """Log that ``--linear-backend`` filters our kernels out."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, 256, 384, "bf16"))
     caplog.set_level("INFO", "vllm.tunedgemm")
@@ -99,7 +101,7 @@ def test_a_backend_that_vllm_was_asked_for_is_named(vllm_table, caplog, per_quan
 
 @in_every_form
 def test_a_cpu_has_a_summary_too(vllm, monkeypatch, caplog) -> None:
-    """Log what is routed after the warm-up of vLLM's worker of CPUs, which is its own."""
+    """vLLM's CPU worker has a separate warm-up, after which the routed layers are logged."""
     monkeypatch.setattr(type(importlib.import_module("vllm.platforms").current_platform), "is_cpu", lambda self: True)
     plugin.register()
     caplog.set_level("INFO", "vllm.tunedgemm")
@@ -120,7 +122,7 @@ def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, r
 
 
 def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
-    """A value that means nothing stops the start and says which do."""
+    """An invalid value stops the start and lists the valid ones."""
     monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
     with pytest.raises(UserError, match=r"TUNEDGEMM_VLLM: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
         plugin.register()
@@ -128,7 +130,8 @@ def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
 
 @pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
 def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
-    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
+    """A missing function, or one that takes no class of experts, is a warning;
+    the others are replaced."""
     oracle = module("oracle.fp8")
     monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
     importlib.import_module("tunedgemm.integrations.vllm").register()

@@ -1,6 +1,7 @@
-"""Plant each listed mistake in turn and check that its tests fail: `python tests/mutations/run.py [list.csv ...]`.
+"""Plant each listed mistake and check that its tests fail: `tests/mutations/run.py [list.csv ...]`.
 
-A list has the columns file, before, after and tests. `before` stands once in `file`; `tests` are pytest's arguments.
+A list has the columns file, before, after and tests. `before` occurs once in `file`; `tests` are
+pytest's arguments.
 """
 
 import csv

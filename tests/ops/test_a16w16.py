@@ -33,7 +33,7 @@ class TestShapeOf:
         scaled = OP.shape_of(ones(2, 8), ones(4, 8), None, ones(1), None)
         assert scaled == Shape("a16w16", 2, 4, 8, scale="tensor")
 
-    def test_a_weight_of_another_layout_says_so(self):
+    def test_a_weight_of_another_layout_is_an_error(self):
         """A weight type that carries a layout's name puts it into the shape."""
         weight = ones(4, 8)
         weight.layout_name = "aiter16x16"
@@ -72,7 +72,7 @@ class TestShapeOf:
             OP.shape_of(ones(2, 8, dtype=torch.complex64), ones(4, 8, dtype=torch.complex64))
 
 
-def test_scaled_calls_are_kept_and_told_apart():
+def test_scaled_calls_are_cached_separately():
     """A call with scales meets the launcher of an equal one, and of no other."""
     dispatcher = Dispatcher(OP)
     gemm = OP.entry(dispatcher)["gemm_a16w16"]
@@ -114,7 +114,7 @@ class TestColumns:
         ids=str,
     )
     def test_round_trip(self, shape):
-        """What a row cannot say in AITER's columns it says in ours."""
+        """Our columns hold the fields that AITER's cannot."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
 
     @listed(
@@ -152,7 +152,7 @@ class TestReference:
         out = OP.reference(shape, (ones(2, 4), ones(3, 4), ones(3), *scales))
         assert torch.equal(out, torch.full((2, 3), 90.0, dtype=torch.float64))
 
-    def test_exact_where_bf16_is_not(self):
+    def test_float32_is_exact_beyond_bf16(self):
         """Sums are not rounded to the operands' dtype."""
         x = torch.tensor([[256.0, 1.0]], dtype=BF16)
         assert OP.reference(Shape("a16w16", 1, 1, 2), (x, ones(1, 2))).item() == 257.0
@@ -162,7 +162,7 @@ class TestReference:
         assert OP.reference(Shape("a16w16", 6, 5, 4), (ones(2, 3, 4), ones(5, 4))).shape == (6, 5)
 
     @listed("before", [True, False])
-    def test_tf32_is_as_it_was(self, before):
+    def test_tf32_is_unchanged(self, before):
         """The process's TF32 switch is put back, also where the product fails."""
         switch = torch.backends.cuda.matmul
         held, switch.allow_tf32 = switch.allow_tf32, before

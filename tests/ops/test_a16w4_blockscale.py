@@ -1,4 +1,5 @@
-"""a16w4_blockscale: 16-bit activations and a weight in mxfp4, columns, reference and the function of AITER's name."""
+"""a16w4_blockscale: 16-bit activations, an mxfp4 weight, columns, reference and AITER's function
+name."""
 
 import re
 
@@ -46,7 +47,8 @@ class TestShapeOf:
     @listed("byte", [E8M0, torch.uint8])
     @listed("dtype", ["bf16", "fp16"])
     def test_the_dtype_is_that_of_x(self, pair, byte, dtype):
-        """Weight and scales may be typed as what they are or as bytes; without a word the output is of x's dtype."""
+        """Weight and scales may have their own dtype or be bytes;
+        the output has x's dtype by default."""
         found = OP.shape_of(X.to(torch_dtype(dtype)), fp4(5, 48, dtype=pair), ones(5, 3, dtype=byte))
         assert found == shape(2, 5, 96, dtype=dtype, outdtype=dtype)
 
@@ -76,7 +78,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a16w4_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -93,7 +95,8 @@ class TestColumns:
         assert OP.columns.parse({"M": "1", "N": "512", "K": "4096"}).dtype == "bf16"
 
     def test_own_columns(self):
-        """Layout, output and bias stand beside the key; rows that name them come before those that do not."""
+        """Layout, output and bias are columns after the key;
+        rows that name them precede the others."""
         row = {
             "M": "1", "N": "512", "K": "4096", "x_dtype": "torch.bfloat16",
             "layout": "aiter16x16", "outdtype": "torch.float32", "bias": "True",
@@ -109,12 +112,12 @@ class TestColumns:
             ({"x_dtype": "fp4x2"}, r"column 'x_dtype' must be one of bf16, fp16 \(got 'fp4x2'\)"),
         ],
     )
-    def test_rows_that_no_operands_can_have(self, cells, message):
+    def test_impossible_rows_are_refused(self, cells, message):
         """They are refused when they are read."""
         with pytest.raises(ShapeError, match=message):
             OP.columns.parse({"M": "1", "N": "512", "K": "4096", **cells})
 
-    def test_a_table_is_told_by_its_columns(self, tmp_path):
+    def test_columns_identify_the_table(self, tmp_path):
         """The dtype in the key tells a table of this op from those of block scales in fp8, whatever its name."""
         path = tmp_path / "mine.csv"
         path.write_text(",".join(("gfx", "cu_num", *OP.columns.key, *OP.columns.values)) + "\n")
@@ -125,7 +128,8 @@ class TestReference:
     """The exact result that everything is compared with."""
 
     def test_values_and_scales(self):
-        """Each 32 elements of a weight's row are 0.5 and 1 in turn, times a power of two; x is taken as it is, the bias is added."""
+        """Each 32 elements of a weight row are 0.5 and 1 in turn, times a power of two; x is not
+        rounded, and the bias is added."""
         x = torch.tensor([[1.0] * 32 + [2.0] * 32, [0.25] * 64]).bfloat16()
         w_scale = torch.tensor([[127, 127], [127, 129], [120, 127]], dtype=torch.uint8)
         out = OP.reference(shape(2, 3, 64, epilogue="bias", bias_dtype="fp32"), (x, fp4(3, 32), w_scale, torch.tensor([0.0, 1.0, 2.0])))
@@ -148,7 +152,8 @@ class TestReference:
 
 
 def test_inputs():
-    """x in its dtype, a weight of all values of e2m1, scales of several sizes, in the order that the layout asks for."""
+    """x in its dtype, a weight of all e2m1 values,
+    and scales of several sizes in the layout's order."""
     x, weight, w_scale = OP.make_inputs(shape(17, 48, 320, dtype="fp16"), CPU, 0)
     assert [(each.shape, each.dtype) for each in (x, weight, w_scale)] == [
         ((17, 320), torch.float16), ((48, 160), FP4), ((48, 10), E8M0),
@@ -163,7 +168,7 @@ def test_inputs():
 
 @listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
-    """Who rounds x to the weight's format computes another op."""
+    """A kernel that rounds x to the weight's format computes another op."""
     which = shape(32, 48, 2048, outdtype=outdtype)
     x, weight, w_scale = OP.make_inputs(which, CPU, 3)
     rounded, x_scale = per_1x32_f4_quant(x)
@@ -175,7 +180,8 @@ def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
 
 
 def test_bytes_moved():
-    """Two bytes an element of x, half a byte of the weight, a byte for each 32, and no padding of shuffled scales."""
+    """Two bytes per element of x, half a byte of weight,
+    a byte per 32, and no padding of shuffled scales."""
     which = shape(2, 4, 64, epilogue="bias", bias_dtype="fp32")
     assert OP.bytes_moved(which) == 2 * 64 * 2 + 4 * 32 + 4 * 2 + 4 * 4 + 2 * 4 * 2
     assert OP.bytes_moved(attrs.evolve(which, layout="aiter16x16")) == OP.bytes_moved(which)
@@ -191,7 +197,7 @@ def test_fakes_serve_meta_tensors():
 
 
 class TestFunction:
-    """gemm_a16wfp4, with AITER's arguments and two of ours behind them."""
+    """gemm_a16wfp4, with AITER's arguments followed by two of ours."""
 
     @listed("layout", ["aiter16x16", "row"])
     @listed("dtype", ["bf16", "fp16"])
@@ -207,8 +213,8 @@ class TestFunction:
         assert worst_row_error(out, reference) <= tolerance.row_error
         assert error_ratio(out.view(6, 32), reference, tolerance) == 0.0
 
-    def test_the_output_is_bf16_unless_told(self):
-        """As AITER's is, for activations in fp16, too; None asks for the dtype of x."""
+    def test_the_output_is_bf16_by_default(self):
+        """As AITER's is, for activations in fp16, too; None gives the dtype of x."""
         operands = OP.make_inputs(shape(2, 32, 64, dtype="fp16"), CPU, 0)
         assert TunedGemm().gemm_a16wfp4(*operands).dtype == torch.bfloat16
         assert TunedGemm().gemm_a16wfp4(*operands, dtype=None).dtype == torch.float16
@@ -221,8 +227,8 @@ class TestFunction:
             ("aiter16x16", {}, "bpreshuffle=False, but the weight has layout aiter16x16"),
         ],
     )
-    def test_what_would_change_the_result_is_refused(self, layout, fields, message):
-        """By name; so is a weight whose type says something else than bpreshuffle."""
+    def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
+        """By name; so is a weight whose type contradicts bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(f"a16w4_blockscale: {message}")):
             TunedGemm().gemm_a16wfp4(*operands, **fields)

@@ -78,7 +78,7 @@ class TestShapeOf:
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a4w4_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -141,7 +141,7 @@ class TestReference:
 
 
 def test_inputs():
-    """e2m1 in all its values, e8m0 scales of several sizes, in the order that the layout of the weight asks for."""
+    """All e2m1 values, and e8m0 scales of several sizes in the order of the weight's layout."""
     x, weight, x_scale, w_scale = OP.make_inputs(shape(17, 48, 320), CPU, 0)
     assert [(each.shape, each.dtype) for each in (x, weight, x_scale, w_scale)] == [
         ((17, 160), FP4), ((48, 160), FP4), ((17, 10), E8M0), ((48, 10), E8M0),
@@ -156,7 +156,8 @@ def test_inputs():
 
 @listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
-    """A product summed in float32 and rounded once uses less than half of what is allowed; bf16 holds the operands exactly."""
+    """A float32 sum, rounded once, uses under half of the tolerance;
+    bf16 holds the operands exactly."""
     which = shape(32, 48, 2048, outdtype=outdtype)
     x, weight, x_scale, w_scale = OP.make_inputs(which, CPU, 3)
     left, right = dequant_fp4(x, x_scale, torch.bfloat16).float(), dequant_fp4(weight, w_scale, torch.bfloat16).float()
@@ -207,8 +208,8 @@ class TestFunction:
             ("row", {}, "bpreshuffle=True, but the weight has layout row; pass shuffle_weight(B), as_shuffled(B) if"),
         ],
     )
-    def test_what_would_change_the_result_is_refused(self, layout, fields, message):
-        """By name; so is a weight whose type says something else than bpreshuffle."""
+    def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
+        """By name; so is a weight whose type contradicts bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(message)):
             TunedGemm().gemm_a4w4(*operands, **fields)

@@ -33,7 +33,8 @@ class TestShapeOf:
     @listed("x_scale", [(6,), (6, 1), (2, 3, 1)], ids=str)
     @listed("w_scale", [(4,), (4, 1), (1, 4)], ids=str)
     def test_scales_by_row(self, x_scale, w_scale):
-        """M values for the leading dimensions of x and N for the weight, in each of the forms that callers have."""
+        """M values for the leading dimensions of x and N for the weight,
+        in each form that callers use."""
         shape = OP.shape_of(int8(2, 3, 8), int8(4, 8), scale(*x_scale), scale(*w_scale))
         assert shape == Shape("a8w8", 6, 4, 8, "int8", "bf16", scale="row")
 
@@ -43,14 +44,15 @@ class TestShapeOf:
         assert OP.shape_of(int8(6, 8), int8(4, 8), scale(*sizes), scale(*sizes)).scale == "tensor"
 
     def test_one_row(self):
-        """One row of activations has one scale and stays a product with scales by row; so does a weight of one row."""
+        """One row of activations or of weight has one scale
+        and is still a product with row scales."""
         assert OP.shape_of(int8(8), int8(4, 8), scale(1), scale(4)).scale == "row"
         assert OP.shape_of(int8(6, 8), int8(1, 8), scale(6), scale(1)).scale == "row"
         assert OP.shape_of(int8(1, 8), int8(1, 8), scale(1), scale(1)).scale == "row"
         assert OP.shape_of(int8(0, 8), int8(4, 8), scale(0, 1), scale(4)).scale == "row"
 
     def test_dtypes_and_bias(self):
-        """The dtype of operands, output and bias are fields; bf16 comes out where nothing else is asked for."""
+        """The dtype of operands, output and bias are fields; the output is bf16 by default."""
         operands = (torch.ones(2, 8).to(FP8), torch.ones(4, 8).to(FP8), scale(2, 1), scale(4, 1))
         assert OP.shape_of(*operands) == Shape("a8w8", 2, 4, 8, "fp8_e4m3fn", "bf16", scale="row")
         with_bias = OP.shape_of(*operands, scale(1, 4, dtype=torch.float16), otype=torch.float32)
@@ -85,17 +87,17 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a8w8: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
-    def test_a_dtype_that_cannot_come_out(self):
+    def test_an_impossible_output_dtype(self):
         """The output is bf16, fp16 or fp32."""
         with pytest.raises(OperandError, match=r"the output must be one of torch.bfloat16, torch.float16, torch.float32 \(got torch.int8"):
             OP.shape_of(int8(2, 8), int8(4, 8), scale(2), scale(4), otype=torch.int8)
 
     def test_a_shuffled_weight_belongs_to_the_other_function(self):
-        """The error names the function that takes it, and the way back."""
+        """The error names the right function, and unshuffling."""
         weight = shuffle_weight(int8(32, 32), (32, 16))
         with pytest.raises(
             OperandError, match=r"must be plain \(got layout aiter32x16\); call gemm_a8w8_bpreshuffle, or pass unshuffle_weight"
@@ -142,8 +144,9 @@ class TestColumns:
         with pytest.raises(error, match=message):
             OP.columns.parse({"M": "1", "N": "2", "K": "3", **cells})
 
-    def test_kin_are_the_rows_that_aiter_knows(self):
-        """A call with a bias, one scale each and fp16 out is served by its own rows, then by AITER's of its dtype."""
+    def test_equivalent_shapes_are_the_rows_of_aiter(self):
+        """A call with bias, single scales and fp16 out uses its own rows,
+        then AITER's of its dtype."""
         plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
         call = attrs.evolve(plain, outdtype="fp16", epilogue="bias", bias_dtype="fp32", scale="tensor")
         assert OP.equivalent_shapes(call) == (call, plain)
@@ -193,7 +196,7 @@ class TestInputs:
             assert (tops.max() if kind == "tensor" else tops.min()) == largest
             assert factors.shape == ((1,) if kind == "tensor" else (rows, 1))
 
-    def test_scales_of_the_wrong_rows_show(self):
+    def test_scales_of_the_wrong_rows_change_the_result(self):
         """The rows differ in size, so that a kernel with the scales of other rows is found out."""
         shape = Shape("a8w8", 16, 32, 256, "fp8_e4m3fn", "bf16", scale="row")
         x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
@@ -232,7 +235,8 @@ class TestFunction:
 
     @listed("name", ["gemm_a8w8", "gemm_a8w8_CK"])
     def test_aiters_arguments(self, name):
-        """XQ, WQ, x_scale, w_scale, bias, dtype and splitK, by place or by name; the output keeps leading dimensions."""
+        """XQ, WQ, x_scale, w_scale, bias, dtype and splitK work by position or name; leading
+        dimensions are kept."""
         shape = Shape("a8w8", 6, 16, 32, "int8", "fp16", "bias", scale="row")
         x, weight, x_scale, w_scale, bias = OP.make_inputs(shape, CPU, 0)
         call = getattr(TunedGemm(), name)
@@ -241,7 +245,7 @@ class TestFunction:
         assert worst_row_error(out, OP.reference(shape, (x, weight, x_scale, w_scale, bias))) <= OP.tolerance(shape).row_error
         assert torch.equal(call(x, weight, x_scale, w_scale, bias=bias, dtype=torch.float16, splitK=0), out.view(6, 16))
 
-    def test_without_a_dtype_bf16_comes_out(self):
+    def test_the_default_output_is_bf16(self):
         """None is AITER's default."""
         operands = OP.make_inputs(Shape("a8w8", 2, 16, 32, "int8", "bf16", scale="row"), CPU, 0)
         call = TunedGemm().gemm_a8w8

@@ -36,7 +36,8 @@ class TestShapeOf:
 
     @listed("x_scale", [(6, 3), (2, 3, 3)], ids=str)
     def test_tails_and_leading_dimensions(self, x_scale):
-        """The last blocks of N and K may be short; the scales of x have its leading dimensions, or one for all rows."""
+        """The last blocks of N and K may be short;
+        scales of x have its leading dimensions or one for all rows."""
         shape = OP.shape_of(fp8(2, 3, 300), fp8(130, 300), scale(*x_scale), scale(2, 3))
         assert shape == Shape("a8w8_blockscale", 6, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
 
@@ -62,7 +63,7 @@ class TestShapeOf:
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake names the op, the operand, what was given and what would fit."""
+        """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a8w8_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
@@ -139,7 +140,7 @@ def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
 
 
 def test_operands_rounded_to_bf16_pass_for_a_bf16_output():
-    """A backend may dequantise to 16 bits where 16 bits come out."""
+    """A backend may dequantise to 16 bits for a 16-bit output."""
     shape = Shape("a8w8_blockscale", 32, 200, 2000, "fp8_e4m3fn", "bf16", scale="block")
     x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 3)
     wide = [

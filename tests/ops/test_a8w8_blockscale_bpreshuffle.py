@@ -24,7 +24,7 @@ def fp8(*sizes):
 class TestShapeOf:
     """From the operands of a call to its shape."""
 
-    def test_the_type_of_the_weight_tells_the_layout(self):
+    def test_the_type_of_the_weight_gives_the_layout(self):
         """The scales of x have the shape of those that lie row by row."""
         shape = OP.shape_of(fp8(6, 288), shuffle_weight(fp8(144, 288)), torch.ones(6, 3), torch.ones(2, 3))
         assert shape == SHAPE
@@ -47,7 +47,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, weight, x_scale, message):
-        """A plain weight, and scales of which it is not clear how they lie, are refused."""
+        """A plain weight, and scales of ambiguous memory order, are refused."""
         with pytest.raises(OperandError, match=f"^a8w8_blockscale_bpreshuffle: .*{message}"):
             OP.shape_of(fp8(6, 288), weight, x_scale, torch.ones(2, 3))
 

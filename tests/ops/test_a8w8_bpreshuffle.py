@@ -27,7 +27,7 @@ class TestShapeOf:
         ("dtype", "sides", "layout"),
         [(torch.int8, (16, 16), "aiter16x16"), (torch.int8, (32, 16), "aiter32x16"), (torch.float8_e4m3fn, (16, 16), "aiter16x16")],
     )
-    def test_the_type_of_the_weight_tells_the_layout(self, dtype, sides, layout):
+    def test_the_type_of_the_weight_gives_the_layout(self, dtype, sides, layout):
         """Shuffled here, or declared to be shuffled already."""
         x, weight = torch.ones(2, 64).to(dtype), torch.ones(32, 64).to(dtype)
         for given in (shuffle_weight(weight, sides), as_shuffled(weight, sides)):
@@ -62,7 +62,7 @@ class TestColumns:
         assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
 
     def test_another_layout_is_written(self):
-        """In the column of ours."""
+        """The column `layout` holds it."""
         shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
         assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
         assert OP.columns.format(shape)["layout"] == "aiter32x16"
@@ -99,7 +99,8 @@ class TestFunctions:
         assert worst_row_error(bare, reference) <= OP.tolerance(shape).row_error
 
     def test_a_plain_weight_after_a_shuffled_one(self):
-        """The type is part of what a launcher is kept by: plain bytes of the same sizes are refused, not multiplied."""
+        """The launcher's key has the weight's type,
+        so plain bytes of equal size are refused, not multiplied."""
         shape = Shape("a8w8_bpreshuffle", 2, 32, 64, "int8", "bf16", scale="row", layout="aiter32x16")
         x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
         call = TunedGemm().gemm_a8w8_bpreshuffle

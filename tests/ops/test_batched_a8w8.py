@@ -43,7 +43,8 @@ class TestShapeOf:
         assert OP.shape_of(X, W, scale(*x_sizes), scale(*w_sizes)) == plain()
 
     def test_dtypes_and_bias(self):
-        """int8 or fp8; the output is bf16 unless asked otherwise; a bias is in a float dtype, by default the output's."""
+        """int8 or fp8 in; out is bf16 by default;
+        a bias has a float dtype, by default the output's."""
         fp8 = OP.shape_of(whole(3, 4, 8, dtype=FP8), whole(3, 5, 8, dtype=FP8), S, T, otype=torch.float16)
         assert fp8 == plain(dtype="fp8_e4m3fn", outdtype="fp16")
         biased = OP.shape_of(X, W, S, T, scale(3, 5))
@@ -67,7 +68,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
-        """Each mistake is named with what was given."""
+        """Each error names the given value."""
         with pytest.raises(OperandError, match=rf"batched_a8w8: .*{message}"):
             OP.shape_of(*operands)
 
@@ -83,7 +84,7 @@ class TestColumns:
 
     @listed("shape", [plain(dtype="fp8_e4m3fnuz"), plain(outdtype="fp32", epilogue="bias")], ids=str)
     def test_round_trip(self, shape):
-        """What the key does not tell is in columns of ours."""
+        """Our columns hold the fields that the key lacks."""
         assert OP.columns.parse(OP.columns.format(shape)) == shape
 
     def test_a_dtype_of_another_family(self):
@@ -93,7 +94,7 @@ class TestColumns:
 
     @listed("name", ["a8w8_tuned_batched_gemm.csv", "a8w8_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
-        """Each row is a shape of its own, whose key is that of the row."""
+        """Each row is one shape, whose key is that of the row."""
         path = CONFIGS / name
         if not path.exists():
             pytest.skip(f"{path} is not here")
@@ -104,7 +105,7 @@ class TestColumns:
         assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
 
 
-def test_kin_end_with_aiters_row():
+def test_equivalent_shapes_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's."""
     other = plain(dtype="fp8_e4m3fn", outdtype="fp16", epilogue="bias")
     assert OP.equivalent_shapes(other) == (other, plain())
@@ -120,7 +121,7 @@ def test_reference(x_sizes, w_sizes):
     assert out.flatten().tolist() == [12 * 0.5 + 0.5, 34 * 2 * 0.5 + 0.5, 506 * 4 * 0.25 + 1, 708 * 8 * 0.25 + 1]
 
 
-def test_scales_of_other_rows_show():
+def test_scales_of_other_rows_change_the_result():
     """With the scales of another row or batch the result of random operands is out of bounds."""
     shape = plain(8, 32, 64)
     operands = OP.make_inputs(shape, CPU, 0)
@@ -139,7 +140,7 @@ def test_work():
 
 
 def test_fakes_serve_meta_tensors():
-    """The output's form is known without data, bf16 where no dtype is asked for."""
+    """The output's shape is known without data, and its default dtype is bf16."""
     operands = (whole(3, 4, 8, device="meta"), whole(3, 5, 8, device="meta"), scale(3, 4, device="meta"), scale(3, 5, device="meta"))
     assert OP.fake(*operands).dtype == torch.bfloat16
     out = OP.fake(*operands, otype=torch.float32)
@@ -150,14 +151,14 @@ class TestFunctions:
     """AITER's functions over a dispatcher."""
 
     def test_both_names(self):
-        """The op names what its entry gives, and both names are one function."""
+        """The op names its public functions, and both names are one function."""
         functions = OP.entry(Dispatcher(OP))
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_a8w8"] is functions["batched_gemm_a8w8_CK"]
 
     @listed("shape", [plain(4, 16, 32), plain(4, 16, 32, dtype="fp8_e4m3fn", epilogue="bias")], ids=str)
     def test_the_result(self, shape):
-        """The scaled product in bf16, or in the dtype asked for; splitK changes nothing."""
+        """The scaled product in bf16, or in the requested dtype; splitK changes nothing."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_a8w8"]
         operands = OP.make_inputs(shape, CPU, 0)

@@ -35,7 +35,8 @@ class TestShapeOf:
         assert OP.shape_of(ones(3, 0, 8), ones(3, 5, 8)).m == 0
 
     def test_dtypes_and_bias(self):
-        """The output has x's dtype unless asked otherwise; a bias in either form and any float dtype is a field."""
+        """The output has x's dtype by default;
+        a bias of either form and any float dtype is a field."""
         assert OP.shape_of(ones(3, 4, 8, dtype=FP16), ones(3, 5, 8, dtype=FP16)) == plain(dtype="fp16", outdtype="fp16")
         for sizes in ((3, 5), (3, 1, 5)):
             biased = OP.shape_of(ones(3, 4, 8), ones(3, 5, 8), ones(*sizes, dtype=torch.float32), otype=torch.float32)
@@ -61,7 +62,7 @@ class TestShapeOf:
         ],
     )
     def test_operands_that_do_not_fit(self, operands, otype, message):
-        """Each mistake is named with what was given."""
+        """Each error names the given value."""
         with pytest.raises(OperandError, match=rf"batched_bf16: .*{message}"):
             OP.shape_of(*operands, otype=otype)
 
@@ -75,7 +76,7 @@ class TestColumns:
         assert OP.columns.parse(row) == plain()
         assert OP.columns.format(plain()) == {**row, "dtype": "", "outdtype": "", "bias": ""}
 
-    def test_what_the_key_does_not_tell_is_in_columns_of_ours(self):
+    def test_fields_outside_the_key_are_in_our_columns(self):
         """Dtypes and bias come back; 0, AITER's filler, says nothing."""
         shape = plain(dtype="fp16", outdtype="fp32", epilogue="bias")
         assert OP.columns.format(shape)["outdtype"] == "torch.float32"
@@ -101,7 +102,7 @@ class TestColumns:
 
     @listed("name", ["bf16_tuned_batched_gemm.csv", "bf16_untuned_batched_gemm.csv"])
     def test_every_row_of_aiters_table(self, name):
-        """Each row is a shape of its own, whose key is that of the row."""
+        """Each row is one shape, whose key is that of the row."""
         path = CONFIGS / name
         if not path.exists():
             pytest.skip(f"{path} is not here")
@@ -112,8 +113,9 @@ class TestColumns:
         assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
 
 
-def test_kin_end_with_aiters_row():
-    """A call of another dtype or with a bias looks for its own row, then for AITER's; the ladder is the exact M alone."""
+def test_equivalent_shapes_end_with_aiters_row():
+    """A call of another dtype or with bias tries its own row, then AITER's;
+    the ladder is the exact M."""
     assert OP.equivalent_shapes(plain()) == (plain(),)
     other = plain(dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="bf16")
     assert OP.equivalent_shapes(other) == (other, plain())
@@ -145,14 +147,14 @@ class TestFunctions:
     """AITER's functions over a dispatcher."""
 
     def test_both_names(self):
-        """The op names what its entry gives, and both names are one function."""
+        """The op names its public functions, and both names are one function."""
         functions = OP.entry(Dispatcher(OP))
         assert set(functions) == set(OP.functions)
         assert functions["batched_gemm_bf16"] is functions["batched_gemm_bf16_CK"]
 
     @listed("bias", [False, True])
     def test_the_result(self, bias):
-        """The product in AITER's default dtype, x's own, or the one asked for, and the launcher is kept."""
+        """The product in AITER's default dtype, in x's or in the requested one; the launcher is cached."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_bf16"]
         shape = plain(4, 16, 32, dtype="fp16", epilogue="bias" if bias else "none")
@@ -167,7 +169,7 @@ class TestFunctions:
         assert torch.equal(call(*operands), call(*[operand.clone() for operand in operands]))
         assert len(dispatcher.launchers) == 3
 
-    def test_calls_that_differ_have_launchers_of_their_own(self):
+    def test_different_calls_have_different_launchers(self):
         """Sizes, density, gradients and the bias are part of the key."""
         dispatcher = Dispatcher(OP)
         call = OP.entry(dispatcher)["batched_gemm_bf16"]
@@ -180,8 +182,8 @@ class TestFunctions:
         out.float().sum().backward()
         assert len(dispatcher.launchers) == len(calls) + 1
 
-    def test_operands_that_are_no_tensors(self):
-        """They are named by the op, and nothing is kept."""
+    def test_operands_that_are_not_tensors(self):
+        """The error names the operands, and nothing is cached."""
         dispatcher = Dispatcher(OP)
         with pytest.raises(OperandError, match="x and weight must be tensors"):
             OP.entry(dispatcher)["batched_gemm_bf16"](ones(3, 4, 8), [1.0])

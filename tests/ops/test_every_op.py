@@ -1,4 +1,5 @@
-"""The sentence for every op: its shapes are captured, tuned, stored, and its calls dispatched to the rows; what ops.md says holds."""
+"""Every op: its shapes are captured, tuned and stored, its calls use the rows, and docs/ops.md is
+current."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def check(op: Op, shape: Shape, operands: tuple[torch.Tensor | None, ...], out: 
 def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Capture, tune, table, dispatch through the op's variable; AITER_LOG_TUNED_CONFIG names the row, and the result is right."""
+    """After capture and tune, calls use the row of the op's variable;
+    AITER_LOG_TUNED_CONFIG names it."""
     op = op_named(name)
     shapes = two_of(op)
     workload = TunedGemm(settings=Settings(capture=True))
@@ -104,7 +106,8 @@ def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
 
 @EVERY
 def test_strides_offsets_and_empty_batches_do_not_change_the_result(name: str) -> None:
-    """Activations that are views with gaps or start anywhere are served like dense ones, or refused by the op with a reason."""
+    """Activations that are views with gaps or offsets are served
+    like dense ones or refused with a reason."""
     op, gemm = op_named(name), TunedGemm()
     shape = next(shape for shape in two_of(op) if shape.m)
     given = operands_of(op, shape)
@@ -149,7 +152,7 @@ def _misaligned(operand: torch.Tensor) -> torch.Tensor:
 
 @EVERY
 def test_every_op_has_functions_with_aiters_names(name: str) -> None:
-    """Each op states its functions, each can be had of the package and says what it takes."""
+    """Each op lists its functions, which the package exports with documented operands."""
     op = op_named(name)
     assert op.functions and op.entry is not None
     for function in op.functions:
@@ -158,7 +161,7 @@ def test_every_op_has_functions_with_aiters_names(name: str) -> None:
 
 
 @EVERY
-def test_the_committed_table_of_ops_says_what_holds(name: str, matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_committed_table_of_ops_is_true(name: str, matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check of ops.md that needs a CPU alone passes now, on as many shapes as the file says."""
     committed = matrix.read()
     assert list(committed) == list(ops()), "run python benchmarks/ops_matrix.py"
@@ -167,14 +170,15 @@ def test_the_committed_table_of_ops_says_what_holds(name: str, matrix: ModuleTyp
     assert committed[name]["conformance"] == "passed"
 
 
-def test_the_page_of_ops_is_as_it_was_written(matrix: ModuleType) -> None:
-    """Nobody has written in it by hand."""
+def test_the_page_of_ops_is_as_generated(matrix: ModuleType) -> None:
+    """The page is as generated, without edits by hand."""
     assert matrix.RESULT.read_text() == matrix.text(matrix.read())
 
 
 @listed("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
-    """For a sample of the valid rows of AITER's own tables, explain on that row's device names its libtype or the reason."""
+    """For sampled valid rows of AITER's tables,
+    explain on their device names the libtype or the reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"
     if not folder.exists():
         pytest.skip("AITER's tables are not on this machine")

@@ -44,7 +44,8 @@ class TestShapeOf:
     """From the operands of a call to its shape."""
 
     def test_every_example_and_its_fields(self):
-        """Tokens are M, model_dim N and inter_dim K; what the operands do not tell comes by name."""
+        """Tokens are M, model_dim N and inter_dim K;
+        fields that the operands do not determine are passed by name."""
         shape, operands = inputs()
         assert (shape.m, shape.n, shape.k, shape.dtype, shape.outdtype) == (4, 128, 64, "bf16", "bf16")
         assert OP.shape_of(*operands, quant_type=QuantType.per_Token) == shape
@@ -57,7 +58,7 @@ class TestShapeOf:
 
     @listed("cells", [TENSOR, {}, BLOCK, FP4], ids=lambda cells: cells.get("q_type", "QuantType.per_Token"))
     def test_scales_in_every_form(self, cells):
-        """Scales may be flattened or have a last dimension of one where nothing can be mistaken."""
+        """Scales may be flattened or have a last dimension of one if that is unambiguous."""
         shape, operands = inputs(**cells)
         fields = OP.fields(shape)
         forms = {
@@ -118,12 +119,12 @@ class TestShapeOf:
             (FP4, {5: lambda s: s.float()}, "w1_scale must be .*torch.float8_e8m0fnu or torch.uint8 .*got .*float32"),
             ({**FP4, "layout": ""}, {5: lambda s: s.view(torch.uint8)[:, :4].clone()}, "in the order of quant.shuffle_scale"),
             (PLAIN, {5: lambda s: torch.ones(8)}, "w1_scale is given, but QuantType.No has no scales; name the quant_type"),
-            ({}, {7: lambda s: torch.ones(1)}, "a1_scale is taken with QuantType.per_Tensor alone"),
+            ({}, {7: lambda s: torch.ones(1)}, "a1_scale applies only to QuantType.per_Tensor"),
             (TENSOR, {8: lambda s: torch.ones(2)}, r"a2_scale must be one float32 value on cpu \(got \(2,\)"),
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, cells, change, message):
-        """Each mistake is named with what was given and what would fit."""
+        """Each error names the given value and the valid one."""
         shape, operands = inputs(**cells)
         operands += [None] * (9 - len(operands))
         for place, wrong in change.items():
@@ -151,7 +152,7 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiters(self):
-        """The weights of AITER's rows are shuffled; what is written is what was read."""
+        """The weights of AITER's rows are shuffled; it is written as it was read."""
         shape = OP.columns.parse(ROW)
         assert shape.layout == "aiter16x16"
         assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": ""}
@@ -196,7 +197,7 @@ class TestColumns:
         assert read({"err1": "much", "err2": "1%"})["err_ratio"] == "much"
 
     @listed("name", ["one", "one+two", ""])
-    def test_what_is_written_is_read_again(self, name):
+    def test_written_rows_are_read_again(self, name):
         """Written in AITER's columns, a solution of ours comes back."""
         cells = {"libtype": "torch", "kernelName": name, "splitK": "3", "us": "12.5", "err_ratio": "0.02", "tflops": "1.5"}
         written = OP.columns.write(cells)
@@ -206,7 +207,7 @@ class TestColumns:
         assert again == {key: text for key, text in {**cells, "err_ratio": "2.0%"}.items() if text and key != "tflops"}
 
     def test_errors_of_the_stages_are_kept(self):
-        """Where nothing was measured anew the two errors stay as they were."""
+        """Without a new measurement the two errors are unchanged."""
         cells = {"kernelName": "a+b", "splitK": "0", "err_ratio": "0.121", "err1": "0.3%", "err2": "12.1%", "block_m": "32"}
         written = OP.columns.write(cells)
         assert (written["err1"], written["err2"], written["block_m"]) == ("0.3%", "12.1%", "32")
@@ -261,7 +262,7 @@ class TestKin:
         """No row of swiglu can serve weights without a gate."""
         assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
 
-    def test_ladder_of_tokens(self):
+    def test_padded_numbers_of_tokens(self):
         """The exact number of tokens, then AITER's power of two or tier."""
         assert dict(OP.padded_m(300, 128)) == {300: "exact", 512: "padded"}
         assert list(OP.padded_m(200000, 128)) == [200000, 131072, 32768]
@@ -271,7 +272,8 @@ class TestWork:
     """Operations and bytes of one call."""
 
     def test_flops(self):
-        """Both stages' products for each slot: 2 * (2 * inter + inter) * model_dim, or without a gate 2 * 2 * inter * model_dim."""
+        """Per slot both stages take 2 * (2 * inter + inter) * model_dim, or 2 * 2 * inter *
+        model_dim ungated."""
         assert OP.flops(shape_from()) == 4 * 2 * 2 * 128 * 3 * 64
         assert OP.flops(shape_from(use_g1u1="0")) == 4 * 2 * 2 * 128 * 2 * 64
 

@@ -15,7 +15,7 @@ OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="
 
 @pytest.fixture
 def dispatcher():
-    """A dispatcher of a8w8 of its own."""
+    """Return a separate dispatcher of a8w8."""
     return Dispatcher(OP)
 
 
@@ -56,7 +56,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
+def test_different_calls_have_different_launchers(dispatcher, what):
     """Whatever a launcher may rely on is part of its key."""
     call = hot_function(dispatcher, dispatcher.op.operands)
     call(*OPERANDS, None, None)
@@ -65,8 +65,8 @@ def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
     assert len(dispatcher.launchers) == 2
 
 
-def test_an_operand_that_is_no_tensor(dispatcher):
-    """It is named, and nothing is kept."""
+def test_an_operand_that_is_not_a_tensor(dispatcher):
+    """The error names it, and nothing is cached."""
     with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
         hot_function(dispatcher, dispatcher.op.operands)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
     assert not dispatcher.launchers
@@ -112,7 +112,7 @@ class TestWeightScaled:
     }
 
     @listed("what", changes)
-    def test_calls_that_differ_have_launchers_of_their_own(self, what):
+    def test_different_calls_have_different_launchers(self, what):
         """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
         dispatcher = Dispatcher(self.op)
         call = hot_function(dispatcher, dispatcher.op.operands)
@@ -123,15 +123,15 @@ class TestWeightScaled:
         call(*operands, bias, otype)
         assert len(dispatcher.launchers) == 2
 
-    def test_an_operand_that_is_no_tensor(self):
-        """It is named, and nothing is kept."""
+    def test_an_operand_that_is_not_a_tensor(self):
+        """The error names it, and nothing is cached."""
         dispatcher = Dispatcher(self.op)
         with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):
             hot_function(dispatcher, dispatcher.op.operands)(*self.operands[:2], None, None, None)
         assert not dispatcher.launchers
 
     def test_a_launcher_that_fails_is_replaced(self):
-        """Its error, the call's key and its operands go to who finds another."""
+        """Its error, the call's key and its operands go to the function that finds another."""
         dispatcher = Dispatcher(self.op)
         wanted = hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None)
         (key,) = dispatcher.launchers

@@ -1,4 +1,4 @@
-"""layout: how a weight lies, and what is said of one that lies otherwise."""
+"""layout: the memory order of a weight, and the errors for other orders."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ from tunedgemm.testing.listed import listed
 WEIGHT = torch.randn(32, 64).bfloat16()
 
 
-def test_the_type_tells():
+def test_the_type_gives_the_layout():
     """A plain weight is of layout row, a shuffled one of the layout in its type."""
     assert layout_of("a16w16", WEIGHT) == "row"
     assert layout_of("a16w16", shuffle_weight(WEIGHT)) == "aiter16x16"
 
 
 def test_the_other_kind_is_refused():
-    """The message says what was given and what would fit."""
+    """The message has the given and the valid layout."""
     assert plain_layout("a8w8", WEIGHT, "other") == "row"
     with pytest.raises(OperandError, match=r"a8w8: .*plain .got layout aiter16x16.; call other, or pass unshuffle_weight"):
         plain_layout("a8w8", shuffle_weight(WEIGHT), "other")
@@ -30,8 +30,9 @@ def test_the_other_kind_is_refused():
 
 
 @listed("name", sorted(ops()))
-def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(name):
-    """AITER marks the tensors that its function has shuffled; multiplied as they are, they would give wrong numbers without a word."""
+def test_a_weight_shuffled_by_another_library_is_refused(name):
+    """A tensor that AITER marked as shuffled is refused;
+    multiplied as plain it would give wrong numbers."""
     op = op_named(name)
     shape = next((shape for shape in op.examples if shape.m), Shape(name, 4, 32, 64))
     operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
@@ -41,8 +42,8 @@ def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(nam
         op.shape_of(*operands, **op.fields(shape))
 
 
-def test_the_weight_that_is_declared_runs():
-    """What the message names is taken."""
+def test_a_declared_shuffled_weight_runs():
+    """The declaration that the error message names is accepted."""
     shuffled = shuffle_weight(WEIGHT)
     theirs = shuffled.plain.clone()
     theirs.is_shuffled = True

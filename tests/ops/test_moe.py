@@ -100,11 +100,11 @@ class TestRouting:
     """Which slots go to which experts."""
 
     def test_each_expert_that_is_hit(self):
-        """Experts in order with the places that hit them; ids of no expert are nobody's."""
+        """Experts are in order with the slots that hit them; invalid ids belong to no expert."""
         ids = torch.tensor([[2, 0], [2, 5], [-1, 2]], dtype=torch.int32)
         assert [(expert, places.tolist()) for expert, places in moe.routes(ids, 4)] == [(0, [1]), (2, [0, 2, 5])]
 
-    def test_experts_that_are_here(self):
+    def test_only_local_experts_count(self):
         """Ids become those of the local experts; slots of absent ones weigh nothing and name a local one."""
         weight = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 2.0]])
         ids = torch.tensor([[1, 3], [0, 4], [4, 2]])
@@ -115,7 +115,7 @@ class TestRouting:
         assert local[found > 0].tolist() == [0, 1, 2, 2]
         assert 0 <= int(local.min()) <= int(local.max()) < 3
 
-    def test_tokens_that_are_here(self):
+    def test_only_local_tokens_count(self):
         """Slots of tokens beyond the local ones weigh nothing, whatever they hold."""
         weight, ids = torch.ones(3, 2), torch.tensor([[0, 1], [1, 0], [99, -7]])
         found, local = moe.local_routing(weight, ids, None, torch.tensor([1], dtype=torch.int32), 2)
@@ -193,7 +193,8 @@ class TestReference:
     def test_against_the_definition(self, shape):
         """Every kind of quantisation, activation and weighting, one token and one expert at a time.
 
-        The quantisations of the two may part where a value lies between two steps, which a fifth of the bound allows for.
+        The two quantisations may differ for a value halfway between two steps; a fifth of the bound
+        allows for that.
         """
         operands = OP.make_inputs(shape, CPU, 5)
         assert worst_row_error(OP.reference(shape, operands), by_hand(shape, operands)) <= OP.tolerance(shape).row_error / 5
@@ -236,7 +237,7 @@ class TestReference:
         assert not torch.equal(OP.reference(shape, (*operands, one, one)), dynamic)
 
     @listed("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
-    def test_scales_of_other_experts_show(self, kind):
+    def test_scales_of_other_experts_change_the_result(self, kind):
         """With the scales of another expert, of either weight, the result of random operands is out of bounds."""
         shape = example(q_type=kind, layout="row")
         operands = OP.make_inputs(shape, CPU, 0)
@@ -246,7 +247,7 @@ class TestReference:
             wrong = OP.reference(shape, (*operands[:place], turned, *operands[place + 1 :]))
             assert worst_row_error(wrong, reference) > OP.tolerance(shape).row_error
 
-    def test_weights_of_other_experts_show(self):
+    def test_weights_of_other_experts_change_the_result(self):
         """With experts in another order the result of random operands is out of bounds, also for mxfp4."""
         for kind in ("No", "per_1x32"):
             shape = example(q_type=kind, layout="row")

@@ -51,8 +51,9 @@ class TestFunction:
         out = fused_moe(*operands[:5], None, ActivationType.Silu, QuantType.per_Token, False, *operands[5:], None, None)
         assert worst_row_error(out, OP.reference(shape, tuple(operands))) <= OP.tolerance(shape).row_error
 
-    def test_calls_that_differ_have_launchers_of_their_own(self):
-        """What is no tensor is part of the key, too: an activation or a weighting never gets another's launcher."""
+    def test_different_calls_have_different_launchers(self):
+        """Non-tensor arguments are part of the key:
+        an activation or weighting never gets another's launcher."""
         dispatcher = Dispatcher(OP)
         shape, operands = inputs(**TENSOR)
         one = torch.tensor([0.1])
@@ -75,7 +76,7 @@ class TestFunction:
         assert torch.equal(theirs, self.call(dispatcher, shape, operands))
 
     def test_experts_of_other_ranks(self):
-        """What the ranks of an expert-parallel group compute adds up to the whole."""
+        """The results of an expert-parallel group's ranks add up to the whole."""
         shape, operands = inputs(token="9", topk="3", **PLAIN)
         hidden, w1, w2, *routing = operands
         total = torch.zeros(9, 128)
@@ -96,7 +97,7 @@ class TestFunction:
 
     @listed("cells", [PLAIN, TENSOR])
     def test_padding_may_hold_anything(self, cells):
-        """What lies beyond the local tokens reaches neither the output nor a scale of all tokens."""
+        """Rows past the local tokens affect neither the output nor a scale of all tokens."""
         shape, operands = inputs(**cells)
         count = torch.tensor([3], dtype=torch.int32)
         clean = [operands[0].clone(), *operands[1:]]
@@ -118,7 +119,7 @@ class TestFunction:
             ({3: torch.ones(4, 1)}, {"expert_mask": torch.ones(8)}, r"topk_weight and topk_ids \[T, topk\] .got .*topk_weight \(4, 1\)"),
         ],
     )  # fmt: skip
-    def test_what_tells_the_local_part_is_named(self, change, arguments, message):
+    def test_the_argument_for_local_experts_is_named(self, change, arguments, message):
         """A mask or a number of tokens that does not fit is an error of the op, before anything is computed."""
         shape, operands = inputs(**PLAIN)
         for place, value in change.items():
@@ -126,7 +127,7 @@ class TestFunction:
         with pytest.raises(OperandError, match=message):
             self.call(Dispatcher(OP), shape, operands, **arguments)
 
-    def test_an_activation_that_is_none(self):
+    def test_an_unknown_activation(self):
         """Whatever is given instead of a member is named."""
         shape, operands = inputs(**PLAIN)
         for wrong in ([1], "silu", 9):
@@ -139,7 +140,7 @@ class TestFunction:
          ("gate_mode", "interleave"), ("shared_expert_id", 3), ("shared_w1", torch.zeros(1))],
     )  # fmt: skip
     def test_arguments_that_are_not_computed(self, argument, value):
-        """What would change the result and is not computed raises and names itself; AITER's defaults do not."""
+        """An unsupported argument that would change the result is a named error; AITER's defaults pass."""
         shape, operands = inputs(**PLAIN)
         with pytest.raises(OperandError, match=f"fmoe: {argument} is not computed here"):
             self.call(Dispatcher(OP), shape, operands, **{argument: value})
@@ -148,7 +149,8 @@ class TestFunction:
         assert self.call(Dispatcher(OP), shape, operands, **defaults).shape == (4, 128)
 
     def test_mistakes(self):
-        """An argument that nobody has is a TypeError, an operand that is no tensor is named."""
+        """An unknown argument is a TypeError,
+        and an operand of another type than a tensor is named."""
         shape, operands = inputs(**PLAIN)
         with pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
             self.call(Dispatcher(OP), shape, operands, topk=2)

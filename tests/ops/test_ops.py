@@ -44,7 +44,8 @@ def check_formats(op, shape, operands, reference):
 
 
 def check_equivalent_shapes(op, shape, operands, reference):
-    """The rows that may serve a shape are its own first; no equivalent comes twice, and each can be in a table."""
+    """Check that a shape's own rows come first, without repeats,
+    and that each can be in a table."""
     equivalent = op.equivalent_shapes(shape)
     assert equivalent[0] == shape
     assert len(set(equivalent)) == len(equivalent)
@@ -84,7 +85,8 @@ def check_tolerance(op, shape, operands, reference):
 
 
 def check_work(op, shape, operands, reference):
-    """Operations and bytes are whole numbers, not less than the weights alone need, of experts those that are hit."""
+    """Check that operations and bytes are integers and cover at least the weights,
+    of hit experts only."""
     extra = dict(shape.extra)
     once = 2 * shape.m * shape.n * shape.k * extra.get("B", 1)
     assert op.flops(shape) == once if "expert" not in extra else op.flops(shape) >= 2 * extra["topk"] * once
@@ -113,7 +115,7 @@ def test_every_op_is_consistent(name):
 
 
 def test_an_unknown_op_lists_the_known():
-    """The error names what was asked for and what there is."""
+    """The error has the requested name and the known ones."""
     with pytest.raises(UnknownOpError, match=r"unknown op 'a17w17'; registered: .*a16w16"):
         op_named("a17w17")
 
@@ -131,7 +133,8 @@ class Entry:
 
 
 def test_broken_ops_of_others_are_skipped_with_a_warning(monkeypatch, caplog):
-    """An op that does not load, is no Op, or takes a name of ours is named in the log, and the others are there."""
+    """An op that fails to load, is not an Op or takes our name is logged;
+    the others are registered."""
     entries = [Entry("gone", ImportError("no module")), Entry("seven", 7), Entry("again", ops()["a16w16"])]
     monkeypatch.setattr(ops_module, "entry_points", lambda group: entries)
     with caplog.at_level(logging.WARNING, logger="tunedgemm"):
@@ -146,7 +149,8 @@ def test_broken_ops_of_others_are_skipped_with_a_warning(monkeypatch, caplog):
 
 
 def test_an_op_that_builds_on_ours(importable, caplog):
-    """Another's module that asks for our ops while it is imported gets them, is found, and nothing is said."""
+    """A module that requests our ops during its import gets
+    them and is registered without a warning."""
     (importable / "built_op.py").write_text(
         "import attrs\nfrom tunedgemm.plugin import ops\nop = attrs.evolve(ops()['a16w16'], name='built', functions=(), entry=None)\n"
     )

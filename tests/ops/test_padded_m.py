@@ -50,7 +50,8 @@ def test_checked_values(m, n, at_0, at_1):
 
 
 def test_padding_follows_its_definition():
-    """Both levels of padding are those of the definition for thousands of M, with N on both sides of the clamp."""
+    """Both padding levels follow the definition for thousands of M,
+    with N on both sides of the clamp."""
     for m in sizes(1):
         for n in (64, 4096, 4097, 100_000):
             assert padded_m(m, n, 0) == fine(m), (m, n)
@@ -68,8 +69,8 @@ def test_padded_asks_as_aiter_does():
             assert list(padded(m, n).items()) == list(first.items()), (m, n)
 
 
-def test_padding_goes_up_but_for_the_clamp():
-    """A row tuned for fewer rows than asked for answers only above M = 8192 with N above 4096."""
+def test_padding_rounds_up_except_at_the_clamp():
+    """A row of a smaller M serves only M above 8192 with N above 4096."""
     for m in sizes(3):
         assert min(padded(m, 4096)) == m
         assert min(padded(m, 4097)) == min(m, 8192)
@@ -82,7 +83,8 @@ def test_exact_asks_once():
 
 
 def aiters_tokens(m: int) -> list[int]:
-    """The token counts that AITER's get_2stage_cfgs asks for: get_padded_M, then the tiers below it from the largest down."""
+    """Return the token counts that AITER's get_2stage_cfgs tries:
+    get_padded_M, then lower tiers, largest first."""
     tiers = (32768, 131072)
     if m < tiers[0]:
         return [1 if m <= 1 else power_of_two(m)]
@@ -98,13 +100,13 @@ def aiters_tokens(m: int) -> list[int]:
     ],
 )  # fmt: skip
 def test_checked_token_counts(m, asked):
-    """Token counts checked by hand: to a power of two below 32768, to the tiers from there, from the upper one to the lower."""
+    """Checked by hand: powers of two below 32768, tiers from there, from the upper one down."""
     assert aiters_tokens(m) == asked
     assert [row for row in tokens(m, 7168) if row != m] == [row for row in asked if row != m]
 
 
 def test_tokens_ask_as_aiter_does_after_the_exact_number():
-    """First the number itself, which AITER never asks for, then AITER's in its order; N does not matter."""
+    """First the number itself, which AITER never looks up, then AITER's in its order; N does not matter."""
     for m in sizes(5):
         expected = dict.fromkeys([m, *aiters_tokens(m)])
         assert list(tokens(m, 64)) == list(expected), m

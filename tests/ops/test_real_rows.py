@@ -24,7 +24,7 @@ def rows(name):
 @pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's files are not here")
 @listed(("name", "least"), zip(OPS, (645, 2150, 14277, 2204, 1724), strict=True))
 def test_each_row_comes_back_as_it_was(name, least):
-    """Every row is a shape of the op, its key is written as AITER wrote it, and no column of ours is needed for it."""
+    """Every row is a shape of the op whose key is as AITER wrote it, without columns of ours."""
     columns, count = op_named(name).columns, 0
     for file, row in rows(name):
         shape = columns.parse(row)

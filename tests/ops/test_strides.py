@@ -1,4 +1,5 @@
-"""Strides: every op's answer is right however its operands lie in memory, also where nothing but torch serves them."""
+"""Strides: every op is right for any memory order of its operands, even if only torch serves
+them."""
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def lying(operand: torch.Tensor, form) -> torch.Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted({shape.op for shape in SHAPES}))
-def test_operands_may_lie_in_any_way(name, device):
+def test_operands_may_have_any_strides(name, device):
     """Activations and weights that are misaligned, transposed or have gaps, one by one and together."""
     op, gemm, faults = op_named(name), TunedGemm(fake_registry(), settings=Settings()), []
     for shape in (shape for shape in SHAPES if shape.op == name):

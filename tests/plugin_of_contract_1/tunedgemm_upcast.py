@@ -1,4 +1,4 @@
-"""The first example of contract 1, frozen: its imports and hooks must load for as long as the contract is 1."""
+"""The first example of contract 1, frozen: it must load for as long as contract 1 is supported."""
 
 from tunedgemm.plugin import Launcher, Shape, Solution, Unsupported, device_of, hookimpl, ops, torch_dtype  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Columns: whose file it is that has these, and which lines of it are another op's."""
+"""Columns: the op of a file, and its lines of other ops."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_op_that_is_left_open(tmp_path):
     with pytest.raises(UserError, match="the columns fit a8w8_blockscale and a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
-    with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
+    with pytest.raises(UserError, match=r"the files are of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
         infer_op(paths)
     for columns in ("M,N,K", "M,N,K,dtype", "M,N,K,bias,dtype,outdtype", "M,N,K,count"):
         assert infer_op([written(tmp_path / "shapes.csv", columns)]).name == infer_op([]).name == "a16w16"

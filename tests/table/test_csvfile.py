@@ -38,7 +38,7 @@ def path(tmp_path):
 
 
 def test_one_row_of_aiters(path):
-    """A line of AITER's file becomes a row with all it says."""
+    """A line of AITER's file becomes a row with all its values."""
     rows, problems = read_rows(written(path, HEADER, LINE), OP)
     assert problems == []
     assert rows == [row(us=9.1234)]
@@ -181,14 +181,14 @@ def test_a_file_that_is_no_table(path, faults_of):
     )
 
 
-def test_a_folder_is_no_table(tmp_path):
-    """A folder given for a file is said to be one."""
+def test_a_folder_is_not_a_table(tmp_path):
+    """The error says that the path is a folder."""
     with pytest.raises(TableError, match="is a folder"):
         read_rows(tmp_path, OP)
 
 
 def test_header_alone_is_an_empty_table(path):
-    """A file with nothing but column names is a table without rows."""
+    """A file with only column names is a table without rows."""
     assert read_rows(written(path, HEADER), OP) == ([], [])
 
 
@@ -299,7 +299,7 @@ def test_a_bad_untuned_file(path, faults_of):
 
 
 def test_written_rows_come_back(path):
-    """What is written is read back: shapes, kernels, texts with commas and quotes, unknown columns."""
+    """Written rows are read back: shapes, kernels, texts with commas and quotes, unknown columns."""
     rows = [
         row(libver='1.2, "beta"', device="amd-instinct-mi300x", extra=(("note", "by hand, twice"),)),
         row(m=0, us=3.0),
@@ -384,7 +384,7 @@ def test_golden_table_of_version_1():
     assert all(found.device == "nvidia-h200" for found in rows if found.gfx == "sm_90")
 
 
-def test_golden_table_is_rewritten_as_it_is(path):
+def test_golden_table_is_rewritten_unchanged(path):
     """Writing the rows of the golden table gives the golden table, figures included."""
     write_rows(path, OP, read_rows(GOLDEN, OP)[0])
     assert path.read_text() == GOLDEN.read_text()
@@ -421,7 +421,7 @@ def test_a_list_of_shapes_that_is_written_reads_the_same(path):
     assert read_untuned(path, OP) == more
 
 
-def test_broken_lines_of_a_list_of_shapes_are_told_apart(path):
+def test_broken_lines_of_a_list_of_shapes_have_different_errors(path):
     """`read_listed` reports broken and truncated lines and keeps the others; `read_untuned` refuses."""
     path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n2,64,128,-1\n1,64,128,3\n4,6")
     listed, problems = read_listed(path, OP)

@@ -72,7 +72,7 @@ def test_the_word_default_puts_them_back(monkeypatch, faults_of):
     assert not faults_of(check, ["/a/x.csv:default", "default:/a/x.csv", f"/a/x.csv:/opt/none/aiter/configs/{NAME}"])
 
 
-def test_aiters_default_that_exists_is_a_file(tmp_path, monkeypatch):
+def test_aiters_default_path_is_used_if_it_exists(tmp_path, monkeypatch):
     """AITER's default table is read like any file where it exists; one of another name is just missing."""
     table = tmp_path / "aiter" / "configs" / NAME
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table.with_name("other.csv")))

@@ -73,7 +73,7 @@ def random_rows(draw: random.Random, shapes: Sequence[Shape], count: int) -> lis
 
 
 def search(op: Op, layers: Sequence[Sequence[Row]], shape: Shape, device: Device) -> list[tuple[Row, str, bool]]:
-    """What `Table.candidates` promises, by a search through all rows for each place of the order."""
+    """Return the result of `Table.candidates`, by a search through all rows for each place of the order."""
     rungs = [(0, "pinned"), *((m, word) for m, word in op.padded_m(shape.m, shape.n).items() if m)]
     keys = [(word, attrs.evolve(kin, m=m, bias_dtype="")) for m, word in rungs for kin in op.equivalent_shapes(shape)]
     found = []
@@ -165,7 +165,7 @@ def test_many_answers_are_made_one_by_one():
 
 
 @pytest.mark.no_cover
-def test_keys_of_one_hash_are_told_apart(monkeypatch):
+def test_keys_of_equal_hash_are_distinguished(monkeypatch):
     """Look-ups find only their own rows even where the keys of all kinds collide."""
     monkeypatch.setattr(index, "stamp_of", lambda units, kind: 7)
     draw = random.Random(8)

@@ -59,7 +59,7 @@ def kept() -> list[Path]:
 
 
 def agree(file: Path, op=OP) -> None:
-    """A source says what reading its file says, from its numbers as well as from its rows."""
+    """Check that a source matches its file, in its numbers and in its rows."""
     source = open_source(file, op)
     rows, problems = read_rows(file, op)
     assert (list(source), source.problems) == (rows, problems)
@@ -69,7 +69,7 @@ def agree(file: Path, op=OP) -> None:
     assert source.split() == fresh.split()
 
 
-def test_the_second_time_nothing_is_scanned(file, scans):
+def test_the_second_load_scans_nothing(file, scans):
     """A file is scanned once; then its index gives the same rows, lines and problems."""
     open_source(file, OP)
     assert (len(scans), len(kept())) == (1, 1)
@@ -81,7 +81,7 @@ def test_the_second_time_nothing_is_scanned(file, scans):
 
 
 def test_what_is_kept_is_private(file, scans):
-    """Only the user may read what is kept, and nothing but the index is left in the folder."""
+    """Only the user may read the index, and the folder has no other file."""
     open_source(file, OP)
     [index] = kept()
     assert index.stat().st_mode & 0o077 == 0
@@ -155,7 +155,7 @@ def test_another_version_is_not_used(file, scans, faults_of):
 
 
 def test_damage_is_noticed(file, scans):
-    """A truncated, overwritten or empty index is made anew."""
+    """A truncated, overwritten or empty index is made again."""
     open_source(file, OP)
     [index] = kept()
     raw = index.read_bytes()
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_nothing_behind(file, scans, monkeypatch):
 
 
 def test_small_files_are_not_kept(file):
-    """What is scanned in no time has no index."""
+    """A file that is scanned in no time has no index."""
     open_source(file, OP)
     assert kept() == []
 

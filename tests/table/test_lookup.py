@@ -82,7 +82,7 @@ def test_another_shape_finds_nothing(faults_of):
     )
 
 
-def test_the_bias_dtype_is_no_part_of_the_key():
+def test_the_bias_dtype_is_not_part_of_the_key():
     """A row with a bias answers for a bias of any dtype, as AITER's key does."""
     biased = attrs.evolve(row("k"), shape=asked(epilogue="bias"))
     assert found(Table(OP, [[biased]]), asked(epilogue="bias", bias_dtype="fp32")) == [("k", "exact")]
@@ -183,18 +183,18 @@ def test_broken_files_are_left_out(tmp_path, monkeypatch, caplog, shipped):
 
 
 def test_a_broken_file_above_is_an_error(tmp_path):
-    """A file that was asked for by name cannot be left out silently."""
+    """A file that was named explicitly is not skipped silently."""
     with pytest.raises(TableError, match="no such file"):
         Table.load(OP, above=[tmp_path / "missing.csv"])
 
 
-def test_absent_defaults_are_no_problem(caplog):
+def test_absent_default_files_are_fine(caplog):
     """Without any table there are no rows, no problems and no words."""
     table = Table.load(OP)
     assert (table.rows, table.problems, found(table, asked()), caplog.messages) == ((), (), [], [])
 
 
-def test_fingerprint_depends_on_what_answers_only(tmp_path):
+def test_fingerprint_depends_only_on_the_rows_in_effect(tmp_path):
     """Paths, order in files and rows that never answer do not change the fingerprint."""
     rows = [row("a", us=1.0), row("b", us=2.0), row("c", 32), row("pin", 0)]
     first, second = tmp_path / "first.csv", tmp_path / "elsewhere" / "second.csv"

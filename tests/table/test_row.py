@@ -62,7 +62,7 @@ def test_the_short_form_answers_on_every_device(tmp_path):
     assert {line.rstrip(",") for line in written} >= set(lines)
 
 
-def test_a_short_line_may_say_more(tmp_path):
+def test_a_short_form_may_have_further_columns(tmp_path):
     """A column that the short form lacks and a file of it has narrows its lines."""
     path = tmp_path / "t.csv"
     path.write_text("M,N,K,bias,lib,kernel_name,tflops\n8,64,128,True,asm,a,9\n8,64,128,,asm,a,9\n8,64,128,,asm,a,\n")
@@ -74,7 +74,7 @@ def test_a_short_line_may_say_more(tmp_path):
 
 
 def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
-    """rocblas rows run torch's own product; their solution numbers mean nothing, which is said once."""
+    """rocblas rows run torch's own product; one warning says that their solution numbers are ignored."""
     monkeypatch.setattr("tunedgemm.table.row._told_once", functools.cache(_told_once.__wrapped__))
     path = tmp_path / "t.csv"
     path.write_text("cu_num,M,N,K,libtype,solidx,soltimes\n304,1,64,64,rocblas,77,2.5\n304,2,64,64,rocblas,78,2.5\n")
@@ -110,7 +110,7 @@ def test_two_files_in_one(tmp_path):
     assert problem.line == 3 and "repeats the header" in problem.reason
 
 
-def test_a_file_of_another_op_behind(tmp_path):
+def test_a_later_file_of_another_op(tmp_path):
     """A header of another op is reported as one, too, although it is longer than the first."""
     path = tmp_path / "t.csv"
     line = "gfx942,304,1,64,64,asm,1"

@@ -79,7 +79,7 @@ def same(path: Path, op=OP) -> int:
 
 
 def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, faults_of):
-    """Also in columns of other ops and in those that mean nothing here, whatever their order."""
+    """Also in columns of other ops and in unknown ones, whatever their order."""
 
     def check(name):
         monkeypatch.setattr(module, "_WORTH", 0)
@@ -155,7 +155,7 @@ def test_columns_in_any_order_and_unknown_ones(tmp_path):
     assert [row.extra for row in source] == [(("note", "a"),), (("note", "b"),), ()]
 
 
-def test_rows_that_aiter_looks_up_for_nobody(tmp_path):
+def test_rows_that_no_call_of_aiter_looks_up(tmp_path):
     """A tag that makes a line no row is seen, whatever the lines before it were."""
     file = tmp_path / "t.csv"
     tags = ["", "flydsl_fallback", "other"]
@@ -176,8 +176,8 @@ def test_the_short_form(tmp_path):
     assert len(rows) > 2
 
 
-def test_broken_files_are_told_as_ever(tmp_path, faults_of):
-    """What cannot be a table raises the error of reading it, or has its rows and problems."""
+def test_broken_files_give_the_same_errors(tmp_path, faults_of):
+    """A broken file raises the error of reading it, or has its rows and problems."""
 
     def check(content):
         file = tmp_path / "t.csv"
@@ -215,7 +215,7 @@ def test_an_op_whose_kinds_limit_sizes(tmp_path):
 
 
 def test_an_op_that_refuses_sizes(tmp_path, monkeypatch):
-    """A parser that refuses some K, or reads one size from another's column, is asked about every line."""
+    """A parser that refuses some K, or reads one size from another's column, parses every line."""
 
     def picky(cells):
         shape = OP.columns.parse(cells)

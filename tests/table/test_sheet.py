@@ -83,7 +83,7 @@ def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):
     assert not faults_of(check, itertools.product(["\n", "\r\n", "\r"], ["", "\ufeff"], ["", "end"]))
 
 
-def test_columns_in_another_order_are_written_anew(path):
+def test_columns_in_another_order_are_rewritten(path):
     """Reordered columns format all lines anew, without blank ones; broken ones stay."""
     sheet = read_sheet(written(path, "a,b,,c", "1, 2,x,3", "", '"torn', "4", "5,6,7,8,9"))
     assert [record.cells for record in sheet.records if record.cells] == [
@@ -101,7 +101,7 @@ def test_a_changed_cell_rewrites_its_line_alone(path):
     assert sheet.text() == "a, b\n1,5\n3, 4\n,6\n"
 
 
-def test_a_sheet_that_was_not_read():
+def test_a_file_made_from_columns_and_records():
     """Columns and records make a file."""
     assert Sheet(["a", "b"], [Record(cells={"b": "x,y"}), Record(raw="<<<<<<<")]).text() == 'a,b\n,"x,y"\n<<<<<<<\n'
 
@@ -128,7 +128,7 @@ def test_mode_and_link_are_kept(tmp_path, path):
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
-    """Where no folder can be made the error says so and what would work."""
+    """If no folder can be made, the error says so with a remedy."""
     (tmp_path / "file").write_text("")
     for write in (upsert, write_rows):
         with pytest.raises(TableError, match=r"cannot be written: .*name another output file"):
@@ -149,7 +149,7 @@ def test_a_read_only_folder(tmp_path, path):
 
 
 def test_a_full_disk_leaves_the_old_table(path, monkeypatch):
-    """When the disk is full the old table stands and no temporary file remains."""
+    """When the disk is full, the old table stays and no temporary file remains."""
     write_rows(path, OP, [row()])
 
     def full(_: int) -> None:
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_the_old_table(path, monkeypatch):
 
 
 def test_a_lock_that_is_kept(path):
-    """A writer that waits too long for another says whom it waits for."""
+    """A writer that waits too long names the lock and its holder."""
     with sheets.locked(path), pytest.raises(TableError, match="another process has held"), sheets.locked(path, 0.05):
         raise AssertionError("the lock was taken twice")
 
@@ -182,7 +182,7 @@ for m in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
 
 
 def test_two_processes_write_one_table(path):
-    """Processes and threads that write one table at once have all their rows there in the end."""
+    """Concurrent processes and threads lose no row of one table."""
     workers = [subprocess.Popen([sys.executable, "-c", _ADD_ROWS, str(path), first]) for first in ("100", "200")]
     threads = [threading.Thread(target=lambda m=m: upsert(path, OP, [row(m)])) for m in range(300, 320)]
     for thread in threads:

@@ -23,7 +23,7 @@ SMALL = (Shape("a16w16", 4, 32, 64), Shape("a16w16", 0, 32, 64, epilogue="bias")
 
 
 class InProcess(BackendConformance):
-    """The suite over a plugin object that no distribution brings; what asks another process is left out."""
+    """The suite over a plugin object that no distribution brings; checks in other processes are left out."""
 
     object_: FakePlugin
 
@@ -216,7 +216,7 @@ def test_solutions_may_be_a_function_and_calls_may_sleep(shape, cpu):
 
 
 def test_a_fake_backend_passes_the_registry_checks():
-    """What would be refused of a plugin is refused of a fake one."""
+    """A fake backend is refused for the same faults as a plugin."""
     with pytest.raises(PluginError, match="states no OPS"):
         fake_backend("mine", ops=())
     with pytest.raises(TypeError):
@@ -229,7 +229,7 @@ def test_a_fake_registry_has_nothing_else():
 
 
 def test_conformance_shapes_are_expressible_and_awkward():
-    """Every shape of the suite can be stored in its op's table; the list has what breaks kernels."""
+    """Every shape of the suite can be stored in its op's table; the list has the sizes that break kernels."""
     shapes = shapes_of("a16w16", large=True)
     assert len(set(shapes)) == len(shapes) == len({json.dumps(shape.to_dict()) for shape in shapes})
     assert {0, 1, 127} <= {shape.m for shape in shapes}

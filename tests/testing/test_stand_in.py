@@ -165,7 +165,7 @@ def test_shapes_are_limited_and_added_to(tmp_path):
     assert len(Added.every_shape()) == len(empty) + 1
 
 
-def test_a_stand_in_is_there_inside_the_block_alone(tmp_path):
+def test_a_stand_in_exists_only_inside_the_block(tmp_path):
     """Its entry point is found in the block alone, so the suite does not load it elsewhere."""
 
     class Without(BackendConformance):
@@ -180,7 +180,7 @@ def test_a_stand_in_is_there_inside_the_block_alone(tmp_path):
 
 
 def test_a_folder_without_a_distribution_is_an_error(tmp_path):
-    """A wrong folder is named, with what would have to lie in it."""
+    """The error names a wrong folder and its required content."""
 
     class Misplaced(StandInConformance):
         libtype, folder = "fakemine", tmp_path / "instaled"

@@ -62,7 +62,7 @@ def test_empty_outputs_are_right():
 
 
 @listed("out", [torch.ones(3, 4), torch.ones(4, 2), torch.tensor(1.0)], ids=["rows", "columns", "scalar"])
-def test_other_sizes_are_wrong(out):
+def test_outputs_of_other_sizes_are_wrong(out):
     """An output of another size is wrong, never an exception."""
     assert error_ratio(out, torch.ones(2, 4), TIGHT) == 1.0
     assert worst_row_error(out, torch.ones(2, 4)) == math.inf

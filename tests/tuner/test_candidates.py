@@ -1,4 +1,4 @@
-"""Candidates: what the backends offer for a shape, and what of it has the bias split off."""
+"""Candidates: the backends' solutions for a shape, and those with a split bias."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_torchs_own_routes_are_not_split():
     assert Solution("torch", "mm_add") in found
 
 
-def test_few_are_a_quarter_split():
+def test_a_quarter_of_few_candidates_have_a_split_bias():
     """Where few of each backend are wanted, no more than that are tried, and its first guess stays
     the first.
     """

@@ -82,7 +82,7 @@ def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
 def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None:
     """The pool breaks with it.
 
-    The next solutions are compiled by another, and once stopped nothing is begun any more.
+    The next solutions are compiled by another, and a stopped pool begins no task.
     """
     shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
     idle, fine = Solution("brittle", "dies idle"), Solution("brittle", "fine")
@@ -100,10 +100,8 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
 
 
 @pytest.mark.slow
-def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a shape finds around its leaders does not wait for what was begun ahead for all the
-    shapes after it.
-    """
+def test_awaited_tasks_compile_first(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape's neighbours do not wait for the compilations of later shapes."""
     notes = tmp_path / "notes"
     monkeypatch.setenv("NOTES", str(notes))
     shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 4)], device_of(-1)
@@ -130,9 +128,7 @@ def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_pool_that_begins_nothing_any_more_is_replaced(
-    brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stalled_pool_is_replaced(brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Processes that hold the queue and do not go on cost time, no candidate."""
     shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
     monkeypatch.setattr("tunedgemm.tuner.compilers._STALLED", 3.0)
@@ -158,7 +154,7 @@ def test_backends_without_prepare_start_no_process() -> None:
 def test_a_compiling_process_loads_no_torch(child) -> None:
     """A pool of one for each core is there at once, and in little memory.
 
-    Neither a backend nor what it is given makes it load torch.
+    Neither a backend nor its arguments make it load torch.
     """
     pytest.importorskip("tunedgemm_triton")
     shape = Shape("a16w16", 1, 16, 32, dtype="bf16", outdtype="bf16")

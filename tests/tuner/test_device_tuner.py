@@ -108,9 +108,9 @@ def never(request: Any) -> str:
     (Bind, "crashed", "crashed"), (Bind, "hung", "compile_timeout"), (Check, "hung", "hung"), (Check, "fault", "fault"),
     (CheckFirst, "fault", "fault"), (TakeSamples, "crashed", "crashed"), (CheckAgain, "crashed", "crashed"),
 ])  # fmt: skip
-def test_a_death_is_blamed_on_the_one_that_was_run(kind: type, status: str, wanted: str) -> None:
-    """Wherever "two" ends the worker, it alone has the status, and the others are measured as if
-    nothing had been.
+def test_a_crash_blames_the_running_solution(kind: type, status: str, wanted: str) -> None:
+    """Wherever "two" ends the worker, only it gets the status, and the others are measured
+    normally.
     """
     outcome, _ = tuned(device_tuner(dies_at(kind, "two", status), bench=clock()))
 
@@ -127,10 +127,10 @@ def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
     return [request.solution.kernel_name for request in worker.requests if type(request) is kind]
 
 
-def test_only_what_goes_on_is_checked_wholly() -> None:
+def test_only_kept_solutions_are_checked_fully() -> None:
     """One right call is enough for a rough timing.
 
-    What is slow there costs no more, and nothing is timed accurately unchecked.
+    Slow solutions cost no further check, and every solution is checked before accurate timing.
     """
     made = device_tuner(never, bench=clock(three=20.0))
     outcome, _ = tuned(made)
@@ -141,8 +141,8 @@ def test_only_what_goes_on_is_checked_wholly() -> None:
 
 
 @pytest.mark.parametrize("how", [{"deterministic": True}, {"batch_invariant": True}], ids=str)
-def test_what_must_be_more_than_right_is_checked_wholly_at_once(how: dict[str, bool]) -> None:
-    """Else all that goes on might be of the wrong kind, and nothing of the right kind be left."""
+def test_deterministic_runs_check_all_solutions_fully(how: dict[str, bool]) -> None:
+    """Otherwise the screen might keep only solutions that fail, and drop all that pass."""
     options = attrs.evolve(QUICK, **how)
     made = device_tuner(never, options, bench=clock(three=20.0))
     tuned(made)
@@ -151,7 +151,7 @@ def test_what_must_be_more_than_right_is_checked_wholly_at_once(how: dict[str, b
     assert not names_in(made, CheckFirst)
 
 
-def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
+def test_a_solution_that_fails_the_full_check_drops_no_other() -> None:
     """The fastest is right once and wrong on other operands.
 
     Solutions that were dropped for it are timed again, and one wins.
@@ -182,7 +182,7 @@ def among_five(us: Callable[[set[str]], dict[str, float]]) -> Outcome:
     return tuned(made)[0]
 
 
-def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
+def test_the_leaders_and_the_first_guess_are_timed_alone() -> None:
     """A solution that dropped out among many wins if it is the fastest among few."""
     others = {"two": 10.0, "three": 10.1, "four": 10.2, "five": 10.3, "native": 30.0}
     outcome = among_five(lambda names: {**others, "one": 10.8 if len(names) > 4 else 9.5})
@@ -191,7 +191,7 @@ def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
     assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("one", 9.5)
 
 
-def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
+def test_all_times_are_scaled_to_the_last_comparison() -> None:
     """If all are faster among few, the baseline, which is not one of them, is scaled alike."""
     us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
     outcome = among_five(lambda names: {name: each * (1.0 if "native" in names else 0.9) for name, each in us.items()})
@@ -200,7 +200,7 @@ def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
     assert (outcome.gain, outcome.baseline.us) == (pytest.approx(3.0), pytest.approx(27.0))
 
 
-def test_what_fails_late_has_made_nobody_slow() -> None:
+def test_a_late_failure_drops_no_other() -> None:
     """The fastest fails once everything was timed.
 
     Solutions that were dropped for it are timed again, and each is final once.
@@ -215,7 +215,7 @@ def test_what_fails_late_has_made_nobody_slow() -> None:
     assert len(set(final)) == len(final)
 
 
-def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
+def test_an_unreproduced_crash_blames_no_solution() -> None:
     """An unreproduced crash blames no solution."""
     deaths = iter([True])
 
@@ -230,7 +230,7 @@ def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
     assert all(timing.samples for timing in outcome.timings if timing.ok)
 
 
-def test_final_timings_are_told_at_once_and_once() -> None:
+def test_final_timings_are_emitted_at_once_and_only_once() -> None:
     """A failure is emitted before the outcome, so that it is kept if the run ends in between."""
     made = device_tuner(dies_at(Check, "one"))
 
@@ -243,8 +243,8 @@ def test_final_timings_are_told_at_once_and_once() -> None:
     assert {event.activity for event in told if isinstance(event, Step)} >= {"list", "compile", "check", "screen", "time"}
 
 
-def test_what_is_known_is_not_run_again() -> None:
-    """Final timings of an interrupted run stand; their solutions are not even bound."""
+def test_solutions_with_known_timings_do_not_run() -> None:
+    """Final timings of an interrupted run are kept; their solutions are not even bound."""
     made = device_tuner(never)
     known = [Timing(SHAPE, Solution("turbo", "two"), "crashed", detail="the last time")]
 
@@ -266,7 +266,7 @@ def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
     assert "screen" not in {event.activity for event in told if isinstance(event, Step)}
 
 
-def test_a_device_that_is_gone_is_no_solutions_fault() -> None:
+def test_a_lost_device_blames_no_solution() -> None:
     """If no new worker can be started, the device is lost, and another tunes its shape."""
     died: list[str] = []
 
@@ -310,11 +310,8 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
     assert set(statuses(outcome).values()) == {"out_of_memory"}
 
 
-def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
-    """The row of the table keeps its shape against what is as fast.
-
-    A clearly faster one takes it.
-    """
+def test_an_incumbent_stays_unless_it_loses_a_paired_comparison() -> None:
+    """The table's row stays against an equally fast solution. A clearly faster one replaces it."""
     task = Task(SHAPE, incumbent=Solution("turbo", "three"))
 
     same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
@@ -324,8 +321,8 @@ def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
     assert (slow.winner and slow.winner.solution.kernel_name) == "one"
 
 
-def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
-    """What refining found once may not be found again.
+def test_the_tables_row_is_measured_even_if_unlisted() -> None:
+    """Refinement may not find the same solution again.
 
     It keeps its shape all the same, unless it fails.
     """
@@ -344,7 +341,7 @@ def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
     assert "foreign" not in [timing.solution.kernel_name for timing in foreign.timings]
 
 
-def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
+def test_an_incumbent_in_the_paired_comparison_is_checked_again() -> None:
     """Slower in the race by more than a tie, it can still be the one that stays.
 
     Then it has to be right after the timing.
@@ -362,10 +359,10 @@ def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
     ("throttled", "alone", "wanted", "us"),
     [("", 10.2, "one", 9.8), ("power cap", 10.2, "three", 10.0), ("power cap", 10.0, "one", 10.0), ("heat", 10.2, "one", 9.8)],
 )
-def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttled: str, alone: float, wanted: str, us: float) -> None:
-    """Faster among others and slower alone, it does not replace what serves the shape.
+def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alone: float, wanted: str, us: float) -> None:
+    """Faster among others but slower alone, it does not replace the incumbent. Its time is the one
 
-    Its time is the one alone.
+    measured alone.
     """
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
@@ -384,10 +381,10 @@ def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttl
     assert times["one"] == (alone if throttled == "power cap" else 9.8)
 
 
-def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
+def test_a_winner_is_checked_after_its_timing() -> None:
     """The fastest fails in its paired comparison.
 
-    What is chosen instead was too slow to be checked again before.
+    The solution chosen instead was too slow to be checked earlier.
     """
     checks: list[bool] = []
 
@@ -404,7 +401,7 @@ def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
     assert outcome.winner.solution.kernel_name == "three"
 
 
-def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
+def test_torchs_call_is_timed_though_libtype_lacks_torch() -> None:
     """It is the yardstick of the summary, and is stored by no means."""
     outcome, _ = tuned(device_tuner(never, bench=clock(native=5.0)))
 
@@ -413,7 +410,7 @@ def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
     assert (outcome.winner.solution.libtype, outcome.baseline.us, outcome.gain) == ("turbo", 5.0, 0.5)
 
 
-def test_no_limit_is_no_limit() -> None:
+def test_zero_means_no_limit() -> None:
     """--kernel_timeout 0 and --timeout 0 wait for ever, as AITER's 0 does."""
     seen: list[float] = []
     made = device_tuner(never, options=attrs.evolve(QUICK, timeout=0.0, kernel_timeout=0.0))
@@ -429,7 +426,7 @@ def test_no_limit_is_no_limit() -> None:
     assert set(seen) == {0.0}
 
 
-def test_a_deadline_that_has_passed_leaves_the_least() -> None:
+def test_after_the_deadline_only_the_minimum_is_measured() -> None:
     """With the budget spent in the middle of a shape, its finalists have one block of rounds."""
     outcome, _ = tuned(device_tuner(never, options=attrs.evolve(QUICK, iters=101)), deadline=time.monotonic() - 1)
 

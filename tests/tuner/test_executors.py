@@ -92,8 +92,8 @@ def test_every_task_is_done_once_and_the_faster_device_does_more() -> None:
     assert group.left() == []
 
 
-def test_tasks_are_listed_ahead_of_their_turn_and_no_further_than_asked() -> None:
-    """Compilers get work for shapes to come; --batch bounds how far ahead."""
+def test_tasks_are_compiled_ahead_up_to_the_limit() -> None:
+    """Compilers get work for later shapes; --batch bounds how far ahead."""
     tuner = Hand("one")
     seen: list[int] = []
     group = WorkerGroup([tuner], deque(TASKS), ahead=3)
@@ -119,7 +119,7 @@ def test_a_lost_device_hands_its_work_on() -> None:
     assert steady.known[taken_over] == 1, "its failed solution is known and does not run again"
 
 
-def test_a_device_lost_between_two_shapes_hands_back_only_what_it_has_not_done() -> None:
+def test_a_device_lost_between_shapes_returns_only_unfinished_tasks() -> None:
     """If its worker cannot be replaced while it claims ahead, its finished shape stays finished."""
     frail = Hand("frail", lost_ahead=1)
     steady = Hand("steady", may_go_on=lambda: frail.gone)
@@ -140,7 +140,7 @@ def test_a_device_that_is_asked_to_exit_ends_the_run() -> None:
 
 
 def test_without_devices_tasks_are_left() -> None:
-    """When the last device is lost, the loop ends, and says what was not done."""
+    """When the last device is lost, the loop ends with the remaining tasks."""
     group = WorkerGroup([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
 
     done = outcomes(group)
@@ -149,7 +149,7 @@ def test_without_devices_tasks_are_left() -> None:
     assert sorted([*done, *(task.shape.m for task in group.left())]) == list(range(1, 9))
 
 
-def test_nothing_is_begun_after_the_deadline() -> None:
+def test_no_task_begins_after_the_deadline() -> None:
     """A budget ends the run between two shapes."""
     group = WorkerGroup([Hand("one", seconds=0.1)], deque(TASKS), deadline=time.monotonic() + 1.0)
 
@@ -167,7 +167,7 @@ def test_kinds_of_devices_do_not_mix() -> None:
     assert (len(one.done), len(other.done)) == (5, 5)
 
 
-def test_a_fault_of_ours_ends_the_run() -> None:
+def test_a_bug_in_the_tuner_ends_the_run() -> None:
     """A bug of the tuner is raised, and stops the other devices."""
     steady = Hand("steady", seconds=30.0)
 
@@ -190,7 +190,7 @@ def test_leaving_the_loop_stops_the_devices() -> None:
     (0, Options(), [-1]), (0, Options(mp=1), [-1]), (4, Options(), [0, 1, 2, 3]), (4, Options(mp=2), [0, 1]),
     (4, Options(device="3,1"), [3, 1]), (4, Options(device="cpu"), [-1]), (4, Options(device="0,2", mp=1), [0]),
 ])  # fmt: skip
-def test_devices_are_those_of_the_machine_or_those_asked_for(
+def test_devices_are_all_of_the_machine_or_the_requested_ones(
     count: int, options: Options, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All GPUs by default, the CPU where there is none."""
@@ -201,12 +201,12 @@ def test_devices_are_those_of_the_machine_or_those_asked_for(
 
 
 @pytest.mark.parametrize(("count", "options", "visible", "said"), [
-    (2, Options(mp=3), "", "--mp 3: there is only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
-    (2, Options(device="2"), "", "shows GPUs 0 to 1"), (0, Options(device="0"), "", "shows no GPU"),
+    (2, Options(mp=3), "", "--mp 3: this machine has only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
+    (2, Options(device="2"), "", "has GPUs 0 to 1"), (0, Options(device="0"), "", "has no GPU"),
     (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
 ])  # fmt: skip
 def test_missing_devices_are_a_user_error(count: int, options: Options, visible: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what is there, before anything is started."""
+    """The error lists the present devices before anything starts."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 

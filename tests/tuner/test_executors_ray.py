@@ -152,8 +152,8 @@ def connected(cluster: TwoNodes) -> Iterator[TwoNodes]:
 def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shape is tuned once, the trial log names both nodes, and no process stays on them.
 
-    The nodes find a plugin through the driver's PYTHONPATH. It lists what the driver's environment
-    asks for, whatever the node's says.
+    The nodes find a plugin through the driver's PYTHONPATH. An actor follows the driver's
+    environment, not its node's.
     """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
@@ -187,7 +187,7 @@ def test_faults_cost_their_solutions_alone(connected: TwoNodes, faulty_plugin: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stopped_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
     """After Ctrl-C and SIGTERM results are kept, and the nodes are idle again."""
     table, log = tmp_path / "t.csv", tmp_path / "t.trials.jsonl"
     (tmp_path / "in.csv").write_text("M,N,K,dtype\n" + "".join(f"{m},256,512,fp32\n" for m in range(1, 65)))
@@ -312,13 +312,13 @@ def test_ray_assigns_the_gpus(connected: TwoNodes, tmp_path: Path, caplog: pytes
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:9", "nothing answers"),
+        ("127.0.0.1:9", "no server answers"),
         ("head", "HOST:PORT"),
         ("ray://127.0.0.1:10001", "HOST:PORT"),
-        ("nowhere.invalid:6379", "nothing answers"),
+        ("nowhere.invalid:6379", "no server answers"),
     ],
 )
-def test_an_unreachable_cluster_is_told_quickly(tmp_path: Path, address: str, words: str) -> None:
+def test_an_unreachable_cluster_is_an_error_within_seconds(tmp_path: Path, address: str, words: str) -> None:
     """A clear error within seconds, where Ray itself would try for minutes."""
     pytest.importorskip("ray")
     started = time.monotonic()
@@ -329,7 +329,7 @@ def test_an_unreachable_cluster_is_told_quickly(tmp_path: Path, address: str, wo
     assert time.monotonic() - started < 30
 
 
-def test_another_server_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_server_at_the_address_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that accepts and never answers is given up, too."""
     pytest.importorskip("ray")
     monkeypatch.setattr(joining, "_JOIN_S", 3.0)
@@ -347,7 +347,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("registry", "bench", "words"), [(fake_registry, None, "registry"), (lambda: None, lambda *_: None, "pickled")])
-def test_what_cannot_travel_is_refused(tmp_path: Path, registry: Callable[[], Registry | None], bench: Any, words: str) -> None:
-    """Backends and times of this process alone are no use on other machines."""
+def test_what_cannot_be_pickled_is_refused(tmp_path: Path, registry: Callable[[], Registry | None], bench: Any, words: str) -> None:
+    """Backends and times of this process cannot be used on other machines."""
     with pytest.raises(UserError, match=words):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=FAST, registry=registry(), bench=bench)

@@ -50,7 +50,7 @@ def test_each_fault_costs_its_solution_alone(faulty_plugin: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_options_disqualify_solutions_that_vary(faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_exclude_solutions_whose_bits_vary(faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--deterministic and --batch-invariant disqualify other bits at each call, or at another M."""
     from faulty_backend import PARTICULAR
 
@@ -63,7 +63,7 @@ def test_options_disqualify_solutions_that_vary(faulty_plugin: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_shape_that_nothing_can_run_fails_and_the_next_is_tuned(
+def test_a_shape_without_a_solution_fails_and_the_next_is_tuned(
     faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 1, each solution has a reason, and the shapes before and after it have rows.

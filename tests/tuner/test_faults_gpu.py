@@ -27,7 +27,7 @@ def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_faulting_and_spinning_kernels_cost_themselves(faulty_plugin: Path, tmp_path: Path) -> None:
+def test_faulting_and_spinning_kernels_cost_one_solution(faulty_plugin: Path, tmp_path: Path) -> None:
     """Two shapes, each with an illegal address at once, one in the middle of the timing, a trap and
     a kernel that spins 120 s.
     """

@@ -1,4 +1,4 @@
-"""Interrupted: a tuner that is killed, stopped or doubled loses nothing and does nothing twice."""
+"""Interrupted: a killed, stopped or concurrent tuner loses nothing and repeats nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def resumed(table: Path) -> int:
 
 
 def processes(session: int) -> list[str]:
-    """What still runs of a session, zombies aside."""
+    """Return the running processes of a session, without zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -21,7 +21,7 @@ A, B, C, D = (Solution("fake", name) for name in "abcd")
 
 
 class Chip:
-    """A device whose clock depends on how many samples it was asked for, and whose samples are noisy.
+    """A device with noisy samples, whose clock depends on the number of samples so far.
 
     Args:
         times: true microseconds of each solution at the first clock.
@@ -62,7 +62,7 @@ class Chip:
 
 
 def warming(samples: int) -> float:
-    """What an H200 does under load: 10 % slower in the end."""
+    """The behaviour of an H200 under load: 10 % slower in the end."""
     return 1 + 0.1 * (1 - math.exp(-samples / 150))
 
 
@@ -97,7 +97,7 @@ def test_the_median_and_its_noise() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drifting_clock_misleads_sequential_timing_and_not_the_race(seed: int) -> None:
-    """On a chip that warms up, one after the other picks who came first.
+    """On a warming chip, sequential timing picks the solution that ran first.
 
     The race picks the fastest, by its true lead.
     """
@@ -111,7 +111,7 @@ def test_a_drifting_clock_misleads_sequential_timing_and_not_the_race(seed: int)
     assert timings(raced)[A].us / timings(raced)[C].us == pytest.approx(1.03, abs=0.015)
 
 
-def test_who_dropped_out_while_the_chip_was_cool_does_not_come_back_as_the_fastest() -> None:
+def test_a_dropout_timed_on_a_cool_chip_does_not_win() -> None:
     """Times of the first rounds are given as the last rounds would have had them."""
     times = {A: 104.0, B: 100.0, C: 100.4}
     answers = race(SHAPE, list(times), Chip(times, warming, 0.002, 3), Effort(0, 101, 1e9), None)
@@ -139,15 +139,15 @@ def test_two_copies_of_one_kernel_tie(noise: float, drift: Callable[[int], float
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.01])
-def test_three_percent_are_no_tie(noise: float) -> None:
-    """The margin that lets copies tie does not hide what is worth having, whatever the table has."""
+def test_three_percent_is_not_a_tie(noise: float) -> None:
+    """The margin that lets copies tie does not hide a real gain over the table's row."""
     found = [winner(race(SHAPE, [A, B], Chip({A: 51.5, B: 50.0}, warming, noise, seed), EFFORT, None), A) for seed in range(100)]
 
     assert sum(solution == B for solution, _ in found) >= 95
 
 
-def test_a_race_spends_its_rounds_on_those_that_may_win() -> None:
-    """Who is clearly slower gets few rounds; the one that is spared gets as many as the best."""
+def test_a_race_drops_clearly_slower_solutions() -> None:
+    """Clearly slower solutions get few rounds; the one that is spared gets as many as the best."""
     times = {A: 100.0, B: 130.0, C: 140.0, D: 100.3}
     chip = Chip(times, warming, 0.004)
     answers = race(SHAPE, list(times), chip, EFFORT, C)
@@ -157,7 +157,7 @@ def test_a_race_spends_its_rounds_on_those_that_may_win() -> None:
     assert answers[A].calls == 10 and answers[A].clock_mhz == 1500
 
 
-def test_what_is_not_to_be_chosen_beats_nobody() -> None:
+def test_an_ineligible_solution_drops_no_other() -> None:
     """If an ineligible baseline is twice as fast, the others race to their end."""
     chip = Chip({A: 5.0, B: 10.0, C: 10.1}, noise=0.03)
     answers = timings(race(SHAPE, [A, B, C], chip, EFFORT, A, A))
@@ -167,7 +167,7 @@ def test_what_is_not_to_be_chosen_beats_nobody() -> None:
 
 
 def test_a_race_of_ties_ends_early() -> None:
-    """Where all are equal and quiet, the rest of the rounds would decide nothing."""
+    """If all are equal and noise is low, further rounds would decide nothing."""
     chip = Chip({A: 100.0, B: 100.0, C: 100.1}, warming, 0.0005)
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
@@ -175,10 +175,8 @@ def test_a_race_of_ties_ends_early() -> None:
     assert CLOSE == TIE
 
 
-def test_an_open_race_goes_on_to_iters() -> None:
-    """Noise that hides the order is met with all the rounds that are allowed, the warm-up's not
-    counted.
-    """
+def test_an_undecided_race_runs_to_iters() -> None:
+    """If noise hides the order, all allowed rounds run, without those of the warm-up."""
     chip = Chip({A: 100.0, B: 100.8}, noise=0.05)
     answers = race(SHAPE, [A, B], chip, Effort(warmup=5, iters=37, seconds=1e9), None)
 
@@ -203,10 +201,8 @@ def test_a_race_ends_at_its_deadline() -> None:
     assert len(race(SHAPE, [A, B], chip, Effort(0, 101, 1e9, time.monotonic() - 1), None)[A].us) == 4
 
 
-def test_who_fails_is_an_answer_and_the_race_goes_on() -> None:
-    """A solution that crashes in the warm-up or in the middle comes back as the Timing that says
-    so.
-    """
+def test_a_failing_finalist_leaves_the_race_running() -> None:
+    """A solution that crashes in the warm-up or later is returned as a failed Timing."""
     chip = Chip({A: 100.0, B: 99.0, C: 101.0}, noise=0.02, fails={A: 3, B: 10})
     answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
@@ -216,7 +212,7 @@ def test_who_fails_is_an_answer_and_the_race_goes_on() -> None:
     assert race(SHAPE, [], chip, EFFORT, None) == {}
 
 
-def test_whom_a_failed_favourite_had_beaten_gets_another_race() -> None:
+def test_solutions_dropped_for_a_failed_leader_race_again() -> None:
     """Where the fastest fails late, the winner is the fastest of the others, timed as thoroughly as
     any winner.
     """
@@ -229,7 +225,7 @@ def test_whom_a_failed_favourite_had_beaten_gets_another_race() -> None:
     assert len(answers[C].us) >= 16
 
 
-def test_a_paired_comparison_is_of_two_alone() -> None:
+def test_a_paired_comparison_times_two_solutions_alone() -> None:
     """Both stay to the end, of 51 rounds at most."""
     chip = Chip({A: 100.0, B: 100.6}, warming, 0.02)
     answers = paired_comparison([A, B], chip, EFFORT)
@@ -258,9 +254,9 @@ class Capped(Chip):
         return us
 
 
-def test_at_the_power_cap_each_is_timed_by_itself() -> None:
-    """What is quicker at one clock and spends more than that seems faster in rounds, and is found
-    to be slower by itself.
+def test_at_the_power_cap_each_solution_runs_alone() -> None:
+    """A solution that is faster at equal clocks but uses more power seems faster in rounds, and is
+    slower alone.
     """
     chip = Capped({A: 1000.0, B: 1050.0}, {A: 1.3, B: 1.2})
     mixed = paired_comparison([A, B], chip, EFFORT)
@@ -276,7 +272,7 @@ def test_at_the_power_cap_each_is_timed_by_itself() -> None:
     assert all(rounds * 10 * min(times.values()) >= STEADY_S * 1e6 * 0.9 for _, rounds in chip.asked)
 
 
-def test_what_fails_by_itself_is_timed_no_more() -> None:
+def test_a_solution_that_fails_alone_is_not_timed_again() -> None:
     """Its answer is how it failed; the other has all its turns."""
     chip = Chip({A: 1000.0, B: 1000.0}, fails={A: 60})
     known = {solution: Samples((1000.0,), calls=10) for solution in (A, B)}

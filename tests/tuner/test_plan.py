@@ -1,4 +1,4 @@
-"""Which shapes are tuned, by whom, and in which order."""
+"""The shapes to tune, their shard and their order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_tuned_is_left_out_and_duplicates_are_folded(table: Path) -> None:
+def test_tuned_shapes_are_skipped_and_duplicates_folded(table: Path) -> None:
     """Rows of this device count as tuned, those of another do not; counts of one shape add up.
 
     An empty batch makes no task.
@@ -52,7 +52,7 @@ def test_what_is_tuned_is_left_out_and_duplicates_are_folded(table: Path) -> Non
 
 
 def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
-    """With --all nothing is left out, and the task knows what its table has."""
+    """With --all no shape is skipped, and the task has the table's row."""
     tasks = plan(OP, LISTED, table, H200, Options(all=True)).tasks
 
     assert {task.shape: task.incumbent for task in tasks if task.incumbent} == dict.fromkeys(SHAPES[:2], Solution("turbo", "good"))
@@ -60,7 +60,7 @@ def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
 
 
 def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> None:
-    """A row that names the device goes before one that does not, then the faster.
+    """A row that names the device precedes one without a name, then the faster one wins.
 
     A time of 0 does not count as a row.
     """
@@ -96,7 +96,7 @@ def test_each_shape_is_in_exactly_one_shard(tmp_path: Path, parts: int, whole: b
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_shard_does_not_depend_on_what_is_tuned(table: Path, tmp_path: Path) -> None:
+def test_a_shard_does_not_depend_on_the_table(table: Path, tmp_path: Path) -> None:
     """A machine that starts later, with a fuller table, still takes its own part."""
     fresh = plan(OP, LISTED, tmp_path / "none.csv", H200, Options(shard=(1, 2)))
     later = plan(OP, LISTED, table, H200, Options(shard=(1, 2)))
@@ -110,7 +110,7 @@ def test_a_shard_does_not_depend_on_what_is_tuned(table: Path, tmp_path: Path) -
     ids=["one", "the other", "both", "libtype is gone"],
 )
 def test_stale_takes_rows_of_another_library_version(table: Path, libvers: dict[str, str], stale: list[Shape]) -> None:
-    """Of the listed shapes those of this device whose row is of another version.
+    """Selected are the listed shapes whose row on this device has another version.
 
     New shapes are not tuned then.
     """
@@ -154,7 +154,7 @@ def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
         requested(OP, {SHAPES[0]: 1}, table.parent / "absent.csv")
 
 
-def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
+def test_a_budget_is_spent_on_the_costliest_shapes_first(tmp_path: Path) -> None:
     """Ordered by count x the larger of memory and arithmetic time; without a budget by N, K, M."""
     listed = [(SHAPES[0], 1), (SHAPES[8], 1), (SHAPES[6], 100), (SHAPES[3], 1)]
 
@@ -177,10 +177,10 @@ def test_a_budget_finishes_groups(tmp_path: Path, option: str) -> None:
     assert [task.shape.n for task in tasks] == [7168] * 3 + [1280] * 3 + [8192] * 3
 
 
-def test_with_batch_invariance_the_row_for_any_m_is_what_counts(table: Path) -> None:
+def test_batch_invariant_shapes_count_as_tuned_by_a_row_for_any_m(table: Path) -> None:
     """A pinned group is tuned, and its solution is the incumbent of --all.
 
-    Rows of single M say nothing.
+    Rows of single M do not count.
     """
     write_rows(table, OP, [row(SHAPES[0]), row(attrs.evolve(SHAPES[3], m=0), "pinned")])
 
@@ -200,8 +200,8 @@ def test_groups_are_tasks_that_differ_in_m_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "M,N\n1,2\n", "\0"], ids=["empty", "no K", "binary"])
-def test_a_table_that_is_none_is_told(tmp_path: Path, text: str) -> None:
-    """Nothing is planned over an output that nothing could be put into."""
+def test_a_file_that_is_not_a_table_is_an_error(tmp_path: Path, text: str) -> None:
+    """An output that cannot take rows is refused before planning."""
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TableError, match=r"t\.csv"):
         plan(OP, LISTED, tmp_path / "t.csv", H200, Options())

@@ -1,4 +1,4 @@
-"""What people see of a run.
+"""The display and the summary of a run.
 
 One line a shape in a file, a display in a terminal of any width, and the summary.
 """
@@ -63,7 +63,7 @@ def summarized(report: Report, *, verbose: bool = False, width: int = 160) -> st
 
 
 def test_a_file_gets_one_line_a_shape() -> None:
-    """Steps say nothing there.
+    """Steps print nothing there.
 
     A line has the number, the shape, the winner, its time and gain, and is never wrapped.
     """
@@ -77,7 +77,7 @@ def test_a_file_gets_one_line_a_shape() -> None:
 
     assert output.file.getvalue().splitlines() == [
         "1/6 a16w16 M=1 N=1280 K=8192 bf16->bf16: triton:fast_[bold]v3 splitK=4 10.00 us, 2.00x torch, 2 tied",
-        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: nothing passed (1 hung; torch is right, but not among the libtypes asked for)",
+        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: no solution passed (1 hung; torch is right, but not in --libtype)",
     ]
 
 
@@ -96,8 +96,8 @@ def test_verbose_lines_have_every_solution(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_the_display_says_how_far_and_who_is_busy() -> None:
-    """Shapes done, GPUs busy, gain, time gone and left.
+def test_the_display_shows_progress_and_busy_devices() -> None:
+    """The display has shapes done, busy GPUs, gain, elapsed and remaining time.
 
     Per GPU its shape, activity, solution, best so far and its gain.
     """
@@ -111,7 +111,7 @@ def test_the_display_says_how_far_and_who_is_busy() -> None:
 
     text = shown(progress, output)
 
-    assert text[1].startswith("1 of 6 shapes · 2 of 4 GPUs busy · 2.00x torch so far · 0:00 gone, about 0:00 left")
+    assert text[1].startswith("1 of 6 shapes · 2 of 4 GPUs busy · 2.00x torch so far · 0:00 elapsed, about 0:00 left")
     rows = [" ".join(line.split()) for line in text[2:]]
     assert rows == [
         "GPU 1 M=4 N=1280 K=8192 bf16 timing, best triton:fast_[bold]v3 splitK=4 12.50 us 2.00x",
@@ -122,13 +122,13 @@ def test_the_display_says_how_far_and_who_is_busy() -> None:
 
 
 def test_the_display_before_the_plan() -> None:
-    """Until the devices have begun there is one line, and no count of anything."""
+    """Until the devices have begun, the display is one line without counts."""
     output = terminal()
-    assert shown(Progress(output=output), output) == ["starting · 0:00 gone"]
+    assert shown(Progress(output=output), output) == ["starting · 0:00 elapsed"]
 
 
-def test_equal_gpus_are_told_apart() -> None:
-    """GPUs that differ in their index or node alone have a row each.
+def test_equal_gpus_have_different_lines() -> None:
+    """GPUs that differ only in index or node have a row each.
 
     Nodes are named where there are several.
     """
@@ -144,7 +144,7 @@ def test_equal_gpus_are_told_apart() -> None:
     assert all(label in text for label in ("alpha GPU 0", "alpha GPU 1", "beta GPU 0"))
 
 
-def test_a_shape_that_moved_is_busy_in_one_place() -> None:
+def test_a_moved_shape_is_shown_once() -> None:
     """A device that was lost with its shape is idle once another has the shape, and when it is done
     there.
     """
@@ -178,10 +178,10 @@ def test_the_display_fits_any_terminal(width: int) -> None:
     assert text[-1].startswith("...") and len(text) <= 8 + 1 + 5
 
 
-def test_solutions_that_are_timed_again_are_no_shapes() -> None:
-    """What is retimed for a pin is neither counted nor printed as a shape.
+def test_retimed_solutions_do_not_count_as_shapes() -> None:
+    """Solutions retimed for a pin are not counted or printed as shapes. Shapes of an earlier run
 
-    What an earlier run had done is, and takes no time.
+    are, at no time.
     """
     output = told()
     progress = Progress(output=output)
@@ -192,12 +192,13 @@ def test_solutions_that_are_timed_again_are_no_shapes() -> None:
     progress(GPUS[0], Outcome(TASKS[1], None, None, reason="it failed before"))
 
     assert [line[:3] for line in output.file.getvalue().splitlines()] == ["1/6", "2/6"]
-    assert "nothing passed (it failed before)" in output.file.getvalue()
+    assert "no solution passed (it failed before)" in output.file.getvalue()
     assert len(progress.outcomes) == 2 and progress.left(0.0) is None
 
 
 def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean time of a shape, times what waits, over the devices at work; never more than the budget.
+    """The estimate is the mean time of a shape times the waiting ones, over the busy devices;
+    never more than the budget.
 
     Unknown at first.
     """
@@ -224,7 +225,7 @@ def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatc
 def test_a_terminal_keeps_the_lines_and_loses_the_display() -> None:
     """While it runs the display is there.
 
-    At the end the lines of the shapes are what is left above the summary.
+    At the end only the lines of the shapes remain above the summary.
     """
     output = terminal(100)
     with Progress(output=output) as progress:
@@ -262,8 +263,8 @@ def test_devices_may_emit_from_their_threads() -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("closed file")])
-def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None:
-    """A closed pipe or a terminal that is gone silences the progress.
+def test_a_closed_output_does_not_end_the_run(error: Exception) -> None:
+    """A closed pipe or terminal silences the progress.
 
     The outcomes are still counted.
     """
@@ -279,7 +280,7 @@ def test_output_that_nobody_takes_does_not_end_the_run(error: Exception) -> None
     assert len(progress.outcomes) == 2
 
 
-def test_the_summary_of_a_good_run() -> None:
+def test_the_summary_of_a_run_without_failures() -> None:
     """Gains weighted by count and torch's time, ties, statuses, seconds by activity, and the table
     with every shape.
     """
@@ -311,11 +312,11 @@ def test_the_summary_names_what_went_wrong() -> None:
     text = summarized(Report(GPUS, TABLE, (outcome(TASKS[0], us=0, others=(hung,)), slow, Outcome(TASKS[2], None, None))))
 
     assert f"hung ({STATUSES['hung']}): 1\n  triton:spins on a16w16 M=1 N=1280 K=8192 bf16->bf16: 30 s were over\n" in text
-    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 hung; torch is right, but not among the libtypes asked for\n" in text
+    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 hung; torch is right, but not in --libtype\n" in text
     assert "  triton: hung: 30 s were over\n" in text and "torch: ok" not in text
     assert "failed: a16w16 M=4 N=1280 K=8192 bf16->bf16: no backend offered a solution" in text
-    assert "slower than torch (not among the libtypes asked for): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
-    assert "held them back for 1 winners (power cap)" in text
+    assert "slower than torch (not in --libtype): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
+    assert "throttled by the driver for 1 winners (power cap)" in text
     assert f"1 tuned, 2 failed: {TABLE}" in text
 
 
@@ -330,7 +331,7 @@ def test_the_summary_gives_a_few_examples_and_all_if_verbose() -> None:
     assert long.count("triton:k") == 50
 
 
-def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
+def test_the_summary_has_the_budget_and_the_pins() -> None:
     """Shapes that the budget did not suffice for are counted, and named with -v.
 
     Pins are named by N and K.
@@ -341,12 +342,12 @@ def test_the_summary_tells_of_the_budget_and_the_pins() -> None:
     text = summarized(report)
 
     assert "pinned for every M: N=1280 K=8192 bf16: triton:fast_[bold]v3 splitK=4\n" in text
-    assert "1 tuned, 0 failed, 2 not begun (the budget is spent; the same command resumes them)" in text
-    assert "not begun: a16w16 M=2" in summarized(report, verbose=True)
+    assert "1 tuned, 0 failed, 2not started (the budget is spent; the same command resumes them)" in text
+    assert "not started: a16w16 M=2" in summarized(report, verbose=True)
 
 
 def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
-    """The trial log is named where there is one."""
+    """The trial log is named if it exists."""
     (tmp_path / "t.trials.jsonl").touch()
 
     assert f"every trial: {tmp_path / 't.trials.jsonl'}" in summarized(Report(GPUS, tmp_path / "t.csv", (outcome(TASKS[0]),)))
@@ -372,8 +373,8 @@ def test_a_run_without_work_has_a_summary() -> None:
     ]
 
 
-def test_what_was_left_out_is_said_as_it_is() -> None:
-    """--stale leaves out other rows than a run does that skips what is tuned.
+def test_the_summary_distinguishes_skipped_shapes() -> None:
+    """--stale skips rows for other reasons than a run that skips tuned shapes.
 
     An input without shapes differs from both.
     """
@@ -383,7 +384,7 @@ def test_what_was_left_out_is_said_as_it_is() -> None:
     summary(stale, output=output, stale=True)
 
     assert "1 skipped (--stale: no rows of this device, or of the library's present version)" in output.file.getvalue()
-    assert "names no shape" in summarized(Report((), TABLE, ()))
+    assert "has no shapes" in summarized(Report((), TABLE, ()))
 
 
 def test_a_file_is_wide_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

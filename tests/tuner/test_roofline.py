@@ -1,4 +1,4 @@
-"""Roofline: what is known of a shape's time before it is measured."""
+"""Roofline: estimates of a shape's time before it is measured."""
 
 from __future__ import annotations
 

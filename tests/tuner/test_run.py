@@ -1,4 +1,4 @@
-"""A run as a whole: pins, budgets, kinds of devices, and what is kept when it ends early."""
+"""A run as a whole: pins, budgets, kinds of devices, and the results of an early end."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path
 
 
 def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pin counts as tuned for every M, so one made of what a budget sufficed for would never be
-    looked at again.
-    """
+    """A pin counts as tuned for every M, so a pin of a partly measured group would be final."""
     us = dict.fromkeys(itertools.product(("small", "large"), (1, 8, 100)), 20.0) | {("small", 1): 4.0, ("large", 100): 4.0}
     registry = fake_registry(fake_backend("turbo", solutions=("small", "large"), call=exact))
     table, options = tmp_path / "t.csv", attrs.evolve(QUICK, batch_invariant=True)
@@ -146,10 +144,8 @@ def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
     assert set(rows(table)) == {1, 8, 100}
 
 
-def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last device stops working the run ends, says so, and what it leaves is the next
-    run's.
-    """
+def test_shapes_without_a_working_device_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last device stops working, the run ends with a message, and the next run resumes."""
     state, place = {"gone": False, "mended": False}, Session.place
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
@@ -175,8 +171,8 @@ def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tm
     assert sorted(outcome.task.shape.m for outcome in second.outcomes) == [8, 100]
 
 
-def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
-    """Progress knows how much there is to do, and what is left out."""
+def test_the_plan_is_emitted_before_the_first_shape(tmp_path: Path) -> None:
+    """The plan has the tasks and the skipped shapes."""
     registry, seen = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), []
     tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry, bench=clock({}))
 
@@ -195,7 +191,7 @@ def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
     assert all(place is not None for place, _ in seen[1:])
 
 
-def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a shape keeps its trials.
 
     The next run of the same kind does not do them again.
@@ -227,7 +223,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_other_options_reuse_nothing(tmp_path: Path) -> None:
-    """A trial says what it says under the options it was made with."""
+    """A trial holds only for the options it was made with."""
     registry, table = fake_registry(fake_backend("turbo", solutions=("broken", "steady"), call=exact)), tmp_path / "t.csv"
 
     def interrupt(_: Any, event: Any) -> None:
@@ -242,7 +238,7 @@ def test_other_options_reuse_nothing(tmp_path: Path) -> None:
 
 
 def test_shapes_that_failed_before_the_interruption_stay_failed_until_the_run_has_ended(tmp_path: Path) -> None:
-    """The run that goes on counts them, says why, and the next whole run tries again."""
+    """The resumed run counts them with the reason, and the next new run tries again."""
     broken = {"value": True}
 
     def call(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -265,8 +261,8 @@ def test_shapes_that_failed_before_the_interruption_stay_failed_until_the_run_ha
     assert set(rows(table)) == {1, 8, 100}
 
 
-def test_no_backend_for_the_op_is_told_at_once(tmp_path: Path) -> None:
-    """What is installed, and what it covers."""
+def test_an_op_without_a_backend_is_an_error_at_once(tmp_path: Path) -> None:
+    """The error lists the installed backends and their ops."""
     registry = fake_registry(fake_backend("other", ops=("relu16",)))
 
     with pytest.raises(LibtypeError, match="no backend of --libtype other covers the op a16w16: other covers relu16"):

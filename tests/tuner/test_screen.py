@@ -22,7 +22,7 @@ def solution(name: object, libtype: str = "tri") -> Solution:
 
 
 class Chip:
-    """A sampler over true times that counts rounds and what they take, and slows down by *drift* a
+    """A sampler over true times that counts rounds and their time, and slows down by *drift* a
     call.
     """
 
@@ -49,7 +49,7 @@ def none(_: Sequence[Solution]) -> list[Solution]:
     return []
 
 
-def test_the_hopeless_get_one_round() -> None:
+def test_slow_solutions_get_one_round() -> None:
     """A solution far slower than the best of its backend is timed once.
 
     A slow backend's best is timed on.
@@ -63,7 +63,7 @@ def test_the_hopeless_get_one_round() -> None:
 
 
 def test_survivors_are_near_the_best_and_first_guesses() -> None:
-    """Who is 30 % behind goes no further, but for each backend's first guess.
+    """Solutions that are 30 % slower are dropped, except each backend's first guess.
 
     The rest have the status screened.
     """
@@ -84,7 +84,7 @@ def test_survivors_are_near_the_best_and_first_guesses() -> None:
     }
 
 
-def test_at_most_topk_of_a_libtype_go_on() -> None:
+def test_at_most_topk_of_a_libtype_are_kept() -> None:
     """The fastest of each backend survive, and its first guess."""
     times = {solution(place, libtype): 10.0 + (30 - place) / 1000 for libtype in ("tri", "other") for place in range(30)}
     found = screen(SHAPE, list(times), Chip(times), 4, none, 0.0)
@@ -106,10 +106,10 @@ def test_noise_widens_the_band() -> None:
     assert solution(3) in noisy.survivors
 
 
-def test_failures_are_told_and_go_no_further() -> None:
-    """What crashes while it is timed comes back as its Timing.
+def test_failures_are_reported_and_dropped() -> None:
+    """A solution that crashes while it is timed is returned as its Timing. If all crash, none
 
-    Where nothing is left, nothing survives.
+    survives.
     """
     times = {solution(1): 0.0, solution(2): 10.0}
     found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)
@@ -136,7 +136,7 @@ class Hill:
 
 
 def test_refinement_climbs_while_it_gains() -> None:
-    """Neighbours of the best are tried, then theirs; no solution is asked about or timed twice."""
+    """Neighbours of the best are tried, then theirs; no solution is queried or timed twice."""
     hill = Hill(0.02)
     found = screen(SHAPE, [solution(place) for place in (10, 47, 90)], Chip(hill.times), 20, hill.neighbours, 0.0)
 
@@ -155,7 +155,7 @@ def test_refinement_ends_where_it_gains_less_than_a_percent() -> None:
 
 
 @pytest.mark.parametrize("floor, passes", [(9.9, 0), (8.0, 1)])
-def test_what_is_at_the_roofline_is_not_refined(floor: float, passes: int) -> None:
+def test_shapes_at_the_roofline_are_not_refined(floor: float, passes: int) -> None:
     """Where the hardware allows no more, neighbours are not even compiled."""
     hill = Hill(0.05)
     screen(SHAPE, [solution(50)], Chip(hill.times), 20, hill.neighbours, floor)
@@ -164,7 +164,7 @@ def test_what_is_at_the_roofline_is_not_refined(floor: float, passes: int) -> No
 
 
 def test_a_backend_far_behind_is_not_refined() -> None:
-    """Neighbours are asked of the libtypes that may still win."""
+    """Only libtypes that may still win are refined."""
     asked: list[Solution] = []
     times = {solution(1): 10.0, solution(2, "slow"): 20.0}
     screen(SHAPE, list(times), Chip(times), 20, lambda leaders: asked.extend(leaders) or [], 0.0)

@@ -36,13 +36,13 @@ def test_the_fastest_right_solution_wins() -> None:
 
 
 @pytest.mark.parametrize("us", [0.0, -1.0, float("inf")])
-def test_a_time_that_is_none_never_wins(us: float) -> None:
+def test_a_row_without_a_time_never_wins(us: float) -> None:
     """Placeholders of 0, -1 and infinity are no times."""
     assert chosen(timing("asm", us), timing("torch", 10.0)) == "torch:k"
 
 
 def test_ties_go_to_the_incumbent_then_by_rank() -> None:
-    """Within noise or 0.5 % what the table has stays.
+    """Within noise or 0.5 % the table's row stays.
 
     Without an incumbent the earlier libtype gets it.
     """
@@ -53,9 +53,9 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
 
 def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
-    """What is as fast within noise as the guess is luck.
+    """A solution as fast as the guess within noise does not replace it. A clearly faster one does,
 
-    What is clearly faster is not, and a libtype of a better rank goes first.
+    and a libtype of better rank precedes it.
     """
     tied = (timing("triton", 10.0, name="lucky"), timing("triton", 10.03, name="guess"))
     guesses = {Solution("triton", "guess"), Solution("torch", "k")}
@@ -70,7 +70,7 @@ def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
     assert winner(*tied, timing("asm", 10.03), timing("torch", 10.0)) == "asm:k"
 
 
-def test_torchs_own_call_keeps_a_shape_that_is_won_by_less_than_a_percent() -> None:
+def test_torchs_own_call_keeps_a_shape_within_a_percent() -> None:
     """Without a row the default is the incumbent, and only a clear gain displaces it."""
     default = timing("torch", 10.0)
 
@@ -91,7 +91,7 @@ def test_only_the_libtypes_asked_for_are_stored() -> None:
     assert chosen(timing("torch", 5.0), eligible=("triton",)) == ""
 
 
-def test_the_log_of_a_real_run_gives_the_rows_that_it_gave_then(golden: Path) -> None:
+def test_the_log_of_a_real_run_gives_its_rows_again(golden: Path) -> None:
     """Recorded trials of an H200 select the solutions that the shipped table holds."""
     shipped = {row.shape: row.solution for row in read_rows(named_file("llama70b-tp8_h200_bf16_tuned_gemm.csv"), op_named("a16w16"))[0]}
     trials = read_trials(golden / "trials-v1.jsonl")
@@ -119,7 +119,7 @@ def pinned(
 
 
 def test_the_pin_takes_the_least_time_over_the_workload() -> None:
-    """One solution for all M: what the workload runs most decides."""
+    """One solution for all M: the most frequent shapes decide."""
     both = (at(1, "asm", 5.0), at(64, "asm", 30.0), at(1, "triton", 8.0), at(64, "triton", 20.0))
 
     assert pinned(*both) == "triton:k"

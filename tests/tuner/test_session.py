@@ -1,4 +1,4 @@
-"""Session: what is asked of a device, one thing at a time, whatever was asked before."""
+"""Session: requests to a device, each independent of earlier ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def session(**options) -> Session:
     return Session("a16w16", -1, Options(**{"libtype": "turbo", **options}), fake_registry(backend))
 
 
-def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
-    """A worker that was replaced binds what it is asked about, so nothing has to be repeated."""
+def test_a_restarted_session_answers_like_the_first() -> None:
+    """A replaced worker binds the requested solutions, so no earlier request must be repeated."""
     samples = session().sample(SHAPE, (GOOD,), 3)
 
     assert isinstance(samples[GOOD], Samples)
@@ -37,7 +37,7 @@ def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
     assert session().check_again(SHAPE, GOOD).status == "ok"
 
 
-def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
+def test_candidates_limits_the_list_to_first_guesses() -> None:
     """`candidates` cuts each backend's list from its end.
 
     The baseline is listed as always.
@@ -49,7 +49,7 @@ def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
     assert session().list(SHAPE)[0] == (GOOD, BAD)
 
 
-def test_the_tolerance_of_an_element_may_be_said() -> None:
+def test_the_tolerance_of_an_element_can_be_set() -> None:
     """`atol` and `rtol` take the place of the op's.
 
     Without any, the rounding of a sum is too much.
@@ -59,7 +59,7 @@ def test_the_tolerance_of_an_element_may_be_said() -> None:
     assert session(errRatio=0.0, atol=0.0, rtol=0.0).check(SHAPE, GOOD).status == "wrong"
 
 
-def test_what_fails_in_a_round_costs_itself() -> None:
+def test_a_failure_in_a_round_costs_one_solution() -> None:
     """Samples of the others come back with the Timing of the failure."""
     answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)
 
@@ -78,7 +78,7 @@ def test_a_new_shape_forgets_the_last() -> None:
     assert list(one._launchers) == [GOOD]
 
 
-def test_listing_gives_torchs_own_call_beside_what_was_asked_for() -> None:
+def test_the_list_always_has_torchs_own_call() -> None:
     """The baseline is known even where torch is not among the libtypes."""
     found, baseline = session().list(SHAPE)
 
@@ -96,7 +96,7 @@ def test_neighbours_come_from_the_leaders_backend() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_determinism_is_asked_for_not_required(asked: bool) -> None:
+def test_determinism_is_checked_only_on_request(asked: bool) -> None:
     """A kernel whose bits change is right; it is refused only with --deterministic."""
     count = iter(range(1000))
 
@@ -110,8 +110,8 @@ def test_determinism_is_asked_for_not_required(asked: bool) -> None:
     assert timing.deterministic is False
 
 
-def test_batch_invariance_is_verified_where_it_is_asked_for() -> None:
-    """A backend's claim counts for nothing: rows are compared over several M."""
+def test_batch_invariance_is_checked_only_on_request() -> None:
+    """A backend's claim does not count: rows are compared over several M."""
 
     def by_size(solution, shape, x, weight):
         exact = (x.double() @ weight.double().t()).float()

@@ -1,4 +1,4 @@
-"""What a run writes, what survives its death, and what the next run makes of it."""
+"""A run's files, their state after a crash, and their use by the next run."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ class TestResume:
         assert rows(second) == {1: 5.0, 3: 7.0}
         assert lines(second)[0]["run"] in lines(second)[-3]["resumes"]
 
-    def test_goes_through_several_interruptions(self, begin):
-        """A third run knows what the first two measured, also of one shape."""
+    def test_survives_several_interruptions(self, begin):
+        """A third run reuses the trials of the first two, also of one shape."""
         for name in ("a", "b"):
             store = begin()
             store.log(PLACE, [timing(SHAPES[0], name)])
@@ -202,7 +202,7 @@ class TestResume:
 
         assert begin().known(H200, SHAPES[0]) == ()
 
-    def test_takes_nothing_of_a_run_that_ended(self, begin):
+    def test_reuses_nothing_of_a_finished_run(self, begin):
         """Tuning again (--all) is measuring again, also after a run that had been resumed."""
         first = begin()
         first.record(outcome(SHAPES[0]))
@@ -211,7 +211,7 @@ class TestResume:
 
         assert begin().done(H200, SHAPES[0]) is MISSING
 
-    def test_takes_nothing_that_was_tuned_since(self, begin):
+    def test_reuses_nothing_that_was_tuned_since(self, begin):
         """A newer outcome has priority over an interrupted run's trials."""
         first = begin()
         first.log(PLACE, [timing(shape, "a") for shape in SHAPES[:2]])
@@ -224,8 +224,8 @@ class TestResume:
         assert third.known(H200, SHAPES[0]) == ()
         assert len(third.known(H200, SHAPES[1])) == 1
 
-    def test_takes_nothing_measured_otherwise(self, begin, caplog):
-        """Other options or versions are other trials, as the log says; --no-resume reuses none."""
+    def test_reuses_nothing_measured_with_other_options(self, begin, caplog):
+        """Trials of other options or versions are not reused, and a log line says so; --no-resume reuses none."""
         caplog.set_level(logging.INFO, "tunedgemm")
         first = begin()
         first.log(PLACE, [timing(SHAPES[0], "a")])
@@ -240,7 +240,7 @@ class TestResume:
         fresh.close()
         assert len(begin().known(H200, SHAPES[0])) == 1
 
-    def test_leaves_a_run_alone_that_goes_on(self, begin):
+    def test_leaves_a_running_run_alone(self, begin):
         """Neither its trials nor those that it resumed are taken; when it dies they are free."""
         dead = begin()
         dead.log(PLACE, [timing(SHAPES[0], "a")])
@@ -256,8 +256,8 @@ class TestResume:
         heir = begin()
         assert len(heir.known(H200, SHAPES[0])) == len(heir.known(H200, SHAPES[1])) == 1
 
-    def test_puts_a_row_that_the_dead_run_had_no_time_for(self, begin, monkeypatch):
-        """A row that is in the log alone is written, with its version, by the next open."""
+    def test_writes_the_row_that_a_killed_run_had_not_written(self, begin, monkeypatch):
+        """The next open writes a row that only the log has, with its version."""
         first = begin()
         first.record(outcome(SHAPES[0]))
         monkeypatch.setattr(module, "upsert", _full)
@@ -273,7 +273,7 @@ class TestResume:
         assert second.done(H200, SHAPES[1]) == timing(SHAPES[1], "good", 6.0)
         assert {row.libver for row in read_rows(second.table, OP)[0]} == {"3"}
 
-    def test_puts_it_over_the_row_that_it_replaces(self, begin, monkeypatch):
+    def test_writes_it_over_the_row_that_it_replaces(self, begin, monkeypatch):
         """With --all it replaces the incumbent's row, but not a user's later one."""
         begin().record(outcome(SHAPES[0], 9.0, "old"))
         again = begin(resume=False)
@@ -293,7 +293,7 @@ class TestResume:
         begin()
         assert rows(again) == {1: 4.0}
 
-    def test_tunes_anew_what_somebody_took_out_of_the_table(self, begin):
+    def test_tunes_again_a_shape_whose_row_was_removed(self, begin):
         """A deleted row is not put back from the log, and its trials are forgotten."""
         first = begin()
         for shape in SHAPES[:3]:
@@ -337,15 +337,15 @@ class TestTable:
         assert "nonsense" in text
 
     @pytest.mark.parametrize("content", [b"", b"M,N\n1,2\n", b"\xff\xfe", b"gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,6"])
-    def test_a_table_broken_by_hand_is_told_before_measuring(self, begin, tmp_path, content):
-        """Nothing is begun: no log is written and the file is as it was."""
+    def test_a_broken_table_is_an_error_before_measuring(self, begin, tmp_path, content):
+        """The run does not begin: no log is written and the file is as it was."""
         (tmp_path / "t.csv").write_bytes(content)
         with pytest.raises(TableError, match=r"t\.csv"):
             begin()
         assert (tmp_path / "t.csv").read_bytes() == content
         assert not (tmp_path / "t.trials.jsonl").exists()
 
-    def test_what_cannot_be_written_is_told_before_measuring(self, tmp_path):
+    def test_an_unwritable_file_is_an_error_before_measuring(self, tmp_path):
         """A folder in the way, a file as a folder, something that is not a file."""
         (tmp_path / "file").touch()
         (tmp_path / "folder.trials.jsonl").mkdir()
@@ -356,7 +356,7 @@ class TestTable:
         with pytest.raises(TableError, match="-o2"):
             Store(OP, tmp_path / "t.csv", tmp_path / "file" / "p.csv").open(SAME)
 
-    def test_each_table_has_a_log_of_its_own(self, tmp_path):
+    def test_each_table_has_a_separate_log(self, tmp_path):
         """Also where a name has dots but no .csv."""
         logs = {name: Store(OP, tmp_path / name).trials.name for name in ("a.csv", "a.v1", "a.v2", "a")}
         assert logs == {"a.csv": "a.trials.jsonl", "a.v1": "a.v1.trials.jsonl", "a.v2": "a.v2.trials.jsonl", "a": "a.trials.jsonl"}
@@ -384,7 +384,7 @@ class TestTable:
 class TestFullDisk:
     """A file may not grow any more, as on a full disk or with a quota."""
 
-    def test_the_log_keeps_what_it_has(self, begin, file_limit):
+    def test_the_log_is_only_appended_to(self, begin, file_limit):
         """The error names the file, no half line stays, and with space again the run goes on."""
         store = begin()
         store.log(PLACE, [timing(SHAPES[0], "a")])
@@ -409,7 +409,7 @@ class TestFullDisk:
         store.record(outcome(Shape("a16w16", 98, 64, 128)))
         assert {98, 99} < set(rows(store))
 
-    def test_a_run_that_cannot_begin_leaves_nothing_held(self, begin, tmp_path, file_limit):
+    def test_a_run_that_cannot_begin_releases_its_locks(self, begin, tmp_path, file_limit):
         """The header does not fit: an error, and no lock that would make the run look alive."""
         begin().close()
         size = (tmp_path / "t.trials.jsonl").stat().st_size

@@ -1,4 +1,4 @@
-"""Writers that are killed, and several writers at once.
+"""Killed writers, and concurrent writers.
 
 Real processes on one table and one log.
 """
@@ -102,7 +102,7 @@ print(killed)
 
 
 def test_killed_between_log_and_table(tmp_path):
-    """The next run writes the row of an outcome that is in the log alone."""
+    """The next run writes the row of an outcome that only the log has."""
     source = """
 import tunedgemm.tuner.store as store
 real = store.upsert

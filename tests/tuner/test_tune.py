@@ -33,7 +33,7 @@ def rows(path: Path) -> dict[int, str]:
 
 
 def test_every_candidate_ends_with_a_status_and_the_good_one_wins(tmp_path: Path) -> None:
-    """Raising, wrong and slow solutions cost themselves only, and the log says what became of each."""
+    """Raising, wrong and slow solutions cost only themselves, and the log has the status of each."""
 
     def call(solution, shape, x, weight):
         if solution.kernel_name == "raises":
@@ -67,10 +67,10 @@ def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:
     assert third.outcomes[0].task.incumbent == Solution("turbo", first[1].split(":")[1])
 
 
-def test_a_row_of_aiter_gives_way_to_what_is_measured_again(tmp_path: Path) -> None:
+def test_a_row_of_aiter_is_replaced_when_measured_again(tmp_path: Path) -> None:
     """AITER's rows name no device.
 
-    With --all the new row takes the place of such a row, whatever time it claims.
+    With --all the new row replaces such a row, whatever its time.
     """
     registry, path = fake_registry(fake_backend("turbo", solutions=("a",), call=linear)), tmp_path / "t.csv"
     tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry)
@@ -85,7 +85,7 @@ def test_a_row_of_aiter_gives_way_to_what_is_measured_again(tmp_path: Path) -> N
     assert [(row.device, str(row.solution)) for row in read_rows(path, OP)[0]] == [(row.device, "turbo:a")]
 
 
-def test_a_shape_that_nothing_can_run_is_reported_and_not_stored(tmp_path: Path) -> None:
+def test_a_shape_without_a_solution_is_reported_and_not_stored(tmp_path: Path) -> None:
     """The failed shape has no row, the others have theirs."""
 
     def supports(shape, device):
@@ -111,7 +111,7 @@ def test_a_backend_that_breaks_the_contract_is_left_out(tmp_path: Path, caplog: 
     assert rows(tmp_path / "t.csv")
 
 
-def test_torch_may_win_with_all_and_is_never_stored_without_being_asked_for(tmp_path: Path) -> None:
+def test_torch_is_stored_only_if_libtype_includes_it(tmp_path: Path) -> None:
     """With --libtype all a table is never slower than torch.
 
     With one libtype the row is that libtype's.
@@ -141,7 +141,7 @@ def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> Non
 
 
 def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What raises while the neighbours are listed is logged.
+    """An exception while the neighbours are listed is logged.
 
     The listed solutions are tuned all the same.
     """
@@ -204,8 +204,8 @@ def test_the_profile_holds_every_candidate(tmp_path: Path) -> None:
     assert sum(",turbo," in line for line in lines) == 4
 
 
-def test_users_mistakes_are_told_before_anything_is_measured(tmp_path: Path) -> None:
-    """Unknown libtypes, unusable folders, missing inputs and absurd options name what is wrong."""
+def test_usage_errors_come_before_anything_is_measured(tmp_path: Path) -> None:
+    """Unknown libtypes, unusable folders, missing inputs and invalid options are named."""
     registry, blocked = fake_registry(), tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(LibtypeError, match="no backend of that name; installed: torch"):

@@ -1,4 +1,4 @@
-"""Verify: wrong in any way is caught, right passes."""
+"""Verify: every kind of wrong output is caught, and right ones pass."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_verified_kernel_is_known_to_repeat_itself() -> None:
     assert (timing.status, timing.deterministic) == ("ok", False)
 
 
-def test_a_cache_that_fills_is_no_leak() -> None:
+def test_a_cache_that_fills_up_is_not_a_leak() -> None:
     """A workspace that the first call keeps, or that each call puts in the place of the last, is
     none; one more at every call is.
     """
@@ -179,7 +179,7 @@ def test_a_cache_that_fills_is_no_leak() -> None:
     assert "every call keeps" in checked(leaks).detail
 
 
-def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
+def test_a_kernel_that_is_right_only_once_is_wrong() -> None:
     """After the timing everything is checked again."""
     _state.clear()
     verifier, launcher = Verifier(OP, SHAPE, operands(), 0.05), Launcher(right_for_a_while)
@@ -190,11 +190,11 @@ def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
     again = verifier.check_again(Solution("fake", "a"), launcher, graphed=False)
 
     assert again.status == "wrong"
-    assert "right at first, then not" in again.detail
+    assert "right at first, wrong later" in again.detail
 
 
 def test_batch_invariance_is_tested_over_many_m() -> None:
-    """Rows whose bits depend on M speak against it, and so does an M that is refused.
+    """Rows whose bits depend on M fail, and so does an M that is refused.
 
     A plain row-wise product passes.
     """
@@ -209,11 +209,11 @@ def test_batch_invariance_is_tested_over_many_m() -> None:
     assert verifier.batch_invariant(lambda at: Launcher(exact)) == ""
     assert "differ between M = 64" in verifier.batch_invariant(lambda at: Launcher(by_size))
     refusing = verifier.batch_invariant(lambda at: Launcher(exact) if at.m > 1 else Unsupported("one row is too few"))
-    assert refusing == "it does not run M = 1: one row is too few"
+    assert refusing == "it refuses M = 1: one row is too few"
     assert min(INVARIANT_M) == 1
 
 
-def test_the_rows_of_a_bias_are_left_alone() -> None:
+def test_batch_invariance_keeps_the_bias_whole() -> None:
     """Only activations are cut to the M at hand, even if a bias is as long."""
     shape = Shape("a16w16", 4, max(INVARIANT_M), 32, "fp32", epilogue="bias")
     sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)]
@@ -240,7 +240,7 @@ def verifier_of(shape: Shape) -> Verifier:
 
 
 @pytest.mark.parametrize("name", sorted(ops()))
-def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
+def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
     """The reference itself passes.
 
     Last row of the last batch lost, an operand written to, and an output of another form do not.
@@ -279,9 +279,9 @@ def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
-    """Rows alone are those among others, in each batch.
+    """A row's bits alone equal those among other rows, in each batch. A solution whose rows depend
 
-    A solution whose rows depend on how many there are is found out.
+    on their number fails.
     """
     shape = shape_with_rows(name)
     verifier, solution = verifier_of(shape), Solution("fake", "k")

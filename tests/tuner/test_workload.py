@@ -84,8 +84,8 @@ def test_hot_weights_are_one_copy() -> None:
 
 
 def test_times_are_of_one_call() -> None:
-    """A call that sleeps 2 ms is timed at about 2 ms, whatever a sample holds, and the samples say
-    what that is.
+    """A call that sleeps 2 ms is timed at about 2 ms, whatever the calls per sample, which the
+    samples have.
     """
 
     def slow(x, weight):
@@ -102,10 +102,8 @@ def test_times_are_of_one_call() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 5])
-def test_what_raises_is_an_answer_and_the_others_are_timed(calls: int) -> None:
-    """A launcher that raises, at once or in the middle of the rounds, gives its exception and no
-    samples.
-    """
+def test_a_launcher_that_raises_leaves_the_others_timed(calls: int) -> None:
+    """A launcher that raises, at once or later, gives its exception and no samples."""
     left = [calls]
 
     def breaks(x, weight):
@@ -126,7 +124,7 @@ def test_the_last_level_cache_is_known() -> None:
     assert 1 << 20 <= cache_bytes(current_device()) <= 1 << 30
 
 
-def test_clocks_that_nobody_tells_are_none() -> None:
+def test_unknown_clocks_are_zero() -> None:
     """On a CPU, and without NVML or a driver, the clock is 0 and the reason empty."""
     assert clocks(device_of(-1)) == (0, "")
     if not torch.cuda.is_available():
@@ -134,7 +132,7 @@ def test_clocks_that_nobody_tells_are_none() -> None:
 
 
 def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML's bits come out as what holds the clock back.
+    """NVML's bits become words for the throttle reasons.
 
     Idling and clocks that users set are no such thing.
     """
@@ -161,7 +159,7 @@ def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
 def test_touching_leaves_every_bit(dtype) -> None:
-    """Whatever the dtype, strides and offset, also of nothing.
+    """This holds for every dtype, stride and offset, and for empty tensors.
 
     Values are as before, NaN among them.
     """
@@ -210,7 +208,7 @@ def test_two_copies_of_one_kernel_take_the_same() -> None:
 
 
 @pytest.mark.gpu
-def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> None:
+def test_a_launcher_that_cannot_be_captured_fails_alone() -> None:
     """A call that synchronises breaks its own capture; the next solution is still timed."""
 
     def synchronises(x, weight):
@@ -227,10 +225,8 @@ def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> No
 
 
 @pytest.mark.gpu
-def test_others_are_timed_after_all_were_forgotten() -> None:
-    """Graphs that are all dropped leave nothing behind that keeps the next ones from being
-    captured.
-    """
+def test_solutions_are_timed_after_all_graphs_were_freed() -> None:
+    """After all graphs are dropped, new ones can be captured."""
     workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
     for _ in range(3):
         assert isinstance(workload({NATIVE: LINEAR}, 1)[NATIVE], Samples)
@@ -249,7 +245,7 @@ def test_a_hot_weight_is_read_faster_than_a_cold_one() -> None:
 
 @pytest.mark.gpu
 def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
-    """Eager samples contain what the host takes for each call, graphs do not.
+    """Eager samples contain the host time of each call, graphs do not.
 
     A call outside a graph is launched.
     """
@@ -272,10 +268,10 @@ def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
 
 
 @pytest.mark.gpu
-def test_the_clock_is_told_where_nvml_answers() -> None:
+def test_the_clock_is_read_from_nvml() -> None:
     """With NVML's bindings each sample has a clock of hundreds of MHz.
 
-    The reason is words or nothing.
+    The throttle reason is text, or empty.
     """
     pytest.importorskip("pynvml")
     device = current_device()
@@ -292,7 +288,7 @@ def test_the_clock_is_told_where_nvml_answers() -> None:
 def test_a_busy_device_is_not_saturated_again() -> None:
     """The first call loads the chip.
 
-    One that follows at once takes little longer than its round.
+    A measurement right after another takes little longer than its rounds.
     """
     workload = Workload(OP, Shape("a16w16", 16, 7168, 8192), current_device())
     us(workload, rounds=1)
@@ -303,7 +299,7 @@ def test_a_busy_device_is_not_saturated_again() -> None:
     assert (time.perf_counter() - start) / 10 < 1.5 * module.STEP  # saturating takes two steps at least
 
 
-def test_samples_of_what_is_slower_than_guessed_are_short() -> None:
+def test_slower_calls_than_guessed_get_shorter_samples() -> None:
     """On a CPU a call of 5 ms, for which microseconds were guessed, is not made hundreds of times
     for each sample.
     """

@@ -43,8 +43,9 @@ def both(path) -> dict[int, tuple[int, int]]:
     return {entry.shape.m: (entry.count, entry.graph) for entry in read_untuned(path, OP)}
 
 
-def test_a_shape_is_on_disk_when_it_is_met(path):
-    """A shape's row is there at once, in AITER's columns and a count; calls after it are added by a flush."""
+def test_a_shape_is_on_disk_at_its_first_call(path):
+    """A shape's row is written at once, in AITER's columns and a count;
+    calls after it are added by a flush."""
     capture = Capture(OP, path)
     counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
     assert path.read_text().splitlines() == [
@@ -57,7 +58,7 @@ def test_a_shape_is_on_disk_when_it_is_met(path):
     assert counts(path) == {3: 7}
 
 
-def test_meeting_again_gives_the_same_counter(path):
+def test_a_second_call_gets_the_same_counter(path):
     """A shape has one counter in a process; the bias's dtype, which no table tells apart, makes no other."""
     capture = Capture(OP, path)
     counter = capture.meet(shape(3, epilogue="bias"))
@@ -67,7 +68,7 @@ def test_meeting_again_gives_the_same_counter(path):
 
 
 def test_an_empty_batch_is_not_captured(path):
-    """There is nothing to tune for M = 0: such a call gets a counter and no row."""
+    """M = 0 needs no tuning: such a call gets a counter and no row."""
     capture = Capture(OP, path)
     call(capture, 0, 5)
     capture.flush()
@@ -101,7 +102,7 @@ def test_rows_of_others_are_kept(path):
 
 
 def test_two_captures_of_one_file_add_up(path):
-    """What another process has written is read again and added to, not overwritten."""
+    """Counts of another process are read again and added to, not overwritten."""
     one, two = Capture(OP, path), Capture(OP, path)
     call(one, 1, 10)
     call(two, 1, 20)
@@ -112,7 +113,7 @@ def test_two_captures_of_one_file_add_up(path):
 
 
 def test_a_file_that_vanishes_is_made_again(path):
-    """When somebody deletes the file, what is met from then on is captured."""
+    """After the file is deleted, later shapes are captured."""
     capture = Capture(OP, path)
     call(capture, 1, 4)
     capture.flush()
@@ -140,7 +141,7 @@ def test_threads_add_up(path):
 
 
 def test_failures_are_logged_once_and_retried(path, caplog):
-    """Where nothing can be written the model goes on; once it can, everything counted since is written."""
+    """If nothing can be written, the model continues; once it can, everything counted since is written."""
     path.parent.write_text("a file where the folder should be")
     capture = Capture(OP, path)
     with caplog.at_level(logging.WARNING, "tunedgemm"):
@@ -155,7 +156,7 @@ def test_failures_are_logged_once_and_retried(path, caplog):
     assert counts(path) == {1: 10, 2: 20, 3: 30}
 
 
-def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatch):
+def test_a_locked_file_delays_a_model_once(path, caplog, monkeypatch):
     """A process that holds the lock costs one wait, not one per shape; shapes are written afterwards."""
     monkeypatch.setattr("tunedgemm.workload.capture._PATIENCE", 0.5)
     capture = Capture(OP, path)
@@ -169,8 +170,8 @@ def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatc
     assert counts(path) == dict.fromkeys(range(1, 21), 2)
 
 
-def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
-    """A file that cannot be read is not overwritten; the log says what is wrong with it."""
+def test_a_file_that_is_not_csv_is_left_alone(path, caplog):
+    """A file that cannot be read is not overwritten; the log names the fault."""
     path.parent.mkdir()
     path.write_bytes(b"\x00\x01")
     call(Capture(OP, path), 1)
@@ -187,7 +188,7 @@ def test_the_recorder_of_an_op():
     assert counts(untuned_path(OP)) == {9: 1}
 
 
-def test_meeting_a_known_shape_writes_nothing(path):
+def test_calling_a_known_shape_writes_nothing(path):
     """Only the first meeting of a shape touches the file."""
     capture = Capture(OP, path)
     call(capture, 1)

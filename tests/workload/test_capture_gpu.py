@@ -47,7 +47,7 @@ def counts() -> dict[int, tuple[int, int]]:
 
 
 def test_calls_recorded_into_a_graph_are_counted_apart(gemm, weight) -> None:
-    """Calls inside torch.cuda.graph are recorded, a replay counts as nothing, and results match eager."""
+    """Calls inside torch.cuda.graph are recorded, a replay does not count, and results match eager."""
     x, other = rows_of(4), rows_of(6)
     for _ in range(3):
         wanted = gemm(x, weight)
@@ -71,7 +71,7 @@ def test_calls_recorded_into_a_graph_are_counted_apart(gemm, weight) -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_shape_first_met_inside_a_capture_is_recorded(gemm, weight, biased: bool) -> None:
-    """Its row is on disk at once and says that the call was recorded; the capture is not spoilt."""
+    """Its row is on disk at once and marks the call as recorded; the capture is not spoilt."""
     bias = torch.randn(N, dtype=torch.bfloat16, device="cuda") if biased else None
     gemm(rows_of(1), weight, bias)
     x = rows_of(9)
@@ -89,7 +89,7 @@ def test_a_shape_first_met_inside_a_capture_is_recorded(gemm, weight, biased: bo
     torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, bias))
 
 
-def test_streams_are_told_apart(gemm, weight) -> None:
+def test_captures_on_streams_are_separate(gemm, weight) -> None:
     """During a capture, calls on a joined stream are recorded and those on a third one are eager."""
     x, first, joined, third = rows_of(5), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
     for stream in (first, joined, third):
@@ -113,7 +113,7 @@ def test_streams_are_told_apart(gemm, weight) -> None:
 
 
 def test_operands_on_the_cpu_are_never_recorded(gemm, weight) -> None:
-    """A call on the CPU runs at once, whatever is being captured meanwhile."""
+    """A call on the CPU runs at once, also during a capture."""
     there, x, plain = rows_of(4), torch.randn(3, K), torch.randn(N, K)
     gemm(there, weight)
     torch.cuda.synchronize()

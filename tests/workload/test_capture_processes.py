@@ -71,7 +71,7 @@ def test_forked_children_count_only_their_own(path):
 
 
 def test_processes_add_up(path, child):
-    """Separate processes, forks among them, that end in an ordinary way leave the exact sum."""
+    """Separate and forked processes that end normally leave the exact sum."""
     source = SOURCE.format(path=str(path))
     source += """
 call(1, 5)
@@ -94,7 +94,7 @@ os.wait()
 
 @pytest.mark.parametrize("end", ["os._exit(0)", f"os.kill(os.getpid(), {int(signal.SIGKILL)})"])
 def test_a_killed_process_loses_no_shape(path, child, end):
-    """A process that ends without a word, a forked child too, leaves every shape it met."""
+    """A process or forked child that is killed leaves every shape it called."""
     source = SOURCE.format(path=str(path))
     source += f"""
 call(1, 5)
@@ -136,7 +136,8 @@ def test_a_fork_while_a_thread_writes(path):
 
 
 def test_a_full_disk_is_survived(path, child):
-    """A full disk costs a log line; nothing is counted twice, and all is written once there is room."""
+    """A full disk costs a log line;
+    nothing is counted twice, and all counts are written when there is room."""
     source = SOURCE.format(path=str(path))
     source += """
 import logging, resource
@@ -159,7 +160,7 @@ print(capture.path.read_text().count(chr(10)))
 
 
 @pytest.mark.parametrize("fork", ["True", "os.fork() == 0"])
-def test_counts_of_a_killed_process_are_there_but_for_the_last_seconds(path, child, fork):
+def test_a_killed_process_loses_only_the_last_seconds_of_counts(path, child, fork):
     """A thread of each process writes counts while it lives, of a forked child, too."""
     source = SOURCE.format(path=str(path)).replace(
         "import os,", "import tunedgemm.workload.capture; tunedgemm.workload.capture._INTERVAL = 0.05\nimport os,"
@@ -182,7 +183,7 @@ os._exit(0)
     assert counts(path) == {1: 42}
 
 
-def test_the_thread_that_writes_is_one_and_does_not_hold_a_process_up(child, path):
+def test_one_writer_thread_does_not_delay_the_exit(child, path):
     """One thread serves all captures, starts with the first shape, and does not delay the exit."""
     source = SOURCE.format(path=str(path))
     source += """
@@ -197,7 +198,7 @@ print(before, [(thread.name, thread.daemon) for thread in threading.enumerate()]
 
 
 def test_spawned_children_add_up(path, tmp_path):
-    """Children that start afresh write what they counted when they end."""
+    """Spawned children write their counts when they end."""
     source = SOURCE.format(path=str(path))
     source += """
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The file of captured shapes: one appended line each; what others put there stays."""
+"""The file of captured shapes: one appended line each; content of others stays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def counts(path: Path) -> dict[int, tuple[int, int]]:
 
 
 def test_a_new_shape_is_one_line_at_the_end(path: Path) -> None:
-    """The file grows by a line and is not rewritten; what was there keeps every byte."""
+    """The file grows by a line and is not rewritten; existing bytes are unchanged."""
     path.write_text(f"{HEAD}\n{line(1, 7)}\n")
     before, file = path.stat(), CaptureFile(OP, path)
 
@@ -54,7 +54,7 @@ def test_a_new_shape_is_one_line_at_the_end(path: Path) -> None:
     assert path.stat().st_ino == before.st_ino
 
 
-def test_a_shape_that_has_a_line_gets_no_other(path: Path) -> None:
+def test_a_known_shape_gets_no_second_line(path: Path) -> None:
     """Whoever wrote it, this process, another one, or a person in other words."""
     path.write_text(f"{HEAD},note\n1,64,64,False,bf16,bf16,0,0,,,by hand\n")
     one, two = CaptureFile(OP, path), CaptureFile(OP, path)
@@ -66,7 +66,7 @@ def test_a_shape_that_has_a_line_gets_no_other(path: Path) -> None:
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_what_others_appended_is_read_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_appended_lines_are_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process resumes reading where it stopped, so a long file costs only its new lines."""
     one, two = CaptureFile(OP, path), CaptureFile(OP, path)
     one.add({shape(m): ONCE for m in range(1, 2001)}, 2.0)
@@ -81,7 +81,7 @@ def test_what_others_appended_is_read_and_nothing_else(path: Path, monkeypatch: 
     assert lines == [1, 1]
 
 
-def test_columns_may_stand_in_any_order_and_lines_end_as_they_do(path: Path, faults_of):
+def test_columns_keep_their_order_and_lines_their_ends(path: Path, faults_of):
     """A line's fields follow the file's own line of column names, its end that of the others."""
 
     def check(ending: str):
@@ -97,8 +97,9 @@ def test_columns_may_stand_in_any_order_and_lines_end_as_they_do(path: Path, fau
     assert not faults_of(check, ["\n", "\r\n", "\r"])
 
 
-def test_a_file_that_no_line_can_be_put_behind_is_rewritten(path: Path, faults_of):
-    """Nothing is appended to what is empty, lacks our columns, or has no line end; the rewriting mends it."""
+def test_a_file_that_cannot_be_appended_to_is_rewritten(path: Path, faults_of):
+    """Nothing is appended to a file that is empty, lacks our columns, or has no line end;
+    the rewriting mends it."""
 
     def check(content: str):
         path.write_text(content)
@@ -138,7 +139,7 @@ def test_calls_are_added_to_the_lines_of_their_shapes_alone(path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_line_that_was_cut_off_stays_readable_as_such(path: Path) -> None:
+def test_a_cut_off_line_is_marked(path: Path) -> None:
     """After a power cut the half line stays on a separate line, which readers report; shapes follow."""
     path.write_text(f"{HEAD}\n{line(1)}\n7,64,6")
     file = CaptureFile(OP, path)
@@ -172,7 +173,7 @@ def test_a_file_replaced_or_edited_in_place_is_read_again(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(path: Path, faults_of):
-    """It raises what readers of tables raise, and keeps every byte."""
+    """It raises the readers' error, and the file keeps every byte."""
 
     def check(content: bytes):
         path.write_bytes(content + b"\n")

@@ -18,7 +18,7 @@ def header(path: Path, *columns: str) -> Path:
     return path
 
 
-def test_columns_and_names_tell_the_op(tmp_path: Path, faults_of):
+def test_columns_and_names_determine_the_op(tmp_path: Path, faults_of):
     """Columns of one op decide, AITER's names decide between several, and M,N,K alone is the default's."""
 
     def check(name: str, columns: str, op: str):
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_left_to_its_reader(tmp_path: Path) -> Non
     assert op_of_file(tmp_path / "empty.csv").name == op_of_file(tmp_path / "absent.csv").name == "a16w16"
 
 
-def test_every_shape_can_be_said_in_its_tables_texts(tmp_path: Path, faults_of):
+def test_every_shape_can_be_written_in_its_tables_texts(tmp_path: Path, faults_of):
     """Of each op: the texts of its columns, or a line of its file, give the shape back."""
 
     def check(name: str):
@@ -84,7 +84,7 @@ def test_every_shape_can_be_said_in_its_tables_texts(tmp_path: Path, faults_of):
     assert not faults_of(check, sorted(ops()))
 
 
-def test_what_an_op_does_not_know_is_named_with_what_it_does() -> None:
+def test_an_unknown_column_is_named_with_the_known_ones() -> None:
     """A column of another op, and more sizes than its key has."""
     with pytest.raises(UserError, match="a16w16 has no column 'expert'; use M, N, K, bias"):
         shape_of_texts(op_named("a16w16"), ["1", "2", "3"], {"expert": "8"})

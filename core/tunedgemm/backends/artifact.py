@@ -35,7 +35,7 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
         key: everything that the bytes depend on: source, architecture, compiler and version,
             options.
         build: returns the bytes; called at most once, outside any lock.
-        fresh: rebuild, and replace what is stored.
+        fresh: rebuild, and replace the stored bytes.
         on_disk: the bytes are for another process, so a failure to store them is an error.
 
     Without *on_disk*, an unwritable folder only means that this process keeps the bytes in memory.

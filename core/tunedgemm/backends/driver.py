@@ -1,6 +1,6 @@
 """CUDA's and HIP's drivers through ctypes, for plugins that load code objects.
 
-A plugin names the functions that it calls, and launches in its own way. The vendors' headers are
+A plugin names the functions that it calls, and launches by itself. The vendors' headers are
 cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
 """
 

@@ -254,7 +254,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     """Check an object with hookimpls against the contract and bind its hooks.
 
     Raises:
-        PluginError: names the libtype, the hook and what is wrong with it.
+        PluginError: names the libtype, the hook and the fault.
     """
     contract = getattr(plugin, "CONTRACT", CONTRACT)
     if contract not in (CONTRACT, CONTRACT - 1):

@@ -25,7 +25,7 @@ GROUP = "tunedgemm.commands"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and which adds a command's late arguments when it parses it."""
+    """A parser with one-line errors, which adds a command's late arguments when it parses them."""
 
     late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
@@ -57,7 +57,7 @@ class _OutputError(OSError):
 
 
 class _Output:
-    """Standard output, whose errors are of another type than those of a command's files."""
+    """Standard output, with a separate type of error from a command's files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -77,7 +77,7 @@ class _Output:
             self._stream.flush()
 
     def settle(self) -> None:
-        """Flush, or raise the _OutputError of that or of an earlier write, which argparse drops."""
+        """Flush; raise this or an earlier _OutputError, because argparse drops errors of its writes."""
         self.flush()
         if self._error:
             raise self._error
@@ -107,7 +107,7 @@ def commands() -> list[Command]:
 
 
 def _of_plugin(entry: EntryPoint, wanted: str) -> Command:
-    """Load the *wanted* command of a plugin; for any other import nothing, and name its owner.
+    """Load a plugin's command if it is *wanted*; else return its name and owner without an import.
 
     Raises:
         UserError: the command cannot be imported.

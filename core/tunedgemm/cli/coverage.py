@@ -32,10 +32,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = times.add_argument
     add("--against", action="append", default=[], metavar="TABLE", help="a table whose rows and trials are known times of this device")
     add("--measure", nargs="?", const=_SECONDS, default=0.0, type=float, metavar="SECONDS",
-        help=f"time the solutions that run now, heaviest first, for this long (default: {_SECONDS:g})")  # fmt: skip
+        help=f"time the solutions in use, heaviest first, for this long (default: {_SECONDS:g})")  # fmt: skip
     shown = parser.add_argument_group("output")
     add = shown.add_argument
-    add("--by", default="", metavar="op|layer|shape", help="sum up by op, by layer (all of a shape but M) or by shape")
+    add("--by", default="", metavar="op|layer|shape", help="sum up by op, by layer (a shape without its M) or by shape")
     add("--next", type=int, default=10, metavar="N", help="layers to tune next (default: %(default)s)")
     add("-o", "--output", default="", metavar="FILE", help="write the shapes to tune next, for `tune -i`; for several ops to a FOLDER/")
     add("--csv", type=Path, metavar="FILE", help="write every shape with its solution and time")
@@ -116,7 +116,7 @@ def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
 
 
 def _verdict(result: Coverage, least: float | None) -> int:
-    """Return the exit code, 1 below *least* per cent; pins count as exact, as their user asked for them."""
+    """Return the exit code, 1 below *least* per cent; pins are deliberate and count as exact."""
     from tunedgemm.analysis.coverage import TUNED
     from tunedgemm.analysis.coverage.show import percent
 

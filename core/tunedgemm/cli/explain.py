@@ -1,4 +1,4 @@
-"""``tunedgemm explain``: the solution that serves a shape, and the reasons against the others."""
+"""``tunedgemm explain``: the solution that serves a shape, and why others do not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
         path: Path = named_file(name)
         op = op_named(arguments.op) if arguments.op else op_of_file(path)
         if _said(arguments, op):
-            raise UserError(f"{arguments.shape}: is a whole shape; leave out --set and its short forms, or give sizes")
+            raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
         return op, shape_of_line(op, path, int(line))
     op = op_named(arguments.op or DEFAULT_OP)
     sizes = [text.strip() for text in arguments.shape.split(",")]
@@ -89,4 +89,4 @@ def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     return said
 
 
-command = Command("explain", "show which solution serves a shape, and why not the others", _add_arguments, _run)
+command = Command("explain", "show which solution serves a shape, and why others do not", _add_arguments, _run)

@@ -1,4 +1,4 @@
-"""Flags that name a model and change shapes, shared by commands, and the shapes that they mean."""
+"""Shared flags that name a model and change shapes, and the shapes that they select."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Listed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each omission, and for each default that a shape rests on."""
+        """Return a sentence for each omitted product and each assumed default."""
         return tuple(dict.fromkeys(note for model in self.models for note in model.notes))
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _usable(backend: Backend, device: Device) -> str:
-    """Return "yes" if a backend serves any sample shape on a device, else its reasons for each op's first."""
+    """Return "yes" if a backend serves a sample shape on a device, else its reason for each op."""
     from tunedgemm.ops import ops
     from tunedgemm.shape import Shape
 

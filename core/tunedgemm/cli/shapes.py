@@ -62,8 +62,7 @@ class _Form:
     """One layout of the printed table.
 
     Attributes:
-        headings: of the columns.
-        cells: of each line, by heading.
+        headings: the columns' headings. cells: the cells of each line, by heading.
         breaks: the columns whose cells may wrap at spaces.
         framed: whether lines surround the cells.
     """

@@ -1,4 +1,4 @@
-"""``tunedgemm tune``: AITER's flags, names and defaults, and further ones."""
+"""``tunedgemm tune``: AITER's flags with their names and defaults, and further flags."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Request:
     Attributes:
         op: the op's name.
         source: its shapes.
-        captured: neither was named, so the summary also lists captured shapes of other ops.
+        captured: neither op nor source was named, so captured shapes of other ops are listed, too.
     """
 
     op: str
@@ -82,7 +82,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help=table)
     add("-o2", "--profile_file", dest="profile", default="", help="CSV to which every candidate's result is appended")
     add("--all", action="store_true", help="also tune shapes that the table already has")
-    add("--stale", action="store_true", help="tune only rows of the table whose library has changed its version")
+    add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
     add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
     add("--shard", type=_part, default=(1, 1), metavar="I/N", help="tune the I-th of N parts of the shapes; `table merge` joins the tables")
     add("--batch", type=int, default=100, help="shapes whose kernels are compiled ahead (default: %(default)s)")
@@ -141,7 +141,7 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
     )
     add("--compare", action="store_true", help="time the op before and after tuning; only --update_improved changes the table")
     add("--update_improved", action="store_true", help="with --compare: write the improved rows to the table")
-    add("--min_improvement_pct", type=float, default=3.0, help="smallest improvement, in per cent, for that (default: %(default)g)")
+    add("--min_improvement_pct", type=float, default=3.0, help="smallest improvement, in per cent, of a new row (default: %(default)g)")
 
 
 def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
 
 
 def _part_of_budget(left: float, requests: list[_Request]) -> float:
-    """Return the first run's positive share of the seconds that are left, by its number of shapes."""
+    """Return the next run's share of the remaining seconds, by its number of shapes; never 0."""
     counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
     return max(left * counts[0] / sum(counts), 0.001)
 
@@ -292,7 +292,7 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
     with _giving_up():
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
-            print(f"also captured, and not tuned: shapes of {', '.join(others)}; name one with --op")
+            print(f"not tuned: captured shapes of {', '.join(others)}; name one with --op")
     return 1 if report.failed or report.lost else 0
 
 
@@ -330,7 +330,7 @@ def _run_config(arguments: argparse.Namespace, request: _Request, options: Optio
 
 @contextlib.contextmanager
 def _giving_up() -> Iterator[None]:
-    """Print inside; drop output that cannot be written, because the work is done and its exit code holds."""
+    """Drop output that cannot be written inside: the work is done, and its exit code holds."""
     try:
         yield
         sys.stdout.flush()

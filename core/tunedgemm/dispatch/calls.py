@@ -37,7 +37,7 @@ class Binding(Serving, Protocol):
         """Tell whether a shape is bound on a device."""
 
     def bound(self, shape: Shape, device: Device) -> Explanation:
-        """Bind a shape and return what serves it."""
+        """Bind a shape and return the launcher that serves it."""
 
 
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -180,9 +180,9 @@ def with_gradient(op: str, call: Call) -> Call:
             raise OperandError(f"{op}: an operand has a tangent, but torch's call has no forward derivative: {error}") from error
         if any(map(has_tangent, operands)):
             if not has_tangent(out):
-                raise OperandError(f"{op}: an operand has a tangent, but this op gives none; unpack_dual it first")
+                raise OperandError(f"{op}: an operand has a tangent, which this op does not propagate; unpack_dual it first")
         elif not out.requires_grad:
-            raise OperandError(f"{op}: an operand requires a gradient, but this op gives none; {hint}")
+            raise OperandError(f"{op}: an operand requires a gradient, which this op does not compute; {hint}")
         return out
 
     return differentiable
@@ -244,7 +244,7 @@ def with_call_counter(call: Call, counter: list[int], ask: Callable[[], bool] | 
 
     Args:
         call: the launcher.
-        counter: how many calls ran at once, and how many were recorded into graphs.
+        counter: the numbers of calls that ran at once, and that were recorded into graphs.
         ask: what `recording` returned.
         operands: how many each call has.
     """

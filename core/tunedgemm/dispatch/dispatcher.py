@@ -289,7 +289,7 @@ class Dispatcher:
         return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
 
     def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
-        """Return what gives the reason against a solution of a shape; None where no solution has failed."""
+        """Return a function of the reason against a solution of a shape; None where no solution has failed."""
         if not self._vetoed:
             return None
         return lambda solution: self._vetoed.get((shape, device.index, solution), "")
@@ -302,7 +302,7 @@ class Dispatcher:
         """Bind a shape on a device that is present, and explain what serves it.
 
         Raises:
-            UserError: no backend takes it.
+            UserError: no backend supports it.
         """
         with self._lock:
             return self._bind(shape, device)[0]
@@ -318,7 +318,7 @@ class Dispatcher:
             untried = offers(shape, device, self.table, self.registry, self.settings.untuned)
             explanation, launcher = choose(untried, shape, device, self.registry, self._veto(shape, device))
             if launcher is None:
-                raise UserError(f"{shape} on {device}: no backend takes it\n{explanation}")
+                raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
             bound = self._bound[shape, device.index] = explanation, launcher
             if self.settings.log_choices:
                 _log.warning("%s", explanation)
@@ -338,7 +338,7 @@ class Dispatcher:
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):
             if shape not in self.unbound:
-                _log.warning("%s: met first while a graph is captured, so torch serves it there; call prewarm() before", shape)
+                _log.warning("%s: first called during a graph capture, so torch serves it there; call prewarm() before", shape)
             self.unbound[shape] = self.unbound.get(shape, 0) + 1
             return self.torch_fallback(shape, device), None
         explanation, launcher = self._bind(shape, device)

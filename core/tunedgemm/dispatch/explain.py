@@ -1,4 +1,4 @@
-"""Explain what would serve a call, without making it."""
+"""Explain which solution would serve a call, without making it."""
 
 from __future__ import annotations
 

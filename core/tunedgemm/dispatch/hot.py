@@ -21,10 +21,10 @@ hot_functions: weakref.WeakKeyDictionary[Call, tuple[Binding, Place]] = weakref.
 
 
 class GraphOps(Protocol):
-    """Stand-ins for calls in traced graphs."""
+    """Ops that replace calls in traced graphs."""
 
     def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
-        """Register a hot function, so that compilers trace a stand-in for it."""
+        """Register a hot function, so that compilers trace an op instead of it."""
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the function that replaces a call in a graph traced by running it.
@@ -37,7 +37,7 @@ _graph_ops: list[GraphOps] = []
 
 
 def register_graph_ops(graph_ops: GraphOps) -> None:
-    """Set the stand-in for calls in traced graphs, and add the hot functions that exist already."""
+    """Set the ops that replace calls in traced graphs, and add the existing hot functions."""
     for function, (dispatcher, place) in list(hot_functions.items()):
         graph_ops.add(function, dispatcher, place)
     _graph_ops[:] = [graph_ops]
@@ -63,7 +63,7 @@ def register_hot_function(function: Call, dispatcher: Binding, place: Place) -> 
 def serve_without_storage(
     dispatcher: Binding, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]
 ) -> torch.Tensor:
-    """Serve a call whose operands have no storage: by its stand-in in a graph, else by torch's call.
+    """Serve a call whose operands have no storage: by its op in a graph, else by torch's call.
 
     Raises:
         OperandError: the operands do not form this op, or one needs a gradient that the op does not

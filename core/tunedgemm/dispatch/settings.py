@@ -44,7 +44,7 @@ class Settings:
 
     Attributes:
         capture: ``AITER_TUNE_GEMM``: capture every shape that is called.
-        log_choices: ``AITER_LOG_TUNED_CONFIG``: log once per shape what was chosen and why.
+        log_choices: ``AITER_LOG_TUNED_CONFIG``: log each shape's choice once, with the reason.
         untuned: ``TUNEDGEMM_FALLBACK``, a comma list of the libtypes that may answer untuned calls,
             in order.
         online: ``HIP_ONLINE_TUNING``: tune a shape without a row at its first call.

@@ -54,7 +54,7 @@ def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]
 
 
 def watch_loading() -> None:
-    """Watch the loading of torch's modules from here on, and do what waits for those that are loaded."""
+    """Watch the loading of torch's modules from now on, and run the actions for those already loaded."""
     if _LOADING not in sys.meta_path:
         sys.meta_path.insert(0, _LOADING)
     for module in [module for module in _awaiting if module in sys.modules]:

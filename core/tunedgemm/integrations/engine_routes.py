@@ -1,6 +1,6 @@
 """Routes of an engine's layers: each call runs the faster of a table's and the engine's kernel.
 
-A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
+A route serves all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
 operands in the engine's own order, so a layer keeps the weights and the quantised activations that
 the engine made. `compare` times both sides on the layers of the loaded model. Linear layers are one
 op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).

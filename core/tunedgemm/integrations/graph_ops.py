@@ -1,8 +1,8 @@
 """Put ``torch.ops.tunedgemm.<op>`` into compiled graphs for an op's functions and `tunedgemm.call`.
 
-Compilers trace the public functions themselves, and a stand-in for the hot functions inside them,
-which read addresses. This holds for the default instance: functions of another `TunedGemm` run
-between two graphs.
+Compilers trace the public functions themselves. Inside them they trace an op instead of the hot
+functions, which read addresses. This holds for the default instance: functions of another
+`TunedGemm` run between two graphs.
 
 An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of
 shuffled weights, which arrive as plain tensors; and ``fields``, the other arguments of
@@ -114,7 +114,7 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
     if torch_fits and (gradient or unseen()):
         return torch_fallback(plain[0], plain[1], plain[2] if len(plain) > 2 else None, otype)
     if gradient:
-        torch._dynamo.graph_break(msg="an op of tunedgemm in a graph gives no gradient; call it under torch.no_grad()")
+        torch._dynamo.graph_break(msg="an op of tunedgemm in a graph has no gradient; call it under torch.no_grad()")
     encoded = _encoded(tuple(fields), tuple(fields.values())) if fields else ""
     return op(*plain, otype=otype, weight_layout=layout, fields=encoded)
 

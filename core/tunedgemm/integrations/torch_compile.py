@@ -25,8 +25,8 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
         run: computes it, on any device. Its output is new and contiguous, which compiled code takes
             for granted.
-        fake: takes the same arguments as fake tensors; graphs learn from it the output's sizes and
-            dtype, and what is wrong with the operands. The strides of its output do not count.
+        fake: takes the same arguments as fake tensors; from it graphs learn the output's sizes and
+            dtype, and faults of the operands. The strides of its output do not count.
 
     Returns:
         The op, for traced functions to call unless `unseen`.

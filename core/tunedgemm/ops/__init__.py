@@ -55,7 +55,7 @@ def op_named(name: str) -> Op:
     """Return the op of this name.
 
     Raises:
-        UnknownOpError: no such op; the message lists those there are.
+        UnknownOpError: no such op; the message lists the registered ones.
     """
     try:
         return ops()[name]

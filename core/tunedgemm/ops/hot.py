@@ -1,7 +1,7 @@
 """Hot functions: one cache key, one look-up and one call, generated from an op's operands.
 
 The source text is compiled once per signature, as attrs does for its methods. It is made from names
-of operands alone, and stands in `linecache`, so that tracebacks show it.
+of operands alone, and added to `linecache`, so that tracebacks show it.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
 def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
     """Check that the operands of `local_tokens` and `local_routing` fit.
 
-    This covers what `Op.shape_of` cannot see afterwards.
+    This covers faults that `Op.shape_of` cannot see afterwards.
 
     Raises:
         OperandError: names what does not.

@@ -28,7 +28,7 @@ def shape_of(
     import torch
 
     if not 5 <= len(operands) <= 9:
-        raise OperandError(f"fmoe: there are 5 to 9 operands, {', '.join(_NAMES)} (got {len(operands)})")
+        raise OperandError(f"fmoe: expected 5 to 9 operands, {', '.join(_NAMES)} (got {len(operands)})")
     for place, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
         if not isinstance(operand, torch.Tensor) and (place < 5 or operand is not None):
             raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
@@ -96,7 +96,7 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
             f"{halves} ({given})"
         )
     if not experts or not inter or not model_dim:
-        raise OperandError(f"fmoe: there is no expert, or an expert of no size ({given})")
+        raise OperandError(f"fmoe: the number of experts and their sizes must be at least 1 ({given})")
     return experts, model_dim, inter, rows == 2 * inter, allowed[0] if packed == 2 else short_dtype(w1.dtype)
 
 
@@ -148,7 +148,7 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
     if scale is None:
         return
     if kind != "per_Tensor":
-        raise OperandError(f"fmoe: {name} is taken with QuantType.per_Tensor alone; with {kind} the op takes the scales from the values")
+        raise OperandError(f"fmoe: {name} applies only to QuantType.per_Tensor; with {kind} the op computes the scales")
     if scale.numel() != 1 or str(scale.dtype) != "torch.float32" or scale.device != device:
         raise OperandError(f"fmoe: {name} must be one float32 value on {device} (got {tuple(scale.shape)} {scale.dtype} on {scale.device})")
 

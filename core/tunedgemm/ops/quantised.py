@@ -31,7 +31,7 @@ def flops(shape: Shape) -> int:
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    """Make an empty output [..., N], in bf16 where no dtype is asked for."""
+    """Make an empty output [..., N], by default in bf16."""
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
 
 
@@ -182,7 +182,7 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
 
 
 def outdtype_of(op: str, otype: torch.dtype | None, default: str = OUTDTYPES[0]) -> str:
-    """Return the short dtype of the output, *default* where none is asked for.
+    """Return the short dtype of the output, *default* if none is given.
 
     Raises:
         OperandError: the op does not give that dtype.

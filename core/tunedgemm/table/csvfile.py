@@ -68,7 +68,7 @@ __all__ = [
 
 @attrs.frozen
 class Problem:
-    """What is wrong with a line of a file, or with the whole file (line 0)."""
+    """A fault of a line of a file, or of the whole file (line 0)."""
 
     path: Path
     line: int
@@ -267,7 +267,7 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
 def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
     """Do `upsert` under a lock that is already held; *supersede*: replace rows without a device, too.
 
-    A line that already says what its row says keeps its text, as does every other line.
+    A line that already has its row's values keeps its text, as does every other line.
     """
     fresh = {row.key: row for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
@@ -292,7 +292,7 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
 
 
 def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
-    """Tell whether a line is this row and nothing else."""
+    """Return whether a line is exactly this row."""
     try:
         return rows_of(path, record, op, unknown) == [row]
     except (TunedGemmError, ValueError):
@@ -367,7 +367,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
             raise UserError(f"{path}: the columns fit {' and '.join(alike)}; name one with --op")
     if len(by_op) > 1:
         listed = ", ".join(f"{path} of {name}" for name, path in by_op.items())
-        raise UserError(f"these are files of several ops ({listed}); give those of one, or name it with --op")
+        raise UserError(f"the files are of several ops ({listed}); pass those of one, or name it with --op")
     return op_named(next(iter(by_op), DEFAULT_OP))
 
 

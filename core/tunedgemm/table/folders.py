@@ -114,7 +114,7 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
 
 
 def is_table_name(name: str, op: Op) -> bool:
-    """Tell whether a file's name says that it belongs to this op, tuned or untuned.
+    """Return whether a file's name is of this op, tuned or untuned.
 
     It must contain the name of the op's file as whole words, and the longest name that fits
     decides: ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone.

@@ -308,7 +308,7 @@ def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
 def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
     """Return the sort key of a record: gfx, cu_num, then the op's key with N before M.
 
-    Numbers sort by value; lines that are not understood come last.
+    Numbers sort by value; unreadable lines come last.
     """
     key = list(op.columns.key)
     if "M" in key and "N" in key:

@@ -2,8 +2,8 @@
 
 A line is plain where splitting it at its commas is enough to read it. Plain lines are read by
 column. `rows_of_sheet` parses one line for each combination of the texts that are neither sizes
-nor measurements. It also reads every other line, and so alone decides what is a row and what is
-wrong.
+nor measurements. It also reads every other line, so that only it decides what is a row and what is
+a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sheet: a CSV file as texts, read and rewritten without losing what is not understood; torch-free.
+"""Sheet: a CSV file as texts, read and rewritten without losing unknown content; torch-free.
 
 One physical line is one record. No table has a line break inside a field, so an unclosed quote
 costs one line only. An unchanged line is written back byte for byte.
@@ -53,11 +53,11 @@ class Sheet:
     Attributes:
         columns: the columns to write. While those of the file lead in their order, unchanged lines
             keep their text, with empty fields for the columns that follow. In another order all
-            lines are formatted anew.
+            lines are formatted again.
         records: the lines below the header.
         head: the file up to and including its header, as it was read; "" for a sheet that was not.
         names: the column of each field of the header, "" for one that is dropped when lines are
-            formatted anew.
+            formatted again.
         cut: the number of a truncated last line, which is not among *records*, and a message about
             it; see `read_sheet`.
     """
@@ -139,7 +139,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     lines = list(io.StringIO(text, newline=""))  # any of the three line ends; each line keeps its own
     header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
     if header is None:
-        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start anew")
+        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start again")
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")

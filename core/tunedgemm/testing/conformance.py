@@ -218,7 +218,7 @@ class BackendConformance:
         _require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
-        """Yield what is wrong with a shape's solutions; *stored* ones already survived the trial log."""
+        """Yield the faults of a shape's solutions; *stored* ones already survived the trial log."""
         enumerate_solutions = self.backend().hooks["enumerate_solutions"]
         listed = list(enumerate_solutions(shape, device))
         foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]
@@ -311,7 +311,7 @@ class BackendConformance:
         _require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with one solution's outputs, also for *forms* of the operands, and its claims."""
+        """Yield the faults of one solution's outputs, also for *forms* of the operands, and of its claims."""
         with Poisoned() as poisoned:
             first = launch(launcher, case.operands)
         if poisoned.overwritten():
@@ -383,7 +383,7 @@ class BackendConformance:
                 yield f"bind() of a kernel that does not exist returned {answer!r}"
 
     def _faults_of_choice(self, case: Case, choice: Solution) -> Iterator[str]:
-        """Yield what is wrong with the heuristic's solution."""
+        """Yield the faults of the heuristic's solution."""
         launcher = self.backend().bind(choice, case.shape, case.device)
         if not isinstance(launcher, Launcher):
             yield f"the heuristic names it and bind() refuses it: {launcher}"

@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 
 class FakePlugin:
-    """An object with the hooks of a backend, each of which gives an answer of the constructor."""
+    """An object with the hooks of a backend, which return the constructor's values."""
 
     def __init__(
         self,

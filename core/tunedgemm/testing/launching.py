@@ -106,11 +106,11 @@ class Case:
         return bool(self.op.shape_of(*self.operands, **self.op.fields(self.shape)) == self.shape)
 
     def fault(self, out: Any, reference: Any = None) -> str:
-        """Return what is wrong with the numbers of an output; "" for a right one."""
+        """Return the fault of an output's numbers; "" for a right one."""
         return output_fault(self.shape, out, self.drawn(0).reference if reference is None else reference)
 
     def faults_of(self, out: Any, operands: tuple[Any, ...]) -> Iterator[str]:
-        """Yield what is wrong with the form and numbers of an output, for any leading dimensions."""
+        """Yield the faults of an output's shape, dtype and numbers, for any leading dimensions."""
         wanted = self.op.fake(*operands, otype=torch_dtype(self.shape.outdtype))
         form = f"{tuple(out.shape)} {out.dtype} on {out.device}" + ("" if out.is_contiguous() else ", not contiguous")
         expected = f"{tuple(wanted.shape)} {wanted.dtype} on {wanted.device}"

@@ -11,14 +11,14 @@ import pytest
 
 
 def listed(names: str | tuple[str, ...], cases: Iterable[Any], ids: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test for each case, as `pytest.mark.parametrize` does, but as one test that fails with the list of its faults.
+    """Run all cases in one test, which fails with the list of faults.
 
     Fixtures are shared by all cases, so a test that changes one cannot use it.
 
     Args:
         names: the arguments that the cases give.
         cases: a value or a tuple of them for each case.
-        ids: accepted as parametrize does and not used.
+        ids: accepted, as by `pytest.mark.parametrize`, but unused.
     """
     del ids
     names = (names,) if isinstance(names, str) else names

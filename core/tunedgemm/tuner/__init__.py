@@ -63,7 +63,7 @@ def tune(
         registry: backends to use instead of the installed ones; kernels then run in this process.
         bench: a source of times instead of measuring; importable in a child process unless
             *registry* is given.
-        progress: called with each event and its place.
+        progress: receives each event and its place.
 
     Raises:
         UserError: the input, the output, a libtype or a device cannot be used, or a result cannot
@@ -165,8 +165,8 @@ class _Run:
         The best few of each M are timed at every M of the group.
 
         Args:
-            waiting: tasks that were not done. A group with one of them is left to the next run,
-                because its pin would count as final. Tasks of unfinished groups are added.
+            waiting: unfinished tasks. A group with one of them is left to the next run, because its
+                pin would count as final. Tasks of unfinished groups are added.
         """
         pins = []
         for tuners in self._kinds().values():
@@ -233,7 +233,7 @@ def _usable(registry: Registry, op: Op, options: Options) -> list[Backend]:
 
 
 def _identity(options: Options, backends: Sequence[Backend]) -> dict[str, str]:
-    """Return what must be equal for a trial to be reused."""
+    """Return the settings and versions that must be equal for a trial to be reused."""
     versions = {f"{backend.libtype} of {backend.distribution}": backend.version for backend in backends}
     plugin_options = [option for backend in backends for option in backend.options]
     return {

@@ -95,7 +95,7 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Yield both as float64 rows, some at a time; return None if their numbers of rows differ."""
+    """Yield chunks of both as float64 rows; return None if their numbers of rows differ."""
     import torch
 
     if out.dim() == 0 or ref.dim() == 0 or out.numel() != ref.numel() or out.shape[-1] != ref.shape[-1]:

@@ -49,7 +49,7 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend], most: 
 def _listed(backend: Backend, shape: Shape, device: Device) -> list[Solution]:
     answer = backend.supports(shape, device)
     if not answer:
-        _log.info("%s: %s does not take it: %s", shape, backend.libtype, answer)
+        _log.info("%s: %s does not support it: %s", shape, backend.libtype, answer)
         return []
     try:
         return backend.solutions(shape, device)

@@ -1,8 +1,7 @@
 """Compilers: processes that compile kernels ahead of timing, on all cores.
 
 The death of a process costs one candidate. The processes do not import torch, so a large pool
-starts fast. The pool gets at most one task ahead for each process, so that a task with a waiter
-comes next.
+starts fast. The pool queues at most one task per process, so that an awaited task runs next.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Compilers:
                     pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._woke(pool))
 
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
-        """Compile solutions in the background; those begun already are skipped."""
+        """Compile solutions in the background; skip those already begun."""
         for solution in solutions:
             task = device, shape, solution
             if self._prepares(solution.libtype):
@@ -107,7 +106,7 @@ class Compilers:
         self._awake = pool
 
     def _first(self, tasks: Iterable[Task]) -> None:
-        """Give the pool those tasks that still wait."""
+        """Submit the tasks that still wait."""
         with self._lock:
             for task in tasks:
                 if task in self._waiting and not self._stopped:
@@ -134,7 +133,7 @@ class Compilers:
                 self._result(pool, future)
 
     def _finished(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
-        """Return how a compilation failed; repeat it if its pool broke, which is not its fault."""
+        """Return how a compilation failed; repeat it if another task broke the pool."""
         for _ in range(2):
             with self._lock:
                 pool, future = self._pending.pop((device, shape, solution), (None, None))
@@ -159,7 +158,7 @@ class Compilers:
             if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
                 raise BrokenExecutor
             if self._stalls(pool, future):
-                _log.warning("compilers: nothing began for %g s and none of them works; others take over", _STALLED)
+                _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
                 pool.stop()
                 raise BrokenExecutor
         try:
@@ -175,9 +174,9 @@ class Compilers:
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
 
     def _stalls(self, pool: ProcessPool, future: Future[str]) -> bool:
-        """Return whether a pool no longer hands out tasks.
+        """Return whether a pool no longer hands out tasks. A process killed while it fetches a task
 
-        A process killed while it fetches a task takes it, or the lock of the queue, along.
+        loses that task, or keeps the queue's lock.
         """
         with self._lock:
             given = [future, *(other for of, other in self._pending.values() if of is pool)]
@@ -198,7 +197,7 @@ class Compilers:
         return isinstance(backend, Backend) and "prepare" in backend.hooks
 
     def _started(self) -> ProcessPool:
-        """Return the pool, a new one if it broke; an idle death says nothing about later tasks."""
+        """Return the pool, a new one if it broke; an idle death blames no task."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()
             # Joining ends its processes. That happens in a thread, because a thread of the pool may
@@ -211,7 +210,7 @@ class Compilers:
         return self._pool
 
     def stop(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes at once."""
         with self._lock:
             pool, self._pool, self._stopped = self._pool, None, True
             self._waiting.clear()

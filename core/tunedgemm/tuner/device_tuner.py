@@ -69,7 +69,7 @@ class DeviceTuner:
         try:
             self.versions = self.client.ask(GetVersions())
         except WorkerDied as error:
-            raise DeviceLost(f"its worker died when it was asked for library versions: {error}") from error
+            raise DeviceLost(f"its worker died on the request for library versions: {error}") from error
 
     def stop(self) -> None:
         """End the worker at once; a running `tune` raises `DeviceLost`."""
@@ -141,7 +141,7 @@ class _ShapeRun:
         self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason))
 
     def _list(self) -> list[Solution]:
-        """Return the candidates: the baseline first, then what the backends offer, then the table's row.
+        """Return the candidates: the baseline, the backends' solutions, and the table's row.
 
         Refining may not find the row's solution again; unmeasured, it would lose to a slower one.
         """
@@ -160,7 +160,7 @@ class _ShapeRun:
         return [solution for solution in candidates if solution not in self._timings]
 
     def _compile(self, candidates: Sequence[Solution]) -> list[Solution]:
-        """Wait for the compilers; return what compiled."""
+        """Wait for the compilers; return the solutions that compiled."""
         self._emit_step("compile")
         with self._clock("compile"):
             lost = self.tuner.compilers.finish(self.task.shape, candidates, self.tuner.place.device)
@@ -181,10 +181,11 @@ class _ShapeRun:
         return True
 
     def _check(self, solutions: Sequence[Solution], fully: bool = False) -> list[Solution]:
-        """Bind and verify each solution; return those that are right.
+        """Bind and verify each solution; return those that pass. One correct call is enough for the
 
-        A rough timing drops most, and for it one right call is enough. Finalists are checked
-        *fully*, and so are all solutions where right is not enough.
+        screen, which drops most. Finalists are checked *fully*, and so are all solutions if their
+
+        bits matter.
         """
         right = []
         fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
@@ -318,7 +319,7 @@ class _ShapeRun:
         self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
 
     def _check_again(self, finalists: list[Solution]) -> None:
-        """Verify after the timing, the fastest first, until every possible winner is still right."""
+        """Verify after the timing, fastest first, until every possible winner has passed again."""
         limit = float("inf")
         with self._clock("check"):
             for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
@@ -335,8 +336,8 @@ class _ShapeRun:
     def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """Return the row, and how many solutions tied with it.
 
-        In a paired comparison, the fastest of the race has to beat what serves the shape now: the
-        row of the table, else the baseline.
+        In a paired comparison, the fastest of the race must beat the incumbent: the table's row,
+        else the baseline.
         """
         ranks, baseline, incumbent = self.tuner.ranks, self._baseline, self.task.incumbent
         last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
@@ -358,8 +359,8 @@ class _ShapeRun:
         """Return the challenger if a paired comparison finds it faster by more than *keep*.
 
         Among many solutions the chip runs hotter, and ratios within rounds decide better than
-        medians of different moments. At the power cap the challenger may not be slower alone
-        either: spending more power gains nothing in a model that keeps the chip busy.
+        medians of different moments. At the power cap the challenger must also not be slower alone:
+        more power gains nothing in a model that keeps the chip busy.
         """
         first, second = self._timings[challenger], self._timings[holder]
         if challenger == holder or second.us > first.us * (1 + CLEAR):

@@ -196,9 +196,9 @@ class History:
 
         Args:
             op: name of the op.
-            identity: what must be equal for trials to be comparable.
-            alive: runs in progress. They own what they resumed; what an ended run resumed is used
-                up.
+            identity: settings and versions that must be equal for trials to be comparable.
+            alive: runs in progress. Trials that they resumed are theirs; trials that an ended run
+                resumed are used up.
         """
         taken = {run for by in {*alive, *self.ended} if by in self.runs for run in self.runs[by].fields.get("resumes", ())}
         usable = set()

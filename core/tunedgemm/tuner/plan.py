@@ -1,4 +1,4 @@
-"""Stage 1, plan: which shapes to tune, in which order, and what their table already has."""
+"""Stage 1, plan: the shapes to tune, their order, and the rows that the table already has."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[S
         rows = read_rows(stale, op)[0]
         return [(shape, captured.get(shape, 1)) for shape in dict.fromkeys(row.shape for row in rows if row.shape.m)]
     if source is None and not present(path):
-        others = f"; those of {others} are captured: name one with --op" if (others := ", ".join(captured_ops(op))) else ""
+        others = f"; shapes of {others} are captured: name one with --op" if (others := ", ".join(captured_ops(op))) else ""
         raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i{others}")
     return list(captured.items())
 
@@ -78,7 +78,7 @@ def plan(
     options: Options,
     libvers: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Fold duplicates, take this run's shard, and skip what needs no tuning.
+    """Fold duplicates, take this run's shard, and skip shapes that need no tuning.
 
     Tasks are in order of N; with a budget, in order of cost.
 

@@ -22,7 +22,7 @@ from pebble import ProcessPool
 def spawned_pool(size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> ProcessPool:
     """Return a pool of processes that are replaced when they die; *begin* runs first in each.
 
-    They are spawned: a forked one would inherit a device context, which it may not use.
+    They are spawned: a forked one would inherit a device context, which is unusable there.
     """
     level = logging.getLogger("tunedgemm").getEffectiveLevel()
     context = multiprocessing.get_context("spawn")
@@ -61,7 +61,7 @@ def stopped_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the context as Ctrl-C does, in the main thread; a second one has no effect.
 
     coreutils' ``timeout`` sends two at once, to the process and to its group. Raised during the
-    exit, the second would break the locks that are being released.
+    exit, the second would leave locks unreleased.
 
     Raises:
         Terminated: SIGTERM arrived.

@@ -49,7 +49,7 @@ class Progress:
     """Shows a run: a context manager that `tune` calls with every event, from any thread.
 
     A terminal shows the shapes done, the time left, and each device's activity. Each finished shape
-    leaves one line, and other output has only these lines. If the output closes, the run goes on.
+    leaves one line, and other output has only these lines. If the output closes, the run continues.
 
     Attributes:
         planned: the plan of the run, or None.
@@ -166,14 +166,14 @@ class Progress:
         with self._lock:
             now, width, height = time.monotonic(), self._console.width, self._console.height
             if self.planned is None and not self._places:
-                return Text(f"starting · {_clock(now - self._start)} gone")
+                return Text(f"starting · {_clock(now - self._start)} elapsed")
             done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
             left = self.left(now)
             kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
             words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
             if ratio := _weighted(self.outcomes):
                 words.append(f"{ratio:.2f}x torch so far")
-            words.append(f"{_clock(now - self._start)} gone" + ("" if left is None else f", about {_clock(left)} left"))
+            words.append(f"{_clock(now - self._start)} elapsed" + ("" if left is None else f", about {_clock(left)} left"))
             rows = self._rows(width, max(height - 5, 1))
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=min(width, 72)))
@@ -224,7 +224,7 @@ def _table(report: Report, width: int) -> Table:
         table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
     for outcome in report.outcomes:
         winner, baseline = outcome.winner, outcome.baseline
-        cells = {"shape": sizes(outcome.task.shape), "winner": "nothing passed"}
+        cells = {"shape": sizes(outcome.task.shape), "winner": "no solution passed"}
         if baseline is not None and baseline.us:
             cells["torch us"] = f"{baseline.us:.2f}"
         if winner is not None:
@@ -245,9 +245,9 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     if tied := sum(1 for outcome in outcomes if outcome.tied):
         yield f"ties: {tied} of {len(outcomes) - len(report.failed)} winners tied with others within noise"
     slower = [f"{outcome.task.shape}, {outcome.gain:.2f}x" for outcome in outcomes if 0 < outcome.gain < SLOWER]
-    yield from _listed("slower than torch (not among the libtypes asked for)", slower, some)
+    yield from _listed("slower than torch (not in --libtype)", slower, some)
     if held := [outcome.winner.throttled for outcome in outcomes if outcome.winner is not None and outcome.winner.throttled]:
-        yield f"clocks: the driver held them back for {len(held)} winners ({', '.join(sorted(set(held)))})"
+        yield f"clocks: throttled by the driver for {len(held)} winners ({', '.join(sorted(set(held)))})"
     timings = [timing for outcome in outcomes for timing in outcome.timings]
     if timings:
         yield f"solutions: {_counts(timings)}"
@@ -264,7 +264,7 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     yield from (f"pinned for every M: {sizes(pin.shape).removeprefix('M=0 ')}: {pin.solution}" for pin in report.pins)
     if verbose:
         yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
-        yield from (f"not begun: {shape}" for shape in (*report.unbegun, *report.lost))
+        yield from (f"not started: {shape}" for shape in (*report.unbegun, *report.lost))
 
 
 def _ending(report: Report, stale: bool) -> Iterator[str]:
@@ -273,10 +273,10 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
     why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
     counts += f", {len(report.skipped)} skipped ({why})" if report.skipped else ""
-    counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command resumes them)" if report.unbegun else ""
+    counts += f", {len(report.unbegun)}not started (the budget is spent; the same command resumes them)" if report.unbegun else ""
     counts += f", {len(report.lost)} left without a working device (the same command resumes them)" if report.lost else ""
     if not (report.outcomes or report.skipped or report.unbegun or report.lost):
-        counts += " (the input, or this shard of it, names no shape)"
+        counts += " (the input, or this shard of it, has no shapes)"
     yield f"{counts}: {report.output}"
     log = trials_path(report.output)
     if log.exists():
@@ -302,7 +302,7 @@ def why_failed(outcome: Outcome) -> str:
     """Return why a shape failed: the statuses of its solutions, or why it was not tried."""
     reasons = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
     if right := sorted({timing.solution.libtype for timing in outcome.timings if timing.status == "ok"}):
-        reasons.append(f"{', '.join(right)} is right, but not among the libtypes asked for")
+        reasons.append(f"{', '.join(right)} is right, but not in --libtype")
     return "; ".join(filter(None, reasons)) or "no backend offered a solution"
 
 
@@ -325,10 +325,10 @@ def _seconds(outcomes: Iterable[Outcome]) -> str:
 
 
 def _line(outcome: Outcome) -> str:
-    """Return one line about the outcome of a shape."""
+    """Return the outcome of a shape as one line."""
     winner = outcome.winner
     if winner is None:
-        return f"{outcome.task.shape}: nothing passed ({why_failed(outcome)})"
+        return f"{outcome.task.shape}: no solution passed ({why_failed(outcome)})"
     gain = f", {outcome.gain:.2f}x torch" if outcome.gain else ""
     return f"{outcome.task.shape}: {winner.solution} {winner.us:.2f} us{gain}" + (f", {outcome.tied} tied" if outcome.tied else "")
 

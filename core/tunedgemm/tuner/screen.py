@@ -42,8 +42,8 @@ class Screened:
     """Result of the screen.
 
     Attributes:
-        survivors: the solutions that go on, the fastest first.
-        rough: microseconds of a call, of all that ran.
+        survivors: the kept solutions, the fastest first. rough: microseconds of a call of each
+        solution that ran.
         dropped: timings of the others.
     """
 
@@ -70,7 +70,7 @@ def screen(
         topk: most survivors of each libtype, not counting its first guess.
         neighbours: returns checked solutions around some; slow, because it compiles them.
         floor_us: least microseconds of one call that the hardware allows; 0 if unknown.
-        ineligible: one of *checked* that may not win: it makes no other hopeless.
+        ineligible: one of *checked* that may not win: it excludes no other.
     """
     state = _Screen(shape, sample, ineligible)
     state.add(checked)
@@ -155,7 +155,7 @@ class _Screen:
 
 
 def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
-    """Try the neighbours of each libtype's best while that gains; ask about each solution once."""
+    """Try the neighbours of each libtype's best while that gains; query each solution once."""
     asked: set[Solution] = set()
     gaining = set(state.best())
     for _ in range(REFINE_PASSES):

@@ -1,6 +1,7 @@
-"""Stage 6, select: the fastest right solution; ties go to incumbent, rank, then first guesses.
+"""Stage 6, select: the fastest correct solution; ties go to the incumbent, then by rank, then to
 
-The device tuner passes no incumbent: its winner meets what serves the shape now in a paired
+first guesses. The device tuner passes no incumbent, because its winner meets it in a paired
+
 comparison.
 """
 
@@ -37,8 +38,7 @@ def select(
 
     Args:
         timings: timings of the candidates.
-        incumbent: the solution that serves the shape now.
-        order: libtype to its rank for ties.
+        incumbent: the table's present solution. order: libtype to its rank for ties.
         eligible: the libtypes that may be stored.
         keep: how much slower than the fastest the incumbent may be and still stay.
         guesses: the backends' choices without tuning. Device memory is faster at some times than at

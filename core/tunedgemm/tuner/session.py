@@ -1,7 +1,7 @@
 """Session: lists, binds, verifies and times the candidates of a shape, where the device is.
 
 A session lives in a worker process, or in this process with the caller's registry. It can restart
-at any point: it first binds what a request needs.
+at any point, because it first binds the solutions that a request names.
 """
 
 from __future__ import annotations

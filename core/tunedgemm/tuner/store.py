@@ -86,7 +86,8 @@ class Store:
         """Begin a run: check that all files can be written, and adopt an interrupted run's results.
 
         Args:
-            identity: what must be equal for trials to be reused: options, versions, the shard.
+            identity: values that must be equal for trials to be reused: options, versions, the
+                shard.
             resume: whether to reuse at all.
 
         Raises:
@@ -140,7 +141,7 @@ class Store:
             return tuple(self._trials.get((device, shape), {}).values())
 
     def done(self, device: Device, shape: Shape) -> Timing | Missing | None:
-        """Return the winner of a finished shape, None if nothing passed; `MISSING` if unfinished."""
+        """Return the winner of a finished shape, None if no solution passed; `MISSING` if unfinished."""
         with self._mutex:
             return self._outcomes.get((device, shape), MISSING)
 
@@ -161,7 +162,7 @@ class Store:
         """
         place, winner, shape = outcome.place, outcome.winner, outcome.task.shape
         if place is None:
-            raise ValueError(f"the outcome of {shape} does not say where it was tuned")
+            raise ValueError(f"the outcome of {shape} has no place")
         incumbent = outcome.task.incumbent
         fields: dict[str, Any] = {"winner": None, "us": 0.0}
         if winner is not None:

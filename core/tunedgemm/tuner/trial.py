@@ -28,7 +28,7 @@ def _at_least(least: float) -> Callable[[object, attrs.Attribute, Any], None]:
 
 def _a_share(_: object, attribute: attrs.Attribute, value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise UserError(f"--{attribute.name} is a share of the elements, 0 to 1 (got {value})")
+        raise UserError(f"--{attribute.name} must be a share of the elements, 0 to 1 (got {value})")
 
 
 def _one_of(*words: str) -> Callable[[object, attrs.Attribute, Any], None]:
@@ -59,7 +59,7 @@ class Options:
             each (N, K), with M = 0.
         cache: ``cold`` rotates the weights through memory, ``hot`` uses one copy.
         timing: ``graph`` replays captured calls, ``eager`` launches them.
-        warmup: rounds that run and do not count.
+        warmup: uncounted rounds before timing.
         iters: most rounds of a solution.
         candidates: most solutions of each libtype, its best guesses and their neighbours; 0 for
             all.
@@ -229,7 +229,7 @@ class Outcome:
 
     Attributes:
         task: the shape.
-        winner: the timing that goes to the table; None if nothing passed.
+        winner: the timing that goes to the table; None if no solution passed.
         baseline: the timing of torch's own call; None if it failed.
         timings: every candidate's.
         tied: solutions that were as fast as the winner within noise.
@@ -237,7 +237,7 @@ class Outcome:
             (``device``).
         libver: version of the winner's library, "" if its kernel names carry a revision.
         place: where it was tuned.
-        reason: why nothing could be tried.
+        reason: why no solution could be tried.
     """
 
     task: Task
@@ -271,8 +271,7 @@ class Report:
         output: the table.
         outcomes: the outcome of each shape, in the order of completion.
         skipped: shapes that the table had already, or that are empty.
-        unbegun: shapes that the budget did not suffice for.
-        lost: shapes for which no working device was left.
+        unbegun: shapes beyond the budget. lost: shapes left without a working device.
         pins: with ``--batch-invariant``, the rows with M = 0.
     """
 

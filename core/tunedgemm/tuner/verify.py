@@ -1,7 +1,7 @@
 """Stage 4, verify: is the output right, complete and repeatable, and are operands unchanged?
 
-Outputs and workspaces are filled with NaN between canaries before the launch. An element that is
-never written shows, and so does a write out of bounds. The reference is computed from the operands
+Outputs and workspaces are filled with NaN between canaries before the launch. This finds elements
+that are never written, and writes out of bounds. The reference is computed from the operands
 as given, in float32 or float64.
 """
 
@@ -47,9 +47,9 @@ _ALLOCATIONS = (
 
 @classmethod  # type: ignore[misc]
 def _never_compiled(cls: type) -> bool:
-    """Return False: torch would wrap each mode for its compiler.
+    """Return False: torch would wrap each mode for its compiler, whose import costs a second in
 
-    The import of that costs a second in each new process.
+    each new process.
     """
     del cls
     return False
@@ -166,9 +166,9 @@ class Verifier:
         timing = self._poisoned(solution, launcher, last, False)
         if timing.status == "ok" and graphed and self.operand_sets[0][0].is_cuda:
             timing = self._replayed(solution, launcher, (0, last))
-            when = "outside a graph, but not in one that is replayed"
+            when = "outside a graph, wrong in a replayed one"
         else:
-            when = "at first, then not"
+            when = "at first, wrong later"
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right {when}: {timing.detail}"[:500])
 
     def _replayed(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
@@ -203,7 +203,7 @@ class Verifier:
         for m in reversed(sizes):
             launcher = bind(attrs.evolve(self.shape, m=m))
             if isinstance(launcher, Unsupported):
-                return f"it does not run M = {m}: {launcher.reason}"
+                return f"it refuses M = {m}: {launcher.reason}"
             with torch.no_grad():
                 out = launcher.call(*self.op.first_rows(largest, operands, m))
             leading = rows_of(out, m)
@@ -272,7 +272,7 @@ class Verifier:
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
         if worst.status != "ok":
-            return attrs.evolve(worst, detail=f"right at first, then not: {worst.detail}")
+            return attrs.evolve(worst, detail=f"right at first, wrong later: {worst.detail}")
         # A cache that fills at the first calls does not leak, nor does a buffer that each call
         # replaces. A leak grows at every call.
         grown = min(later - earlier for earlier, later in itertools.pairwise(held))

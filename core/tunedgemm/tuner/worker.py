@@ -109,7 +109,7 @@ class Worker:
                 self._drop()
             else:
                 return answer
-        raise WorkerDied("crashed", "its process ends before it takes a request")
+        raise WorkerDied("crashed", "its process ends before its first request")
 
     def _schedule(self, request: Request[Any], timeout: float) -> Future[Any]:
         with self._lock:

@@ -87,7 +87,7 @@ class WorkerClient:
             raise
 
     def open(self, shape: Shape) -> None:
-        """Make the operands of a shape; try again if the worker dies, since no solution is to blame."""
+        """Make the operands of a shape; retry if the worker dies, because no solution is to blame."""
         with contextlib.suppress(WorkerDied):
             return self.ask(Open(shape))
         return self.ask(Open(shape))

@@ -1,6 +1,6 @@
 """Stage 5 on the device: the operands of one shape, and interleaved rounds of samples.
 
-Clocks fall under load, so timing one solution after the other is off by up to 10 %. Here every
+Clocks fall under load, so timing solutions one by one is off by up to 10 %. Here every
 round runs each solution once, in random order. Solutions are compared over the same rounds.
 """
 
@@ -124,7 +124,7 @@ class Workload:
 
     Args:
         op, shape, device: the problem, and where it runs.
-        seed: of the operands' contents and of the order within the rounds.
+        seed: for the operands' contents and the order within rounds.
         cache: ``cold`` rotates the weights through memory beyond the last-level cache, ``hot`` uses
             one copy.
         timing: ``graph`` replays captured calls where a launcher allows it, ``eager`` launches

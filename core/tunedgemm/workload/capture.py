@@ -98,7 +98,7 @@ class Capture:
         return counter
 
     def flush(self, patience: float = _PATIENCE) -> None:
-        """Add to the file what it does not have yet. A failure is logged once; the next flush tries again.
+        """Add new counts to the file. A failure is logged once; the next flush tries again.
 
         Args:
             patience: longest wait for other writers, in seconds.

@@ -1,4 +1,4 @@
-"""Turns what a user types into an op and a shape: columns, sizes and ``name=value``; torch-free."""
+"""Turn a user's texts into an op and a shape: columns, sizes and ``name=value``; torch-free."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def fields_of(text: str) -> list[tuple[str, int, str]]:
     return [(part[1], int(part[0], 0), kinds[part[2]] if len(part) > 2 else "u32") for part in parts]
 
 
-def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
+def test_every_field_is_placed_as_in_the_launchers(failing: Any) -> None:
     """Each layout has the names, offsets, kinds and size of AITER's launchers."""
 
     def check(name: str) -> None:
@@ -75,7 +75,7 @@ def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
     assert not failing(check, itertools.product(LAYOUTS))
 
 
-def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
+def test_a_packed_value_fills_only_its_bytes(failing: Any) -> None:
     """A packed value changes only the bytes of its field."""
 
     def check(name: str) -> None:
@@ -92,7 +92,7 @@ def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
     assert not failing(check, itertools.product(LAYOUTS))
 
 
-def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
+def test_values_that_do_not_fit_are_never_truncated(failing: Any) -> None:
     """A value that its field cannot hold raises instead of wrapping around."""
 
     def check(values: dict[str, int], message: str) -> None:
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
     )
 
 
-def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
+def test_an_impossible_layout_is_refused(failing: Any) -> None:
     """Overlapping, unordered, unaligned or truncated fields raise."""
 
     def check(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
@@ -160,7 +160,7 @@ LOAD = re.compile(r"s_load_dword(?:x(\d+))? s\[?[\d:]+\]?, s\[0:1\], (0x[0-9a-f]
 @pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="needs AITER_ASM_DIR and llvm-objdump")
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
-def test_what_aiters_kernels_load_are_our_fields(family: str, gfx: str, tmp_path: Path) -> None:
+def test_aiters_kernels_load_our_fields(family: str, gfx: str, tmp_path: Path) -> None:
     """AITER's kernels load only fields of the layout, and split-K kernels load those for splits."""
     listed, name = descriptor.AITER[family]
     abi = ABIS[name]

@@ -137,7 +137,7 @@ every = pytest.mark.parametrize("abi", list(CASES))
 
 
 @every
-def test_unchanged_all_is_right(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
+def test_unchanged_layouts_are_right(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
     """Unchanged layouts give right products."""
     assert faults(backends["gfx950"], over, fake, abi) == []
     assert faults(with_abi(backends["gfx950"], ABIS[abi]), over, fake, abi) == []

@@ -73,7 +73,7 @@ amdhsa.kernels:
 """
 
 
-def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
+def test_a_code_objects_metadata_is_read(objects: ModuleType) -> None:
     """A code object's architecture, hash, sizes and arguments are read."""
     content = objects.made(["a", "k"], "gfx950", 352, 163840, args=[objects.named("D", 0, 8, pointer=True)])
     code = read(content)
@@ -86,7 +86,7 @@ def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
 
 
 @pytest.mark.skipif(CLANG is None, reason="no clang")
-def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
+def test_assembled_code_objects_are_read(tmp_path: Path) -> None:
     """The metadata of a code object assembled by LLVM is read field by field."""
     source, path = tmp_path / "k.s", tmp_path / "k.co"
     source.write_text(SOURCE)
@@ -103,7 +103,7 @@ def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
-def test_aiters_code_objects_are_what_its_manifests_say() -> None:
+def test_aiters_code_objects_match_its_manifests() -> None:
     """Every kernel of AITER's manifests is in its file and fits its architecture."""
     count = 0
     for gfx in ("gfx942", "gfx950"):
@@ -148,7 +148,7 @@ def test_an_object_that_contradicts_itself_is_refused(objects: ModuleType, faili
     )
 
 
-def test_what_is_no_code_object_is_refused(failing: Any) -> None:
+def test_a_file_that_is_not_a_code_object_is_refused(failing: Any) -> None:
     """Files that are not AMD code objects raise."""
 
     def check(content: bytes, reason: str) -> None:
@@ -200,7 +200,7 @@ def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
     assert 100 < refused < 1500
 
 
-def test_a_kernel_that_is_not_what_was_promised_is_refused(objects: ModuleType, failing: Any) -> None:
+def test_a_kernel_that_contradicts_its_manifest_is_refused(objects: ModuleType, failing: Any) -> None:
     """A kernel that differs from its manifest or exceeds the hardware is unfit."""
 
     def check(made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str) -> None:
@@ -230,13 +230,13 @@ def test_a_kernel_that_is_not_what_was_promised_is_refused(objects: ModuleType, 
     )
 
 
-def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objects: ModuleType) -> None:
+def test_a_kernel_for_an_unknown_architecture_is_refused(objects: ModuleType) -> None:
     """A kernel for an unknown architecture is unfit for that reason."""
     told = unfit(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
     assert told == "unknown architecture gfx1100; known: gfx942, gfx950"
 
 
-def test_arguments_that_are_listed_must_be_those_that_are_passed(objects: ModuleType, failing: Any) -> None:
+def test_listed_arguments_must_equal_the_passed_ones(objects: ModuleType, failing: Any) -> None:
     """Listed arguments must match the fields of the layout; padding may be listed."""
 
     def check(wrong: str) -> None:

@@ -44,7 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
     return code, out.splitlines(), err
 
 
-def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_packs_kernels_and_refusals(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """`asm list` shows packs by architecture, and with -v kernels and refusals."""
     folder = write("mine", {"a": {}, "broken": {"kernarg_bytes": 8}})
     write("other", {"b": {}}, gfx="gfx950")
@@ -121,7 +121,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_check_judges_several_folders_together(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_check_reads_several_folders_together(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`asm check` reports a kernel given twice for one architecture, and folders without a pack."""
     first, second, third = write("first", {"a": {}}), write("second", {"a": {}}), write("third", {"a": {}}, gfx="gfx950")
     code, out, _ = run(capsys, "asm", "check", first, third)
@@ -136,7 +136,7 @@ def test_check_judges_several_folders_together(write: Write, capsys: pytest.Capt
         assert code == 2 and f"folder not found: {absent}" in err
 
 
-def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_lists_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`plugins -v` shows the packs of the present device with hashes, and refusals."""
     monkeypatch.setenv("COLUMNS", "400")  # pytest-xdist sets 80, which folds the cell
     folder = write("mine", {"a": {}, "broken": {"workgroup": 64}})
@@ -150,7 +150,7 @@ def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.Capt
     assert any(packs.catalog_of("gfx942").version in line for line in out), "what goes into a table's column libver"
 
 
-def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
+def test_details_need_no_earlier_read_of_packs() -> None:
     """`details` works in a process that has not imported `packs`."""
     code = "from tunedgemm.plugin import Device; from tunedgemm_asm import asm; print(*asm.details(Device('gfx942', 304)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -159,7 +159,7 @@ def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
     assert "gfx942" in done.stdout or "no pack" in done.stdout
 
 
-def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_table_check_notes_rows_without_their_kernel(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`table check` notes rows whose kernel is missing or of another architecture."""
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
@@ -190,13 +190,13 @@ def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture
     assert f"kernels for {gfx}, assembled by" in out[0]
 
 
-def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_build_refuses_unknown_architectures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`asm build` rejects an unknown architecture in one line."""
     code, _, err = run(capsys, "asm", "build", "--gfx", "gfx1100", "-o", tmp_path)
     assert code == 2 and "asm build: no generated kernels for 'gfx1100'; supported: gfx942, gfx950" in err and err.count("\n") == 1
 
 
-def test_explain_says_why_a_rows_kernel_is_not_used(
+def test_explain_has_the_reason_against_a_rows_kernel(
     write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`explain` names the reason why a row's kernel is skipped."""

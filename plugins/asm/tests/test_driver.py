@@ -51,7 +51,7 @@ def test_each_device_loads_it_for_itself(library: Driver, fake: ModuleType, obje
     assert [function_of(library, code, "one", index) for index in (0, 1)] == functions[:2]
 
 
-def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, objects: ModuleType) -> None:
+def test_an_unloadable_object_is_refused_with_the_drivers_error(library: Driver, objects: ModuleType) -> None:
     """A code object or kernel that does not load raises with the driver's function and message."""
     with pytest.raises(LaunchError, match="hipModuleLoadData: device kernel image is invalid"):
         function_of(library, b"\x7fELF and then nothing of use" * 10, "one", -1)
@@ -61,7 +61,7 @@ def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, 
         function_of(library, objects.made(["one"]), "another", -1)
 
 
-def test_a_status_without_a_text_is_told_by_its_number(library: Driver) -> None:
+def test_a_status_without_a_text_is_a_number(library: Driver) -> None:
     """A status without a message is reported by its number."""
     assert library.text(0) == "no error"
     assert library.text(700) == "an illegal memory access was encountered"

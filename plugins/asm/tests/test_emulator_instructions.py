@@ -150,7 +150,7 @@ def test_a_comparison_gives_a_bit_for_each_active_lane(gcn):
     assert (bench.scalar(8), bench.scalar(9)) == (0xF0, 0)
 
 
-def test_lanes_that_are_off_keep_their_value(gcn):
+def test_inactive_lanes_keep_their_value(gcn):
     """EXEC masks vector writes; saveexec narrows it and returns the old mask."""
     text = "s_and_saveexec_b64 s[8:9], s[2:3]\n v_mov_b32_e32 v1, 5"
     bench = gcn.Bench(text).give({"v1": LANE, "s2": 3, "s3": 0}).run()

@@ -106,7 +106,7 @@ PENDING = [
 ]  # fmt: skip
 
 
-def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
+def test_a_load_is_complete_after_its_wait(gcn, failing):
     """A loaded register may be used only after a sufficient wait."""
 
     def check(text, wait, first, second):
@@ -129,7 +129,7 @@ def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
     assert not failing(check, PENDING)
 
 
-def test_scalar_loads_come_in_no_order(gcn):
+def test_scalar_loads_complete_in_any_order(gcn):
     """Two scalar loads need lgkmcnt(0)."""
     for wait, ready in (("lgkmcnt(0)", True), ("lgkmcnt(1)", False)):
         memory = gcn.Memory()
@@ -156,7 +156,7 @@ UNDEFINED = {
 }
 
 
-def test_what_was_never_written_is_not_used(gcn, failing):
+def test_unwritten_registers_are_not_used(gcn, failing):
     """Reading undefined registers, LDS or memory fails."""
 
     def check(what):
@@ -172,7 +172,7 @@ def test_what_was_never_written_is_not_used(gcn, failing):
     assert not failing(check, itertools.product(UNDEFINED))
 
 
-def test_addresses_stay_in_what_was_allocated(gcn):
+def test_addresses_stay_inside_allocations(gcn):
     """Accesses outside allocations, unaligned or wrapped addresses fail."""
     cases = [
         ("global_load_dword v1, v0, s[4:5] offset:-4", "bounds"), ("global_load_dword v1, v0, s[4:5] offset:4000", "bounds"),
@@ -335,7 +335,7 @@ STRANGE = [
 ]  # fmt: skip
 
 
-def test_what_is_not_known_is_refused_before_it_runs(gcn, failing):
+def test_unknown_instructions_are_refused_before_the_run(gcn, failing):
     """Unknown instructions, operands and modifiers are rejected before the launch."""
 
     def check(text, rule):

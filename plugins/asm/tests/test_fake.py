@@ -109,7 +109,7 @@ def test_parts_of_k_meet_over_semaphores(hip: Hip) -> None:
     assert hip.launch(SPLIT, product.arguments(semaphore=0), (2, 2, 3)) == ILLEGAL_ADDRESS
 
 
-def test_arguments_that_aiters_launcher_does_not_make(hip: Hip, failing: Any) -> None:
+def test_arguments_that_aiters_launcher_never_makes(hip: Hip, failing: Any) -> None:
     """Invalid arguments are rejected, and nothing is written."""
 
     def check(changes: dict[str, int], status: int) -> None:
@@ -135,7 +135,7 @@ def test_arguments_that_aiters_launcher_does_not_make(hip: Hip, failing: Any) ->
     )
 
 
-def test_launches_that_hip_does_not_take(hip: Hip) -> None:
+def test_launches_that_hip_refuses(hip: Hip) -> None:
     """Invalid grids, workgroups, functions and argument lists are rejected."""
     arguments = Product().arguments()
     assert hip.launch(WHOLE, arguments, (0, 1, 1)) == INVALID_VALUE
@@ -147,7 +147,7 @@ def test_launches_that_hip_does_not_take(hip: Hip) -> None:
     assert hip.native.hipModuleLaunchKernel(other, 2, 2, 1, 256, 1, 1, 0, None, None, (ctypes.c_void_p * 1)(3)) == INVALID_HANDLE
 
 
-def test_memory_that_is_not_named_is_not_touched(hip: Hip) -> None:
+def test_unregistered_memory_is_not_accessed(hip: Hip) -> None:
     """Accesses outside registered buffers are rejected."""
     product = Product()
 

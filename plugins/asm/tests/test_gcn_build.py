@@ -159,7 +159,7 @@ def test_the_named_clang_is_taken_alone(monkeypatch, tmp_path):
         assembler_for("gfx942")
 
 
-def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch, tmp_path):
+def test_a_clang_without_the_architecture_is_skipped(monkeypatch, tmp_path):
     """A clang that does not know the architecture is skipped."""
     bad = script(tmp_path / "clang", 'echo "clang version 1"; [ "$1" = --version ] || { echo "invalid target ID" >&2; exit 1; }')
     good = script(tmp_path / "clang-20", 'echo "clang version 20"; while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"')
@@ -172,7 +172,7 @@ def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch,
     assert found.clang != bad
 
 
-def test_where_nobody_can(monkeypatch, tmp_path):
+def test_without_an_assembler_the_error_names_all_tried(monkeypatch, tmp_path):
     """Without an assembler the error names the variable and all tried, and nothing is written."""
     monkeypatch.setattr(build, "_candidates", lambda: iter([script(tmp_path / "clang", "exit 1")]))
     with pytest.raises(PluginError, match="TUNEDGEMM_ASM_CLANG"):

@@ -18,7 +18,7 @@ from tunedgemm_asm.gcn.space import CONFIGS, enumerate_configs
 GOOD = KernelConfig("gfx942", 64, 128, 2, 2)
 
 
-def test_names_are_distinct_and_say_what_they_are():
+def test_names_are_distinct_and_complete():
     """Each name identifies one kernel of an architecture."""
     assert GOOD.name == "tunedgemm_bf16_64x128_pf2"
     assert attrs.evolve(GOOD, shuffled=True, waves_m=1, split=True).name == "tunedgemm_bf16_64x128_bshuffle_pf2_splitk"
@@ -42,7 +42,7 @@ def test_tiles_reach_from_small_to_large(failing):
     assert not failing(check, itertools.product(TARGETS))
 
 
-def test_what_no_kernel_can_be_is_refused(failing):
+def test_impossible_kernels_are_refused(failing):
     """Impossible configurations raise with the reason."""
 
     def check(change, word):
@@ -100,7 +100,7 @@ def test_a_kernel_fits(failing):
 
 
 @pytest.mark.nightly
-def test_what_a_step_takes(failing):
+def test_a_step_reads_each_element_once(failing):
     """A step loads and multiplies each element once, and large tiles are bound by MFMA."""
 
     def check(config):
@@ -119,7 +119,7 @@ def test_what_a_step_takes(failing):
     assert not failing(check, itertools.product([config for config in CONFIGS if not config.split]))
 
 
-def test_what_fits_on_a_compute_unit(failing):
+def test_limits_of_a_compute_unit(failing):
     """Occupancy is limited by registers or LDS, as computed by hand."""
 
     def check(gfx, name, waves):

@@ -83,7 +83,7 @@ def ends(f, step):
     return [(one, offset, first) for one, (offset, first) in zip(at, offsets, strict=True)]
 
 
-def test_what_is_read_is_what_was_written(failing):
+def test_lds_reads_return_the_written_values(failing):
     """Each lane reads the row and the 16 bytes of K that it multiplies."""
 
     def check(config):
@@ -161,7 +161,7 @@ def test_weaving_keeps_order_and_spreads():
     assert early[-17] == beside[-1]
 
 
-def test_where_tracks_meet_the_first_goes_first():
+def test_the_first_of_two_tracks_goes_first():
     """Where tracks meet, the earlier track goes first."""
     main = [op("v_mfma", (), index) for index in range(8)]
     before, barrier, after = ([op(name, (), index) for index in range(count)] for name, count in (("b", 3), ("s_barrier", 1), ("a", 5)))
@@ -178,7 +178,7 @@ def test_loads_are_wide():
         assert names <= {"buffer_load_dwordx4", "ds_read_b128", "ds_write_b128"}
 
 
-def test_a_shuffled_weight_is_loaded_as_it_lies():
+def test_a_shuffled_weight_is_loaded_in_its_order():
     """A wave loads 1 KiB of a shuffled weight without gaps."""
     config = KernelConfig("gfx942", 64, 128, 1, 2, shuffled=True)
     f, values = placed(config, prologue.place_shuffled, range(64), wave_n=3)

@@ -128,12 +128,12 @@ def test_tails(gcn, failing):
 
 
 @pytest.mark.parametrize("config", SMALL[:1] + SMALL[3:], ids=named)
-def test_rows_of_x_may_lie_apart(gcn, config):
+def test_rows_of_x_may_have_gaps(gcn, config):
     """Padding between rows of x is not read."""
     right(gcn, config, 70, 64, 128, row=192)
 
 
-def test_split_k_does_not_depend_on_who_is_last(gcn, failing):
+def test_split_k_does_not_depend_on_the_last_workgroup(gcn, failing):
     """Split-K gives the same bits in every order of workgroups."""
 
     def check(config, order):
@@ -150,7 +150,7 @@ def test_a_panel_of_tiles_is_covered(gcn):
     right(gcn, config, 32 * 8, 64 * 2, 64)
 
 
-def test_numbers_that_are_none(gcn, failing):
+def test_nan_and_infinity_stay_in_their_row(gcn, failing):
     """NaN and infinity stay in their row."""
 
     def check(config):
@@ -208,7 +208,7 @@ def test_parts_are_handed_over_by_the_memory_model(gcn, failing):
 
 
 @pytest.mark.parametrize("kind", ["wait", "nop"])
-def test_the_emulator_refuses_what_lacks_a_wait(gcn, kind):
+def test_the_emulator_refuses_a_missing_wait(gcn, kind):
     """Kernels without a wait or wait state fail on the emulator."""
     config = SMALL[0]
     stream, _ = stream_of(config)

@@ -91,7 +91,7 @@ def test_scalar_loads_end_in_any_order():
     assert waits([read(8), scalar, use(8)]) == [("lgkmcnt(0)", "v_mov_b32_e32")]
 
 
-def test_a_barrier_ends_what_lds_was_asked_for():
+def test_a_barrier_completes_lds_accesses():
     """A barrier waits for LDS reads and writes."""
     assert waits([write(8), op("s_barrier")]) == [("lgkmcnt(0)", "s_barrier")]
     assert waits([read(8), op("s_barrier"), use(8)]) == [("lgkmcnt(0)", "s_barrier")]
@@ -125,14 +125,14 @@ def test_a_loop_is_followed_until_nothing_changes():
     assert waits(stream) == [("vmcnt(1)", "v_mov_b32_e32")] * 2
 
 
-def test_ways_that_join_wait_for_either():
+def test_joining_paths_wait_for_either():
     """A register pending on one of two paths is waited for."""
     on = Label("on")
     stream = [branch("s_cbranch_scc1", on), load(8), load(12), on, use(8)]
     assert waits(stream) == [("vmcnt(1)", "v_mov_b32_e32")]
 
 
-def test_waits_that_stand_there_are_known():
+def test_existing_waits_are_known():
     """Existing waits are not repeated."""
     assert waits([load(8), wait(vmcnt=0), use(8)]) == [("vmcnt(0)", "v_mov_b32_e32")]
 

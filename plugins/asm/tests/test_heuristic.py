@@ -62,7 +62,7 @@ def test_the_order_of_a_manifest_does_not_decide(asm: Any) -> None:
 
 
 @gfx942
-def test_what_aiter_compares_decides(asm: Any, fake: ModuleType) -> None:
+def test_kernels_rank_as_in_aiters_launcher(asm: Any, fake: ModuleType) -> None:
     """Rounds, idle units, padded rows and tile decide in this order."""
     kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx942").kernels.items()}
     small, large = (kernels[fake.bf16(tile, shuffled=True)["knl_name"]] for tile in (32, 128))
@@ -103,7 +103,9 @@ def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyP
 
 
 @gfx942
-def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
+def test_kernels_of_other_packs_serve_no_untuned_call(
+    asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path
+) -> None:
     """Kernels of other packs are not guessed."""
     shape = attrs.evolve(SHUFFLED, n=4096 + 16)  # in no tile of AITER's
     assert asm.supports(shape, MI300X) is True
@@ -118,7 +120,7 @@ def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake:
     assert theirs.heuristic_fallback(SHUFFLED, MI300X) is None
 
 
-def test_a_kernel_that_must_not_be_launched_is_no_guess(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
+def test_an_unlaunchable_kernel_is_not_a_guess(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
     """Unfit kernels are skipped, and torch serves if all are unfit."""
     tree = fake.tree(tmp_path / "hsa", objects)
     seen = []

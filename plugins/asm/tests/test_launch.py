@@ -105,7 +105,7 @@ def test_semaphores_are_the_cores(asm: Any, over: ModuleType, fake: ModuleType) 
 
 
 @gfx942
-def test_captured_graphs_have_counters_and_scratch_of_their_own(
+def test_captured_graphs_have_separate_counters_and_scratch(
     asm: Any, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call requests workspace and counters and holds both until the launch."""
@@ -145,7 +145,7 @@ def test_captured_graphs_have_counters_and_scratch_of_their_own(
 
 
 @gfx950
-def test_parts_that_are_added_find_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+def test_parts_are_added_to_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
     """An output to which splits are added is zero before."""
     for shape, name, split in ((INT8, fake.ROWS["i8gemm"][0]["knl_name"], 4), (FP4, fake.ROWS["f4gemm"][2]["knl_name"], 1)):
         assert over.fault(asm, fake, shape, name, split) == ""
@@ -168,7 +168,7 @@ def test_a_bias_that_is_absent_is_zeros(asm: Any, over: ModuleType, fake: Module
 
 
 @gfx950
-def test_rows_beyond_m_are_nobodys(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+def test_fp4_outputs_have_groups_of_32_rows(asm: Any, over: ModuleType, fake: ModuleType) -> None:
     """The memory of fp4 outputs has whole groups of 32 rows."""
     launcher, case = over.bound(asm, fake.ROWS["f4gemm"][0]["knl_name"], FP4), over.case(FP4)
     with Poisoned() as poisoned:

@@ -50,7 +50,7 @@ def test_other_devices_have_no_code_objects(failing: Any) -> None:
 
 
 @gfx950
-def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
+def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> None:
     """An unsupported shape names limit and value."""
 
     def check(shape: Shape, reason: str) -> None:
@@ -151,7 +151,7 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     assert "has 4194304 tiles along a grid axis" in unfit(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
-def test_packs_are_looked_for_where_they_can_be_used() -> None:
+def test_packs_are_read_only_for_usable_architectures() -> None:
     """Packs are read only for architectures that can run them."""
 
     def never(gfx: str) -> Any:
@@ -198,7 +198,7 @@ def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
 
 
 @gfx950
-def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
+def test_a_reason_is_given_once_with_an_example_kernel(asm: Any) -> None:
     """Each reason appears once with an example kernel."""
     told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
     assert told.startswith("no kernel of a16w16 supports the shape: ")

@@ -37,7 +37,7 @@ def test_the_columns_of_other_kernels(header: str) -> None:
     assert (kernel.sub_k, kernel.splits, kernel.bias) == (128, False, True)
 
 
-def test_comments_blank_lines_and_spaces_say_nothing() -> None:
+def test_comments_blank_lines_and_spaces_are_ignored() -> None:
     """Comments, blank lines and spaces are ignored, and line numbers are kept."""
     text = (
         "\ufeff".encode().decode("utf-8-sig")
@@ -56,7 +56,7 @@ def test_a_file_without_lines_has_no_kernels() -> None:
     assert parse(HEAD.strip(), "m.csv", BF16).kernels == ()
 
 
-def test_a_wrong_line_costs_its_kernel_alone(failing: Any) -> None:
+def test_a_wrong_line_costs_only_its_kernel(failing: Any) -> None:
     """A bad line is refused with file, line and column, and other lines are used."""
 
     def check(line: str, reason: str) -> None:
@@ -94,7 +94,7 @@ def test_a_wrong_line_costs_its_kernel_alone(failing: Any) -> None:
 
 
 @pytest.mark.parametrize("line", ["k" * 200_000, '"k,k.co,1,96,64,0,1,0,64,1'], ids=["a long cell", "a quote without its second"])
-def test_a_line_that_is_no_csv_costs_itself_alone(line: str) -> None:
+def test_a_line_that_is_not_csv_costs_only_itself(line: str) -> None:
     """An unparsable line is refused, and other lines are used."""
     listed = parse(HEAD + f"{line}\n" + GOOD, "m.csv", BF16)
 
@@ -120,7 +120,7 @@ def test_outputs_may_be_fewer_than_the_layouts() -> None:
     assert "column outputs: unsupported 'fp16'; aiter-bf16gemm has bf16 fp32" in listed.refused["b"]
 
 
-def test_an_unknown_column_is_remarked_and_not_used() -> None:
+def test_an_unknown_column_is_noted_and_unused() -> None:
     """An unknown column is a remark."""
     listed = parse(HEAD.strip() + ",cluster\n" + GOOD.strip() + ",4\n", "m.csv", BF16)
 
@@ -165,7 +165,7 @@ def test_any_text_is_read_or_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\0k", b"x" * (manifest.MAX_BYTES + 1), None], ids=["no text", "too large", "absent"])
-def test_a_file_that_is_no_manifest_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(content: bytes | None, tmp_path: Path) -> None:
     """Binary, oversized and missing files are refused."""
     path = tmp_path / "m.csv"
     if content is not None:

@@ -145,7 +145,7 @@ def test_every_descriptor_reaches_its_place(way: str, driver: Any) -> None:
 
 
 @ways
-def test_too_many_descriptors_are_made_anew(way: str, driver: Any) -> None:
+def test_a_full_cache_of_descriptors_is_cleared(way: str, driver: Any) -> None:
     """A full cache is cleared, and launches stay right."""
     launch, before = launching(way, driver.function), driver.count(0)
     for number in (*range(5000), 4999, 0):
@@ -208,7 +208,7 @@ TOLD: tuple[Any, ...] = (0, 0, 9, (64, 64), (128,), (64, 8), (0, 3, 3, 0))
 
 
 @extension
-def test_the_extension_checks_what_it_is_told_of_operands(failing: Any) -> None:
+def test_the_extension_checks_descriptions_of_operands(failing: Any) -> None:
     """The extension rejects wrong descriptions of operands."""
 
     def check(maps: Any, error: Any) -> None:
@@ -259,7 +259,7 @@ def test_descriptors_go_with_their_launch(driver: Any) -> None:
 
 
 @extension
-def test_a_launch_that_is_made_again_while_a_descriptor_is_made(driver: Any) -> None:
+def test_a_launch_remade_while_a_descriptor_is_made(driver: Any) -> None:
     """Reinitializing a launch during encoding does not use freed memory."""
     made: list[Any] = []
 

@@ -77,7 +77,7 @@ def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callab
     assert from_folders(gfx="gfx90a").missing("a") == "no pack for gfx90a"
 
 
-def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+def test_a_folder_of_packs_is_searched(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """Packs below a folder are found; hidden folders and caches are skipped."""
     write("all/gfx942", "a")
     write("all/gfx950", "b", gfx="gfx950")
@@ -89,7 +89,7 @@ def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callabl
     assert list(packs.catalog_of("gfx950").kernels) == ["b"]
 
 
-def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+def test_the_earlier_of_two_packs_keeps_a_name(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """Of two packs with one kernel the earlier has it."""
     first, second = write("first", "a", "b"), write("second", "a", "b", "c")
     found = from_folders(first, second)
@@ -115,7 +115,7 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
 
 
 @pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
-def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+def test_an_unreadable_folder_costs_only_itself(kind: str, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """An inaccessible folder is a problem, and other packs are used."""
     good, bad = write("good", "g"), write("bad", "a", "b")
     place, reason = str(bad), ""
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
     assert set(found.kernels) == ({"b", "g"} if kind == "a link to itself" else {"g"})
 
 
-def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+def test_a_folder_without_a_pack_is_reported(from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """A missing or empty folder is a problem."""
     (tmp_path / "empty").mkdir()
     found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
@@ -155,7 +155,7 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.C
     assert found.kernels == {}
 
 
-def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Callable[..., packs.Catalog], failing: Any) -> None:
+def test_a_bad_descriptor_costs_only_its_pack(write: Write, from_folders: Callable[..., packs.Catalog], failing: Any) -> None:
     """A bad descriptor is refused with folder and reason, and other packs are used."""
     good = write("good", "b")
 
@@ -186,7 +186,7 @@ def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Calla
     assert not failing(check, cases)
 
 
-def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+def test_a_descriptor_that_is_not_a_json_object_is_refused(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """A descriptor that is not a JSON object is refused."""
     folder = write("bad", "a")
     for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)):
@@ -195,7 +195,7 @@ def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folde
         assert f"pack {folder}: pack.json: " in problem
 
 
-def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+def test_a_kernel_without_its_file_costs_only_itself(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """A kernel without its file is refused before a launch."""
     folder = write("mine", "a", "b")
     (folder / "a.co").unlink()
@@ -221,9 +221,7 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
 
 
 @pytest.mark.parametrize("name", ["m.csv", "pack.json"])
-def test_what_describes_a_pack_lies_in_its_folder(
-    name: str, write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path
-) -> None:
+def test_a_packs_files_are_inside_its_folder(name: str, write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """Links out of the folder and pipes are refused."""
     folder = write("mine", "a")
     (folder / name).rename(tmp_path / name)
@@ -266,9 +264,7 @@ def test_a_bad_code_object_is_refused_before_any_launch(
 
 
 @pytest.mark.parametrize("kind", ["truncated", "another architecture", "another symbol", "gone"])
-def test_a_file_that_was_exchanged_is_refused(
-    kind: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
-) -> None:
+def test_a_replaced_file_is_refused(kind: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType) -> None:
     """A file replaced after listing is refused."""
     folder = write("mine", "a")
     content = (folder / "a.co").read_bytes()
@@ -289,7 +285,7 @@ def test_a_file_that_was_exchanged_is_refused(
         found.kernels["a"].checked()
 
 
-def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
+def test_the_hashed_bytes_are_those_that_run(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """A file that changed since it was hashed is refused."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
@@ -379,9 +375,7 @@ def test_aiters_own_tree_needs_no_descriptor(
     assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
 
 
-def test_what_the_plugin_ships_comes_last(
-    write: Write, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_packs_come_last(write: Write, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch) -> None:
     """Shipped packs come after the user's."""
     shipped, named = write("plugin/packs/gfx942", "a", "b"), write("mine", "b")
     monkeypatch.setattr(sources, "__file__", str(shipped.parents[1] / "sources.py"))

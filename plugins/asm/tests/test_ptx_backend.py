@@ -176,7 +176,7 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
     check(launcher.call(x, *others), (x, *others), SMALL)
 
 
-def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
+def test_shapes_without_a_kernel_are_refused(failing: Any) -> None:
     """Unsupported shapes are refused everywhere with the reason."""
 
     def check(shape: Shape, reason: str) -> None:
@@ -259,7 +259,7 @@ def test_the_list_of_a_shape(failing: Any) -> None:
 
 
 @pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)
-def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
+def test_the_first_eight_are_near_the_best(day: str, like: Shape) -> None:
     """Of each timed shape, the first eight listed contain one within 7.5 % of the best."""
     times: dict[Shape, dict[Solution, float]] = {}
     with (RESULTS / day / "asm" / f"{like.op}-profile.csv").open(newline="") as file:
@@ -275,7 +275,7 @@ def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
     assert max(lost) <= 1.075 and sum(lost) / len(lost) <= 1.025
 
 
-def test_what_shows_of_promotion() -> None:
+def test_promotion_costs_time() -> None:
     """The model hides part of promotion behind another consumer."""
     like, blocks = attrs.evolve(EIGHT_BITS[4], n=128, m=64), attrs.evolve(EIGHT_BITS[-2], n=128, m=64)
 
@@ -317,7 +317,7 @@ assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
         assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*") if path.is_file()] == [True]
 
 
-def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_name_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     """`plugins -v` names the assembler."""
     monkeypatch.setattr(build, "ptxas", lambda: None)
     assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: ptxas not found"]

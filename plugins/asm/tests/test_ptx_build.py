@@ -83,7 +83,7 @@ def faults(variant: Variant) -> str:
 
 
 @needs_ptxas
-def test_ptxas_takes_every_part(failing: Any) -> None:
+def test_ptxas_accepts_every_part(failing: Any) -> None:
     """Kernels with every feature assemble."""
 
     def check(variant: Variant) -> None:
@@ -94,7 +94,7 @@ def test_ptxas_takes_every_part(failing: Any) -> None:
 
 @needs_ptxas
 @pytest.mark.parametrize("m", [1, 40, 4096])
-def test_ptxas_takes_what_is_listed(m: int) -> None:
+def test_ptxas_accepts_every_listed_kernel(m: int) -> None:
     """The first twelve listed kernels and every fifth configuration assemble."""
     shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
     first = [arguments_of(config, splits, shape, 132).variant for config, splits in enumerate_candidates(shape, H200)[:12]]
@@ -103,7 +103,7 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
 
 
 @needs_ptxas
-def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
+def test_ptxas_accepts_every_listed_kernel_of_eight_bits(failing: Any) -> None:
     """The first eight listed 8-bit kernels and every ninth configuration assemble."""
 
     def check(m: int, op: str, dtype: str, scale: str) -> None:
@@ -135,7 +135,7 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
 
 
 @needs_ptxas
-def test_ptxas_takes_consumers_that_take_turns(failing: Any) -> None:
+def test_ptxas_accepts_alternating_consumers(failing: Any) -> None:
     """Every ping-pong tile assembles."""
 
     def check(tile_m: int, tile_n: int) -> None:
@@ -162,7 +162,7 @@ def test_ptxas_takes_consumers_that_take_turns(failing: Any) -> None:
     ("dtype", "scale", "bias"),
     [("bf16", "none", "bf16"), ("fp8_e4m3fn", "row", "fp32"), ("fp8_e4m3fn", "block", ""), ("int8", "row", "fp16")],
 )
-def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -> None:
+def test_ptxas_accepts_every_plan_with_panels(dtype: str, scale: str, bias: str) -> None:
     """Every tile with TMA stores assembles."""
     op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
     shape = Shape(op, 4096, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
@@ -201,7 +201,7 @@ def test_code_is_assembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert build.code(variant) == text_of(variant).encode() + b"\0"
 
 
-def test_an_assembler_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_assembler_that_does_not_run_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ptxas that does not run is skipped."""
     broken = tmp_path / "ptxas"
     broken.write_text("no program")

@@ -106,7 +106,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
 @pytest.mark.parametrize(
     "case", [SMALL, BLOCKS, (KernelConfig(16, 128, 4, swapped=True), *SMALL[1:])], ids=["16 bits", "blocks", "swapped"]
 )
-def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int]) -> None:
+def test_only_loads_of_the_weight_differ(case: tuple[KernelConfig, Shape, int]) -> None:
     """The text differs from a plain weight's only in the load and in scales."""
     config, shape, splits = case
     plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
@@ -116,7 +116,7 @@ def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int
     assert COLUMNS in texts[1].splitlines()[0] and COLUMNS not in texts[0]
 
 
-def test_a_descriptor_tells_the_columns(ptx: ModuleType, failing: Any) -> None:
+def test_a_descriptor_has_the_columns(ptx: ModuleType, failing: Any) -> None:
     """The tensor map has three dimensions, and a box is contiguous."""
 
     def check(dtype: str, kind: int, wide: int) -> None:

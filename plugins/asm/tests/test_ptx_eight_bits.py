@@ -147,7 +147,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     assert not failing(check, itertools.product(MISTAKES))
 
 
-def test_what_a_plan_does_not_take(failing: Any) -> None:
+def test_plans_refuse_unsupported_dtypes_and_scales(failing: Any) -> None:
     """Configurations refuse dtypes and scales that they do not support."""
 
     def check(config: KernelConfig, shape: Shape, reason: str) -> None:

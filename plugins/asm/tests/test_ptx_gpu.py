@@ -350,7 +350,7 @@ def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
     ],
     ids=str,
 )
-def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
+def test_graphs_on_two_streams_next_to_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
     """Ten thousand replays on two streams have the same bits while copies delay loads."""
     chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
@@ -381,7 +381,7 @@ def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[
 
 
 @pytest.mark.parametrize("what", SIZES)
-def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
+def test_more_elements_than_32_bits_address(what: str, device: Device) -> None:
     """Operands and outputs of more than 2**31 elements are right."""
     shape, config = SIZES[what]
     if torch.cuda.mem_get_info(device.torch_device)[0] < 16 << 30:

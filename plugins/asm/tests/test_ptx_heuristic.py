@@ -59,7 +59,7 @@ def test_it_takes_the_call_with_sums_as_exact_as_torchs(failing: Any) -> None:
     )
 
 
-def test_others_serve_what_was_not_measured_or_was_not_faster(failing: Any) -> None:
+def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None:
     """Unmeasured or slower classes get no untuned kernel."""
 
     def check(shape: Shape) -> None:

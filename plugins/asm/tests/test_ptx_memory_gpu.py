@@ -72,7 +72,7 @@ def memcheck(listed: list[tuple[Solution, Shape]], folder: Path, *more: str) -> 
 
 
 @pytest.mark.parametrize("name", ["plain", "columns", "stream-K"])
-def test_memory_is_not_left(name: str, gpu_kinds: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_accesses_stay_inside_buffers(name: str, gpu_kinds: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """No kernel accesses memory outside operands, output and workspace."""
     done = memcheck(fitting(name, gpu_kinds[name]), tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

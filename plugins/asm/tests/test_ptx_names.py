@@ -41,7 +41,7 @@ def test_names_round_trip() -> None:
     assert [parse_name(config.name) for config in configs] == configs
 
 
-def test_what_cannot_be_is_refused(failing: Any) -> None:
+def test_impossible_configurations_are_refused(failing: Any) -> None:
     """Impossible names raise with the reason."""
 
     def check(name: str, reason: str) -> None:
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
     )
 
 
-def test_what_a_plan_takes() -> None:
+def test_plans_match_values_computed_by_hand() -> None:
     """Shared memory, registers and occupancy are those computed by hand."""
     assert CONFIG.stage_bytes == (128 + 160) * 128 == 36864
     assert CONFIG.shared_bytes == 5 * (36864 + 16) + 8 == 184408
@@ -91,7 +91,7 @@ def test_what_a_plan_takes() -> None:
     assert (few.threads, few.accumulators, few.entry_registers, few.resident) == (256, 64, 128, 2)
 
 
-def test_registers_that_are_taken_were_given_back(failing: Any) -> None:
+def test_consumers_take_only_released_registers(failing: Any) -> None:
     """Consumers take no more registers than the producer gives back."""
 
     def check(config: KernelConfig) -> None:
@@ -136,7 +136,7 @@ def test_matrix_instructions_of_eight_bits() -> None:
     assert (fp8.step, Variant(CONFIG, "bf16", "bf16").step) == (128, 64)
 
 
-def test_arguments_lie_where_ptx_puts_them() -> None:
+def test_arguments_are_placed_as_in_ptx() -> None:
     """Arguments have the documented offsets."""
     assert declaration("none") == ".param .align 64 .b8 arguments[328]"
     assert declaration("row") == declaration("block") == ".param .align 64 .b8 arguments[344]"
@@ -188,7 +188,7 @@ def test_empty_parts_of_k_are_refused(failing: Any) -> None:
     )
 
 
-def test_a_text_says_what_it_is() -> None:
+def test_a_text_names_its_kernel() -> None:
     """The text has its version, architecture, threads, registers and cluster."""
     text = text_of(Variant(KernelConfig(128, 128, 4, cluster=2), "bf16", "bf16"))
     for part in (

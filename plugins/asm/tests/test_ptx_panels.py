@@ -120,7 +120,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     assert not failing(check, itertools.product(MISTAKES))
 
 
-def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
+def test_the_copy_engine_reads_only_written_values(ptx: ModuleType) -> None:
     """The emulator requires fences and barriers around TMA's reads."""
     threads = np.arange(128, 256)
     for steps, fault in (
@@ -160,7 +160,7 @@ def test_names_and_memory() -> None:
     assert (KernelConfig(256, 112, 3, panels=1).panel_bytes, KernelConfig(256, 112, 3, panels=1).all_panels) == (2048, 14)
 
 
-def test_what_cannot_be_is_refused(failing: Any) -> None:
+def test_impossible_configurations_are_refused(failing: Any) -> None:
     """Names of impossible panels raise with the reason."""
 
     def check(name: str, reason: str) -> None:
@@ -214,14 +214,14 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
         assert config.consumers == 1 or config.turns or any((each.panels > 0) != (config.panels > 0) for each in near)
 
 
-def test_what_the_model_expects() -> None:
+def test_panels_have_the_cost_computed_by_hand() -> None:
     """The model's cost of panels is that computed by hand."""
     shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
     loss = cost_of(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost_of(direct, 1, shape, 132)
     assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 
-def test_loads_of_columns_stay_where_registers_are_few() -> None:
+def test_column_loads_are_not_read_only_if_registers_are_few() -> None:
     """Column loads are not read-only where registers are few."""
     crowded = Variant(KernelConfig(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
     texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"config": KernelConfig(128, 256, 4)})]
@@ -231,7 +231,7 @@ def test_loads_of_columns_stay_where_registers_are_few() -> None:
     assert counts == [8, 8, 8, 0, 0]  # those of the first panel went before
 
 
-def test_where_places_come_from() -> None:
+def test_panels_take_free_shared_memory() -> None:
     """Panels take free shared memory, or that of one stage."""
     assert with_panels(KernelConfig(128, 256, 4)) == [KernelConfig(128, 256, 4, panels=2)]
     assert with_panels(KernelConfig(128, 224, 5)) == [KernelConfig(128, 224, 4, panels=6)]

@@ -115,7 +115,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
     assert not failing(check, itertools.product([FEW, EVEN, MORE, MANY, TURNS, of(56, config=attrs.evolve(SMALL, cluster=2))], [0, 1, 3]))
 
 
-def test_the_same_bits_whoever_comes_last(ptx: ModuleType, failing: Any) -> None:
+def test_the_bits_do_not_depend_on_the_last_cta(ptx: ModuleType, failing: Any) -> None:
     """Rounded sums have the same bits in six orders and are close to fp64."""
 
     def check(case: tuple[KernelConfig, Shape, int, int]) -> None:
@@ -246,7 +246,7 @@ def test_a_problem_in_numbers() -> None:
     assert (arguments.grid, arguments.counters, arguments.workspace) == (10, 8, 8 * 3 * 160 * 128 * 4)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_configurations_are_refused() -> None:
     """Stream-K rejects other splits, too many steps and variants without split-K."""
     config, shape = KernelConfig(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
     assert unfit(config, 1, shape) is None
@@ -270,7 +270,7 @@ WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120,
     ],
     ids=str,
 )
-def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool) -> None:
+def test_stream_k_is_listed_only_for_a_gain(shape: Shape, listed: bool) -> None:
     """Stream-K is listed only where the model predicts a gain."""
     found = enumerate_candidates(shape, H200)
     stream = [config for config, splits in found if config.stream and splits == 1]

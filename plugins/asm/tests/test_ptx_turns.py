@@ -158,7 +158,7 @@ def test_neighbours_take_turns_or_not() -> None:
     )
 
 
-def test_what_is_stored_under_products_costs_no_time() -> None:
+def test_stores_overlapped_with_products_cost_no_time() -> None:
     """The model hides the store of all tiles but the last behind products, within 1 %."""
     turns, shared = KernelConfig(128, 128, 7, turns=True), KernelConfig(128, 128, 7)
     long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)

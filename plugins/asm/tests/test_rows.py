@@ -71,9 +71,7 @@ def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: t
     assert times == 1 and "N" in reason and "96" in reason
 
 
-def test_the_page_says_all_of_it(
-    asm_rows: ModuleType, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_complete(asm_rows: ModuleType, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report has a line for each table and architecture, sums and reasons, or says it is empty."""
     options = ["--only", "asm"]
     assert asm_rows.main([*options, "--manifests", str(files[1]), "--configs", str(files[0]), "-o", str(tmp_path / "out")]) == 0

@@ -34,7 +34,7 @@ def shapes(gfx: str) -> list[Shape]:
 
 
 @both
-def test_everything_that_is_listed_is_right(asm: Any, fake: ModuleType, over: ModuleType) -> None:
+def test_every_listed_solution_is_right(asm: Any, fake: ModuleType, over: ModuleType) -> None:
     """Every listed kernel with every split computes its product."""
     for shape in shapes(asm.host.gfx):
         listed = list(asm.enumerate_solutions(shape, over.CPU))
@@ -65,7 +65,7 @@ def test_the_best_guess_comes_first(asm: Any, over: ModuleType) -> None:
 
 
 @gfx950
-def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: ModuleType) -> None:
+def test_rows_without_a_split_follow_aiters_launcher(asm: Any, fake: ModuleType) -> None:
     """A missing or too large splitK means what AITER's launcher does."""
     found, device = asm.catalog("gfx950"), asm.host
     split, whole = fake.bf16(32, shuffled=False, splits=True)["knl_name"], fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]

@@ -9,7 +9,7 @@ from tunedgemm_asm.manifest import KernelConfig
 
 
 def rank(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float | str, ...]:
-    """Return a total order of kernels, best first, by what AITER's launchers compare.
+    """Return a total order of kernels, best first, by the criteria of AITER's launchers.
 
     In this order: rounds of workgroups over the compute units; idle units in the last round; padded
     rows; elements of the tile per element loaded, most first; splits; name. The name makes the

@@ -53,7 +53,7 @@ def test_a_source_without_the_call_is_refused(target):
 
 
 @pytest.mark.parametrize("change", ["instance", "problem", "source", "flags", "compiler", "headers"])
-def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypatch, change):
+def test_every_dependency_makes_another_object(fakes, target, stand_in, monkeypatch, change):
     """The cache key covers everything that a compilation depends on."""
     build_object(target)
     family, other = target.family, target
@@ -76,7 +76,7 @@ def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypa
     assert len(fakes.compilations) == 2
 
 
-def test_what_is_missing_is_not_compiled(fakes, target):
+def test_a_missing_object_is_not_compiled(fakes, target):
     """Looking for a missing object compiles nothing and says how to build it."""
     with pytest.raises(
         MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or set TUNEDGEMM_CK_COMPILE=1 to compile here"
@@ -85,7 +85,7 @@ def test_what_is_missing_is_not_compiled(fakes, target):
     assert fakes.compilations == []
 
 
-def test_a_machine_without_a_compiler_finds_what_another_has_built(fakes, target, monkeypatch, tmp_path):
+def test_a_machine_without_a_compiler_finds_built_objects(fakes, target, monkeypatch, tmp_path):
     """A copied cache serves without nvcc and without headers."""
     made = build_object(target)
     shutil.copytree(os.environ["TUNEDGEMM_CACHE"], tmp_path / "copy")
@@ -103,7 +103,7 @@ def test_without_compiler_and_cache_the_error_says_both(fakes, target, monkeypat
         find_object(target)
 
 
-def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, target, monkeypatch):
+def test_after_an_upgrade_the_old_object_serves_until_rebuilt(fakes, target, monkeypatch):
     """After a compiler upgrade a lookup finds the old object and a build makes a new one."""
     old = build_object(target)
     monkeypatch.setenv("FAKE_CK_VERSION", "13.1.5")

@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
         return 2
 
 
-def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
+def test_kernels_of_a_table_are_built_once(fakes, backends, tmp_path, capsys):
     """Rows of both toolchains are built once per instance and class; others are skipped."""
     name = table(
         tmp_path / "bf16_tuned_gemm.csv",
@@ -104,7 +104,7 @@ def test_the_source_of_a_pair_is_that_of_both_stages(backends, capsys):
 
 
 @pytest.mark.parametrize("how", ["--rebuild", "AITER_REBUILD"])
-def test_rebuild_compiles_what_is_there(fakes, backends, tmp_path, monkeypatch, how):
+def test_rebuild_compiles_existing_objects(fakes, backends, tmp_path, monkeypatch, how):
     """--rebuild and AITER's variable recompile stored objects."""
     name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64")
     main(["ck", "prebuild", name])
@@ -192,7 +192,7 @@ def test_a_file_with_faults_is_refused(backends, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("op", ["a16w16", "batched_bf16"])
-def test_source_prints_what_is_compiled(backends, capsys, op):
+def test_source_prints_the_compiled_source(backends, capsys, op):
     """``source`` prints the whole text for the given columns."""
     assert main(["ck", "source", "tile64", "--libtype", "ck", "--op", op, "--gfx", "gfx942", "--set", "dtype=fp16"]) == 0
     out = capsys.readouterr().out
@@ -201,7 +201,7 @@ def test_source_prints_what_is_compiled(backends, capsys, op):
 
 
 @pytest.mark.slow
-def test_pip_install_prebuilds_where_asked(fakes, tmp_path, monkeypatch):
+def test_pip_install_prebuilds_on_request(fakes, tmp_path, monkeypatch):
     """PREBUILD_KERNELS=1 builds what the tables in effect name during installation."""
     monkeypatch.setenv("PREBUILD_KERNELS", "1")
     monkeypatch.setenv(

@@ -87,7 +87,7 @@ def test_stages_are_compiled_once_for_all_pairs(fakes, backend):
     assert len(fakes.compilations) == 5
 
 
-def test_without_a_toolchain_pairs_of_what_was_built_are_listed(fakes, backend, monkeypatch, tmp_path):
+def test_without_a_toolchain_built_pairs_are_listed(fakes, backend, monkeypatch, tmp_path):
     """Without a toolchain only pairs of two built stages are listed."""
     shape, h200 = ROUTED[0], Device("sm_90", 132)
     backend.prepare(Solution("standin", "tile64+tile128", split_k=1), shape, h200)
@@ -139,7 +139,7 @@ def test_one_object_serves_all_sizes(fakes, backend):
 
 
 @pytest.mark.parametrize(("said", "compilations"), [("0", 1), ("", 1), ("1", 2), ("2", 2)])
-def test_aiters_rebuild_compiles_anew_once(fakes, backend, monkeypatch, said, compilations):
+def test_aiters_rebuild_compiles_again_once(fakes, backend, monkeypatch, said, compilations):
     """AITER_REBUILD=1 recompiles at the first bind of a process."""
     monkeypatch.setattr(launch, "_rebuilt", set())
     backend.prepare(ONE, SHAPES[0], CPU)
@@ -224,7 +224,7 @@ def test_the_default_space_is_small(fakes, backend, monkeypatch):
         list(backend.enumerate_solutions(shape, h200))
 
 
-def test_without_a_toolchain_what_was_built_is_listed(fakes, backend, monkeypatch, tmp_path):
+def test_without_a_toolchain_built_objects_are_listed(fakes, backend, monkeypatch, tmp_path):
     """A machine without a compiler lists what its cache has."""
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     backend.prepare(ONE, shape, h200)

@@ -102,7 +102,7 @@ def test_8_bits_are_read_and_written_as_torch_does(host):
         assert torch.equal(_encode(host, name, values).to(torch.uint8), rounded.to(dtype).view(torch.uint8))
 
 
-def test_a_group_is_quantised_as_the_op_says(host):
+def test_a_group_is_quantised_like_the_op(host):
     """Scale and codes of a group are those of the formula in torch."""
     for size in [0.0, 1e-44, 1e-3, 1.0, 3e4, 3e38]:
         for name, dtype in BYTES.items():
@@ -118,7 +118,7 @@ def test_a_group_is_quantised_as_the_op_says(host):
             assert torch.equal(codes.to(torch.uint8), wanted.view(torch.uint8))
 
 
-def test_what_is_not_finite_is_quantised_as_the_op_says(host):
+def test_values_that_are_not_finite_are_quantised_like_the_op(host):
     """Values that are not finite are quantised as the op specifies, with either kind of scale."""
     for name, dtype in BYTES.items():
         values, codes, scale = (

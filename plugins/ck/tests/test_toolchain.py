@@ -39,7 +39,7 @@ def test_without_a_compiler_the_error_says_what_to_install(bare):
             find(BF16)
 
 
-def test_a_named_compiler_that_is_not_there(fakes, monkeypatch, tmp_path):
+def test_a_named_compiler_that_is_missing(fakes, monkeypatch, tmp_path):
     """A compiler named by a variable is not replaced by another."""
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
     with pytest.raises(PluginError, match="set CUDACXX"):

@@ -77,7 +77,7 @@ def shape_of(sizes: tuple[int, int, int, int, int], kind: str, q_dtype: str, act
         ((5, 256, 256, 3, 2), "per_1x128", "fp8_e4m3fnuz", "Silu", "0"),
     ],
 )
-def test_both_stages_compute_what_the_reference_does(
+def test_both_stages_match_the_reference(
     stage: Callable[[str], LoadedObject],
     sizes: tuple[int, int, int, int, int],
     kind: str,

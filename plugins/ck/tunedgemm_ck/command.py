@@ -103,7 +103,7 @@ def _select(rows: Iterable[Row], gfx: str) -> _Selection:
 
 
 def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool = False, verbose: bool = False) -> int:
-    """Compile what rows name, several at a time, and print each when it is done.
+    """Compile the kernels of rows, several at a time, and print each when it is done.
 
     Args:
         gfx: build only rows of this architecture, and rows that state none.
@@ -183,7 +183,7 @@ def _parse_pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def prebuild_at_install() -> int:
-    """Build what the tables in effect name, for ``PREBUILD_KERNELS=1 pip install``."""
+    """Build the kernels of the tables in effect, for ``PREBUILD_KERNELS=1 pip install``."""
     return prebuild(_load_rows([]))
 
 

@@ -50,7 +50,7 @@ def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> 
 
 
 def enumerate_available(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
-    """Return the listed solutions whose objects can be had.
+    """Return the listed solutions whose objects exist or can be compiled.
 
     Without a toolchain only stored objects can: each of the others would be an error in the tuner.
     """

@@ -14,7 +14,7 @@ from tunedgemm_ck.problem import Problem
 
 
 def split_stages(instance: Instance, problem: Problem) -> tuple[tuple[Instance, Problem], ...]:
-    """Return what is compiled: the instance, or each of its stages with the problem of that stage.
+    """Return the compiled stages: the instance, or each of its stages with the problem of that stage.
 
     Stage 1 does not depend on the output, and stage 2 not on the activation. A quantised stage 2
     does

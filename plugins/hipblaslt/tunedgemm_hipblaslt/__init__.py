@@ -27,7 +27,7 @@ class LtBackend:
 
     Attributes:
         abi: the library's names and numbers.
-        load: returns the library; called for a present device alone.
+        load: returns the library; called only for a present device.
         host: device that a CPU emulates, if any; *load* then returns a library for host memory.
     """
 

@@ -99,7 +99,7 @@ def test_two_graphs_of_one_launcher_replay_at_the_same_time(kernel: KernelConfig
 
 
 @kernels
-def test_threads_with_streams_of_their_own_share_a_launcher(kernel: KernelConfig, splits: int, device: Device) -> None:
+def test_threads_with_separate_streams_share_a_launcher(kernel: KernelConfig, splits: int, device: Device) -> None:
     """Eight threads on eight streams share a launcher, and get the bits of a single call."""
     launcher, inputs, wrong = bound(kernel, splits, device), [operands(device, seed) for seed in range(8)], []
     alone = [launcher.call(*given) for given in inputs]

@@ -115,7 +115,7 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[st
 
 @pytest.mark.cases(("kernel", "splits"), KERNELS)
 @pytest.mark.cases("fields", [FP8, INT8, BLOCKS, {**FP8, "op": "batched_a8w8", "extra": {"B": 3}}])
-def test_whole_numbers_come_out_bit_by_bit(kernel: KernelConfig, splits: int, fields: dict[str, Any], device: Device) -> None:
+def test_whole_numbers_are_exact(kernel: KernelConfig, splits: int, fields: dict[str, Any], device: Device) -> None:
     """Whole numbers scaled by powers of two are exact, so every wrong element or scale shows."""
     for m, n, k in ((1, 37, 2048), (8, 130, 2056), (7, 300, 4100)):
         shape = shape_of({**fields, "m": m, "n": n, "k": k, "outdtype": "fp32"}, device)
@@ -133,7 +133,7 @@ def test_whole_numbers_come_out_bit_by_bit(kernel: KernelConfig, splits: int, fi
 
 
 @pytest.mark.cases("fields", [FP8, BLOCKS])
-def test_a_nan_marks_its_row_alone(fields: dict[str, Any], device: Device) -> None:
+def test_a_nan_affects_only_its_row(fields: dict[str, Any], device: Device) -> None:
     """A NaN of x, of the weight, or of a row's scale reaches only its own outputs."""
     shape = shape_of({**fields, "m": 4, "n": 130, "k": 2048}, device)
     x, weight, x_scale, w_scale = operands(shape, device)

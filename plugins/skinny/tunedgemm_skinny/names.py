@@ -1,4 +1,4 @@
-"""Map solution names to kernel parameters and back: a name alone says what to compile.
+"""Map solution names to kernel parameters and back: a name alone determines the program.
 
 In ``rows_r1_n4w2x2u4_s``, ``rows`` is the family and ``r1`` the revision of the sources. ``n`` is
 the weight rows of a warp; ``w`` and ``x`` are the warps of a block along N and along K. ``u`` is

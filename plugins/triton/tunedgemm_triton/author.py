@@ -1,7 +1,7 @@
 """Make a backend of one Triton kernel, its parameters and their values, for kernel authors.
 
 docs/tuning-triton.md shows a complete one. ``tunedgemm triton tune --libtype NAME`` tunes it, and
-its JSON files answer untuned calls where TUNEDGEMM_FALLBACK names it.
+its JSON files serve untuned calls if TUNEDGEMM_FALLBACK names it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TunedKernel:
         return list(dict.fromkeys([*([first] if first else []), *self.listed(shape, device)]))
 
     def listed(self, shape: Shape, device: Device) -> Iterator[Solution]:
-        """Yield the author's space without what cannot serve."""
+        """Yield the author's space without parameters that cannot serve."""
         if not self.takes(shape, device):
             return
         for choice in itertools.product(*self.space.values()):

@@ -1,6 +1,6 @@
 """Compile one Triton program for one class of shapes, without a device, into the artifact cache.
 
-A program does not depend on M, nor on the sizes themselves: it depends on what they divide by.
+A program depends on sizes only through their divisors, and not on M.
 One compile therefore serves many shapes.
 """
 

@@ -72,7 +72,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     add("--kernel_timeout", type=float, default=30.0, help="seconds after which a kernel counts as hung (default: %(default)g)")
     add("--jobs", type=int, default=0, help="compiler processes; 0 is one for each core (default: %(default)s)")
     add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
-    add("--all", action="store_true", help="time again what an earlier run timed")
+    add("--all", action="store_true", help="time shapes again that an earlier run timed")
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Map solution names to kernel parameters and back.
 
-A name alone says what to compile, in any process.
+A name alone determines the program, in any process.
 
 ``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps
 and stages. ``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M in a group (g), and flags: ``t``

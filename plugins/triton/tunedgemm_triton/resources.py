@@ -29,7 +29,7 @@ def tiles_of(kernel: KernelConfig, shape: Shape) -> int:
 
 
 def has_idle_part(split_k: int, steps: int) -> bool:
-    """Return whether the last of *split_k* equal parts of so many steps along K is empty."""
+    """Return whether the last of *split_k* equal parts of the steps along K is empty."""
     return (split_k - 1) * ceil_div(steps, split_k) >= steps
 
 

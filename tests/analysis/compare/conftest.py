@@ -42,7 +42,8 @@ def call(solution, shape, x, weight, bias=None):
 
 
 def planted(op, shape, device):
-    """A bench that really calls, and gives the time of the kernel that ran, a little off each time; 5 us for torch's own."""
+    """Return a bench that runs the kernel but reports planted times with jitter;
+    torch's own is 5 us."""
     operands, chance = op.make_inputs(shape, device.torch_device, 0), random.Random(shape.m)
 
     def timed(launcher, rounds):
@@ -74,7 +75,8 @@ def row():
 
 @pytest.fixture
 def here(monkeypatch):
-    """Makes `run_config` and `compare` work in this process, over the backends given, with planted times or real ones."""
+    """Run `run_config` and `compare` in this process over given backends,
+    with planted or real times."""
 
     def use(registry, bench=planted):
         monkeypatch.setattr(module, "measuring", functools.partial(measuring, registry=registry, bench=bench))

@@ -32,8 +32,8 @@ def kernels(path: Path) -> dict[int, str]:
 
 
 @pytest.mark.nightly
-def test_compare_in_processes_of_their_own(tmp_path, brittle, listed, row):
-    """With installed backends: tuned in one worker, compared in another; the row of a kernel that dies is replaced."""
+def test_compare_in_worker_processes(tmp_path, brittle, listed, row):
+    """One worker tunes and another compares; the row of a crashing kernel is replaced."""
     table = tmp_path / "table.csv"
     write_rows(table, OP, [row(wide(2), "", solution=Solution("brittle", "dies"))])
     options = attrs.evolve(QUICK, libtype="brittle", all=True, iters=2, warmup=1, kernel_timeout=10.0)
@@ -48,11 +48,11 @@ def test_compare_in_processes_of_their_own(tmp_path, brittle, listed, row):
 
 
 class TestCompare:
-    """Tuning into a candidate, and what of it comes to the table."""
+    """Tuning into a candidate table, and the rows that reach the output."""
 
     @pytest.fixture
     def tables(self, tmp_path, row):
-        """Makes a table of a slow row, a wrong one, and one as good as what tuning finds, beside rows that must stay."""
+        """Write a table with a slow, a wrong and a tuned row, next to rows that must stay."""
 
         def make(**more):
             path = tmp_path / "table.csv"
@@ -90,7 +90,7 @@ class TestCompare:
 
     @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
     def test_shapes_need_no_file(self, tables, here, turbo, source):
-        """Shapes with counts, or shapes alone that can be gone through once, are compared like a file's."""
+        """Shapes with counts, or an iterator of shapes, are compared like those of a file."""
         here(turbo("fast", "slow"))
 
         (change,) = self.compared(tables(), source).changes
@@ -127,7 +127,8 @@ class TestCompare:
         assert rows_after[row(wide(99), "").key].extra == (("note", "by hand"),)
 
     def test_a_row_without_a_device_is_replaced_in_its_place(self, tables, here, listed, turbo):
-        """AITER's rows name no device: a new row beside a nameless one with a lower time would never be used."""
+        """AITER's rows name no device,
+        so a new row next to one with a lower time would never be used."""
         here(turbo("fast", "zeros", "slow", "twin"))
         table = tables(device="")
 
@@ -138,7 +139,7 @@ class TestCompare:
         assert [(one.device, one.solution.kernel_name in ("fast", "twin")) for one in found] == [("", True)]
 
     def test_shapes_of_the_table_are_skipped_without_all(self, tables, here, listed, turbo):
-        """As in tuning: what has a row is not tuned, so there is nothing to compare."""
+        """As in tuning: shapes with rows are not tuned, so nothing is compared."""
         here(turbo("fast", "twin", "zeros", "slow"))
 
         compared = compare("a16w16", listed, tables(), QUICK, update=True)
@@ -164,7 +165,8 @@ class TestCompare:
         assert any(one.us == 4.0 for one in read_rows(table, OP)[0])
 
     def test_an_output_that_does_not_exist_yet(self, tmp_path, here, listed, turbo):
-        """Before is what dispatch does without it; with update it comes to be, with the rows that qualify alone."""
+        """The baseline is dispatch without the output;
+        --update creates it with only the qualifying rows."""
         here(turbo("slow", "fast"))
 
         compared = self.compared(tmp_path / "new.csv", listed, update=True)
@@ -173,7 +175,7 @@ class TestCompare:
         assert {change.decision for change in compared.changes} == {"skip"}
         assert not (tmp_path / "new.csv").exists()
 
-    def test_a_shape_for_which_nothing_passes_is_told(self, tmp_path, here, listed, turbo):
+    def test_a_shape_without_a_solution_is_reported(self, tmp_path, here, listed, turbo):
         """It has no row to compare, and counts as failed."""
         here(turbo("zeros"))
 
@@ -182,8 +184,8 @@ class TestCompare:
         assert {shape.m for shape in compared.failed} == {1, 2, 4}
         assert "no solution passed: a16w16 M=1" in compared.report.read_text()
 
-    def test_the_configured_layers_decide_what_is_before_and_after(self, tmp_path, here, listed, monkeypatch, turbo, row):
-        """A table that ranks above the output hides its rows, after as before, and so nothing is gained."""
+    def test_the_configured_layers_decide_both_sides(self, tmp_path, here, listed, monkeypatch, turbo, row):
+        """A table that ranks above the output hides its rows on both sides, so nothing is gained."""
         here(turbo("fast", "twin", "zeros", "slow"))
         top = tmp_path / "top.csv"
         write_rows(top, OP, [row(wide(m), "slow") for m in (1, 2, 4)])
@@ -197,8 +199,8 @@ class TestCompare:
             ("turbo:slow", "the same solution serves it")
         }
 
-    def test_what_cannot_be_compared_is_an_error(self, tmp_path, here, listed, turbo):
-        """Pins, clusters and thresholds that mean nothing; and two at once on one table."""
+    def test_shapes_that_cannot_be_compared_are_errors(self, tmp_path, here, listed, turbo):
+        """Pins, clusters and invalid thresholds are refused; and two at once on one table."""
         here(turbo("fast"))
         for options, least, message in [
             (Options(batch_invariant=True), 3.0, "a pin is not chosen per shape"),
@@ -217,8 +219,8 @@ class TestCompare:
         compare("a16w16", listed, tmp_path / "t.csv", QUICK, update=False, progress=again)
         assert refused
 
-    def test_an_interrupted_run_goes_on_where_it_was(self, tables, here, listed, turbo):
-        """The same command again does not tune what was done, and compares it all the same."""
+    def test_an_interrupted_comparison_resumes(self, tables, here, listed, turbo):
+        """The same command does not tune finished shapes again, but compares them."""
         here(turbo("fast", "twin", "zeros", "slow"))
         table, seen = tables(), []
 

@@ -1,4 +1,4 @@
-"""Measuring: both sides in the same rounds, and what happens where that cannot be."""
+"""Measuring: both sides in the same rounds, or separately if that is impossible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wide(m: int) -> Shape:
 
 
 class Drifting:
-    """A bench whose clock falls as it is used: every sample is slower than the one before."""
+    """A bench whose clock slows with use: every sample takes longer than the one before."""
 
     def __init__(self):
         self.asked, self.rounds = [], 0
@@ -53,7 +53,8 @@ def sides(tmp_path, row):
 
 
 def test_a_drifting_clock_does_not_decide(sides, turbo):
-    """Times that double while they are taken: the ratio over the rounds that both share is exact, and its noise small."""
+    """If times double during the run,
+    the ratio over shared rounds stays exact and its noise small."""
     bench = Drifting()
     with measuring("a16w16", sides, QUICK, registry=turbo("slow", "fast"), bench=bench) as ask:
         change = ask.change(wide(1), 1)
@@ -65,7 +66,7 @@ def test_a_drifting_clock_does_not_decide(sides, turbo):
 
 
 class Frail(Inline):
-    """A worker that is lost whenever it times two at once."""
+    """A worker that dies whenever it times two sides together."""
 
     def __call__(self, request, *, timeout=0.0):
         if isinstance(request, TakeSamples) and len(request.solutions) == 2:
@@ -74,7 +75,7 @@ class Frail(Inline):
 
 
 def test_sides_that_cannot_be_timed_together_are_timed_alone(sides, turbo):
-    """Then the band is as wide as what times taken one after the other are off by."""
+    """Then the noise band is as wide as the error of separate timings."""
     make = functools.partial(Production, "a16w16", -1, QUICK, bench=Drifting(), sides=sides, installed=turbo("slow", "fast"))
     change = Measuring(sides, QUICK, WorkerClient(op_named("a16w16"), QUICK, Frail(make))).change(wide(1), 1)
 

@@ -1,4 +1,4 @@
-"""The production op as it is, nothing tuned."""
+"""run_config: timing and checking the production op without tuning."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def wide(m: int) -> Shape:
 
 
 class TestRunConfig:
-    """The production op, nothing tuned."""
+    """The production op without tuning."""
 
     def test_each_row_of_a_table_has_its_status(self, tmp_path, here, turbo, row):
-        """Right, wrong, raising, not installed: each row says so, and the failed ones come back as a list of shapes."""
+        """Each row reports right, wrong, raising or not installed;
+        failed rows are returned as shapes."""
         here(turbo("good", "zeros", "raises"), bench=None)
         table = tmp_path / "table.csv"
         rows = [row(wide(1), "good"), row(wide(2), "zeros"), row(wide(3), "raises"), row(wide(4), "x", solution=Solution("absent", "x"))]
@@ -83,7 +84,7 @@ class TestRunConfig:
         assert checked.failed == []
         assert checked.repro == ""
 
-    def test_the_process_stays_as_it_was(self, tmp_path, here, monkeypatch, turbo, row):
+    def test_the_process_is_unchanged(self, tmp_path, here, monkeypatch, turbo, row):
         """Neither the environment nor the default instance notices, and no shape is captured."""
         monkeypatch.setenv("AITER_TUNE_GEMM", "1")
         here(turbo("good"))
@@ -96,8 +97,8 @@ class TestRunConfig:
         assert tunedgemm.tgemm.dispatcher.launchers == launchers
         assert not Path(os.environ["TUNEDGEMM_HOME"]).exists()
 
-    def test_a_pinned_row_is_looked_at_for_several_m(self, tmp_path, here, turbo, row):
-        """A row with M = 0 has no M of its own."""
+    def test_a_pinned_row_is_checked_at_several_m(self, tmp_path, here, turbo, row):
+        """A pinned row (M = 0) is run at several M, because it names none."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(0), "good")])
 
@@ -105,8 +106,8 @@ class TestRunConfig:
 
         assert [(one.shape.m, str(one.solution), one.ok) for one in checked.served] == [(1, "turbo:good", True), (256, "turbo:good", True)]
 
-    def test_what_cannot_be_looked_at_is_an_error(self, tmp_path, here, turbo, row):
-        """No file, no row for this device, a cluster: one message each, that says what is wrong."""
+    def test_a_shape_that_cannot_be_run_is_an_error(self, tmp_path, here, turbo, row):
+        """No file, no row for this device, a cluster: each has a message with the fault."""
         here(turbo("good"))
         write_rows(tmp_path / "table.csv", OP, [row(wide(1), "good", gfx="gfx942", cu_num=304, device="amd-instinct-mi300x")])
 
@@ -122,7 +123,7 @@ class TestRunConfig:
 
 @pytest.mark.nightly
 def test_a_kernel_that_ends_its_process_costs_its_shape(tmp_path, brittle, row):
-    """In processes of their own: an abort and a hang are errors of their rows, the rows between and after them are served."""
+    """In worker processes an abort or a hang is an error of its row; all other rows are served."""
     table = tmp_path / "table.csv"
     names = {1: "good", 2: "dies", 3: "good", 4: "hangs", 5: "good"}
     write_rows(table, OP, [row(wide(m), "", solution=Solution("brittle", name)) for m, name in names.items()])

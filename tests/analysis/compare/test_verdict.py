@@ -18,7 +18,7 @@ WRONG = Served(SHAPE, Solution("turbo", "c"), "mismatch:err_ratio=0.5000")
 
 
 def test_shapes_without_a_device_are_failures():
-    """A comparison that lost its devices does not end well, and says which shapes are left, at any width."""
+    """A comparison that lost its devices fails and lists the remaining shapes, at any width."""
     shape = Shape("a16w16", 1, 64, 128)
     change = Change(Served(shape, us=2.0), Served(shape, us=1.0), ratio=0.5, reason="why so")
     device = Device("sm_90", 132)
@@ -49,7 +49,8 @@ def test_shapes_without_a_device_are_failures():
     ],
 )
 def test_the_rule_by_which_a_row_is_replaced(before, after, ratio, noise, decision, reason):
-    """AITER's threshold and its three words; what lies within the noise is a tie whatever the threshold."""
+    """The verdict follows AITER's threshold and three words;
+    a ratio within the noise is always a tie."""
     decided = decide(Change(before, after, ratio, noise), 3.0 - 1e-9)
 
     assert decided.decision == decision

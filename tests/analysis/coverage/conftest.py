@@ -57,7 +57,7 @@ def table(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def trial() -> Callable[..., None]:
-    """Puts a trial of such a shape beside a table."""
+    """Add a trial of a shape to the trial log of a table."""
 
     def put(path: Path, m: int, solution: Solution, us: float, device: Device | None = None) -> None:
         here = device or current_device()

@@ -1,4 +1,4 @@
-"""Which calls a workload makes: lists of any ops, replays of graphs, files that somebody broke."""
+"""Which calls a workload makes: lists of any ops, replays of graphs, broken files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
 
 
 class TestCalls:
-    """What was captured."""
+    """Captured calls."""
 
     def test_calls_in_graphs_count_once_for_each_replay(self, listed):
-        """One number for all graphs, or one for each M; the M that has none counts once, which is said."""
+        """One number for all graphs, or one for each M; an M without replays counts once, with a note."""
         path = listed((1, 2, 3), (2, 0, 5), (64, 7, 0))
 
         def calls(**more: object) -> dict[int, int]:
@@ -32,18 +32,18 @@ class TestCalls:
         assert not any("count once" in note for note in coverage(path, replays="1:100,2:10").notes)
 
     def test_replays_without_graphs(self, listed):
-        """Replays where nothing was recorded count nothing, and that is said."""
+        """Replays without recorded calls count nothing, with a note."""
         found = coverage(listed((1, 2, 0)), replays=10)
 
         assert found.calls == 2 and "--replays has no effect: no call was recorded into a graph" in found.notes
 
     @pytest.mark.parametrize("said", [0, -1, 1.5, True, "x", "0", "1:0", "1:2,3", "1:2,1:3", "9:2", {9: 2}, {1: -4}, "1:2:3", "", "9" * 30])
-    def test_replays_that_make_no_sense(self, listed, said):
+    def test_invalid_replays_are_errors(self, listed, said):
         """Each is a mistake that names the flag."""
         with pytest.raises(UserError, match="--replays"):
             coverage(listed((1, 2, 3)), replays=said)
 
-    def test_files_of_several_ops_are_judged_at_once(self, listed, tmp_path):
+    def test_files_of_several_ops_are_covered_together(self, listed, tmp_path):
         """Each file by its own op; one that several list is folded."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
@@ -54,16 +54,16 @@ class TestCalls:
         }  # fmt: skip
         assert sorted(group.name for group in found.by("op")) == ["a16w16", "batched_bf16"]
 
-    def test_a_file_counts_once_by_whatever_names(self, listed, tmp_path):
-        """Its calls are not those of a second workload because a link, or another way to its folder, leads there, too."""
+    def test_a_file_counts_once_under_several_paths(self, listed, tmp_path):
+        """A file reached through a symlink or another path to its folder is counted once."""
         path = listed((1, 2))
         (tmp_path / "link.csv").symlink_to(path)
 
         found = coverage([path, tmp_path / "link.csv", tmp_path / "x" / ".." / path.name])
         assert found.calls == 2 and found.paths == (path,)
 
-    def test_without_files_all_captured_ones_are_judged(self, tmp_path):
-        """Those of the user folder, of every op or of the one that is named; none there is a mistake."""
+    def test_without_files_all_captured_ones_are_covered(self, tmp_path):
+        """Those of the user folder, of every op or of the one that is named; without any it is an error."""
         with pytest.raises(UserError, match="no shapes are captured"):
             coverage()
         home_folder().mkdir()
@@ -74,7 +74,7 @@ class TestCalls:
         with pytest.raises(UserError, match=r"untuned_fmoe\.csv: no shapes are captured"):
             coverage(op="fmoe")
 
-    def test_an_op_whose_file_is_named_otherwise(self, tmp_path):
+    def test_an_op_whose_file_has_another_name(self, tmp_path):
         """M, N and K alone are those of the op that is named."""
         path = tmp_path / "list.csv"
         path.write_text("M,N,K\n4,128,256\n8,128,256\n")
@@ -97,8 +97,8 @@ class TestCalls:
             ("hello\n", ""),
         ],
     )
-    def test_a_broken_line_is_named_and_the_others_are_judged(self, listed, text, reason):
-        """A file edited by hand: file and line, and what is wrong with it."""
+    def test_a_broken_line_is_named_and_the_others_count(self, listed, text, reason):
+        """A file edited by hand: the note has file, line and fault."""
         path = listed((1, 2), (2, 3))
         first, *rest = path.read_text().splitlines(keepends=True)
         path.write_text(first + text + "".join(rest))
@@ -131,7 +131,7 @@ class TestCalls:
 
         assert found.ops == ("fmoe",) and len(found.problems) == 1
 
-    def test_nothing_to_judge_is_a_mistake(self, listed, table, tmp_path, row):
+    def test_an_empty_list_is_an_error(self, listed, table, tmp_path, row):
         """A missing file, an empty one, a tuned one, one without shapes, and one of broken lines only."""
         (tmp_path / "empty.csv").write_text("")
         broken = listed((1, 2), name="broken.csv")

@@ -1,4 +1,4 @@
-"""What answers the calls of a workload, and what that costs."""
+"""The solutions that serve a workload's calls, and their cost."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def product(m: int) -> Shape:
 
 
 class TestAnswers:
-    """What answers, told by dispatch."""
+    """Which row or backend answers a call, as dispatch reports it."""
 
-    def test_each_way_has_its_word(self, listed, table, row):
-        """A row of this M, of its fine and coarse rung, of another product of the same kind of device, and none at all."""
+    def test_each_kind_of_answer_has_a_word(self, listed, table, row):
+        """A row of this M, of its fine or coarse rung or of a sibling device has its word,
+        and so has no row."""
         rows = [row(16), row(32), row(64), row(256, device="another-cpu")]
         found = coverage(listed((16, 1), (17, 2), (60, 4), (33, 8), (256, 16), (2000, 32)), tables=[table(*rows)])
 
@@ -53,16 +54,17 @@ class TestAnswers:
         assert found.share("fine", by="calls") == 6 / 63
         assert sum(found.share(word, by="calls") for word in ("exact", "fine", "coarse", "other device", "fallback")) == pytest.approx(1)
 
-    def test_a_pin_is_no_exact_row_and_counts_as_tuned(self, listed, table, row):
-        """A row with M = 0 answers every M under a word of its own."""
+    def test_a_pin_counts_as_tuned_but_not_as_exact(self, listed, table, row):
+        """A row with M = 0 answers every M and is counted as pinned."""
         found = coverage(listed((16, 1), (17, 2)), tables=[table(row(0))])
 
         assert {entry.how for entry in found.entries} == {"pinned"}
         assert (found.share("exact"), found.share(*TUNED)) == (0.0, 1.0)
         assert found.next() == []
 
-    def test_a_row_that_cannot_be_used_counts_as_what_really_answers(self, listed, table, row, hide):
-        """The reason is told with the calls it stands for, and what the rows would answer if they could."""
+    def test_an_unusable_row_counts_as_its_replacement(self, listed, table, row, hide):
+        """The reason is reported with the number of calls,
+        and with what the rows would answer if usable."""
         hide("ck")
         rows = [row(16, solution=Solution("ck", "kernel")), row(32, solution=Solution("ck", "kernel")), row(64)]
         found = coverage(listed((16, 100), (30, 20), (64, 3)), tables=[table(*rows)])
@@ -73,8 +75,9 @@ class TestAnswers:
         assert unused.reason == "not installed; pip install tunedgemm[ck]"
         assert found.rows("exact", by="calls") == 103 / 123
 
-    def test_a_backends_heuristic_and_a_refusal_are_told(self):
-        """Of an untuned call the backend's own choice; what no backend takes is refused with the reason and is not proposed."""
+    def test_a_heuristic_and_a_refusal_are_reported(self):
+        """An untuned call gets the backend's heuristic; a call that no backend takes is refused
+        with the reason and not proposed."""
         triton = fake_registry(fake_backend("triton", heuristic="own"))
         guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), Known())
         assert (guessed.how, str(guessed.solution), guessed.calls) == ("heuristic", "triton:own", 7)
@@ -87,7 +90,8 @@ class TestAnswers:
 
     @pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
     def test_a_row_that_serves_as_the_product_of_a_split_bias_is_in_use(self, row, own):
-        """A kernel that takes no bias answers with an add behind it: under its own row or as unbiased, and no row counts as not used."""
+        """A kernel without bias answers with an add,
+        under its own row or as unbiased, and its row counts as used."""
         kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
         rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
         mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
@@ -100,15 +104,16 @@ class TestAnswers:
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 
     def test_tables_of_other_devices_are_named(self, listed, table, row):
-        """A row for 80 CUs is none for 304: whose rows there are is said, which no single miss shows."""
+        """A row for 80 CUs is none for 304: a note names the devices of the rows, which no single miss shows."""
         path = table(row(16, gfx="gfx942", cu_num=80, device=""))
         found = coverage(listed((16, 1)), tables=[path], device=MI300X)
 
         assert [entry.how for entry in found.entries] == ["fallback"]
         assert any("have no row for gfx942, 304 CUs; their rows are for" in note and "80" in note for note in found.notes)
 
-    def test_the_words_are_those_of_the_dispatcher_that_serves(self, listed, monkeypatch, row):
-        """The user's table counts, and a table of the environment's variable above it, as when calls are served."""
+    def test_coverage_uses_the_tables_of_dispatch(self, listed, monkeypatch, row):
+        """The user's table counts, and a table from the environment
+        variable precedes it, as in dispatch."""
         shapes = listed((16, 1), (32, 1))
         home_folder().mkdir()
         write_rows(home_folder() / "bf16_tuned_gemm.csv", OP, [row(16)])
@@ -129,7 +134,8 @@ class TestAnswers:
             assert (entry.how, entry.solution) == (how, NATIVE)
 
     def test_a_device_without_a_name_is_asked_for_one(self, listed, table, row):
-        """Which of the devices of a kind is meant decides whether a row is its own; one that has a name is not asked."""
+        """A device kind without a product name asks which product is meant;
+        a named device is not asked."""
         path = table(row(16, gfx="sm_90", cu_num=132, device="nvidia-h200"))
         nameless, named = (coverage(listed((16, 1)), tables=[path], device=Device("sm_90", 132, name)) for name in ("", "nvidia-h200"))
 
@@ -150,10 +156,11 @@ class TestAnswers:
 
 
 class TestTimes:
-    """How long calls take, and what padding costs."""
+    """Times of calls, and the cost of padding."""
 
-    def test_a_time_is_the_best_that_is_known_and_says_where_it_is_from(self, listed, table, row, trial):
-        """The row's own, a trial of what runs at this very M, another table's row of it, the padded row's, a guess."""
+    def test_a_time_is_the_best_known_and_has_a_source(self, listed, table, row, trial):
+        """The time shown is the best known: the own row, a trial at this M, another table's row,
+        the padded row or an estimate."""
         path = table(row(16, 10.0), row(32, 20.0), row(64, 40.0), row(128, 80.0, solution=ONEDNN))
         trial(path, 17, NATIVE, 12.0)
         trial(path, 17, ONEDNN, 11.0)
@@ -165,8 +172,9 @@ class TestTimes:
         assert times.pop(1000)[1] == "guess"
         assert times == {16: (10.0, "row"), 17: (12.0, "trial"), 33: (40.0, "padded row"), 50: (30.0, "against")}
 
-    def test_the_regret_of_padding_is_what_the_best_at_the_real_m_would_save(self, listed, table, row, trial):
-        """By the time of what serves at that M where it is known, else by the row's own; weighted by calls, and the worst."""
+    def test_the_regret_of_padding_is_relative_to_the_best_at_the_real_m(self, listed, table, row, trial):
+        """Padding regret uses the serving kernel's time at that M, else the row's; the sum is
+        weighted by calls, and the worst is named."""
         path = table(row(32, 20.0), row(64, 40.0))
         other = table(row(17, 16.0, solution=ONEDNN), row(50, 20.0, solution=ONEDNN), name="other.csv")
         trial(path, 17, NATIVE, 18.0)
@@ -178,8 +186,9 @@ class TestTimes:
         assert regret.weighted == pytest.approx((10 * 18 + 40) / (10 * 16 + 20) - 1)
         assert found.regret("fallback") is None
 
-    def test_the_regret_of_what_is_not_tuned_is_known_from_trials(self, listed, table, trial):
-        """Torch's own call is in every trial log; beside the best there it says what tuning would save."""
+    def test_the_regret_of_untuned_calls_comes_from_trials(self, listed, table, trial):
+        """Torch's call is in every trial log;
+        against the best trial it shows what tuning would save."""
         other = table(name="other.csv")
         trial(other, 7, NATIVE, 30.0)
         trial(other, 7, ONEDNN, 20.0)
@@ -190,7 +199,7 @@ class TestTimes:
         assert (entry.us, entry.best_us) == (30.0, 20.0) and "torch:onednn (trial, other.trials.jsonl)" in entry.best
 
     def test_a_trial_log_that_cannot_be_read_costs_its_trials_only(self, listed, table, row):
-        """What it is said of, the rest is judged."""
+        """The log is named, and everything else counts."""
         path = table(row(16))
         trials_path(path).write_text("hello\n")
         found = coverage(listed((16, 1)), tables=[path])
@@ -199,10 +208,9 @@ class TestTimes:
         assert any("table.trials.jsonl:1" in note for note in found.notes)
 
     @pytest.mark.parametrize(("kernel", "status"), [("aborts", "crashed"), pytest.param("hangs", "hung", marks=pytest.mark.slow)])
-    def test_what_runs_is_timed_and_a_kernel_that_fails_costs_its_shape(
-        self, listed, table, row, faulty_plugin, one_thread, kernel, status
-    ):
-        """The heaviest first, in a child process; the shape whose kernel ends it keeps its other time and says why."""
+    def test_measured_kernels_that_fail_cost_one_shape(self, listed, table, row, faulty_plugin, one_thread, kernel, status):
+        """The heaviest shapes are timed first in a child process; a crash keeps the shape's other
+        time and gives the reason."""
         path = table(row(16, solution=Solution("faulty", kernel)), row(32), row(64, 0.1))
         found = coverage(listed((16, 1), (32, 3), (64, 1)), tables=[path], measure=60.0)
 
@@ -212,8 +220,9 @@ class TestTimes:
         assert entries[16].us_from == "row" and status in entries[16].why
         assert any(note.startswith("measured 2 of 3 shapes") for note in found.notes)
 
-    def test_what_ran_when_it_was_timed_is_what_answers(self, listed, table, row, one_thread):
-        """Where binding, or a table written meanwhile, has another answer than was explained, the entry tells of that one."""
+    def test_the_measured_solution_is_the_answer(self, listed, table, row, one_thread):
+        """If binding or a new table changes the answer after it was explained,
+        the entry reports the one that ran."""
         [entry] = coverage(listed((30, 1))).entries
         [timed], _ = measure_all([entry], {"a16w16": table(row(32, solution=ONEDNN))}, current_device(), 60.0)
 

@@ -26,8 +26,9 @@ def product(m: int) -> Shape:
 class TestNext:
     """What to tune next."""
 
-    def test_layers_are_ranked_by_the_time_that_they_stand_for(self, listed, table, tmp_path, row, trial):
-        """All that is equal but M is one layer; what has its row is left out, and what the best known saves is all that counts."""
+    def test_layers_are_ranked_by_their_total_time(self, listed, table, tmp_path, row, trial):
+        """Shapes that differ in M alone form one layer;
+        layers with rows are left out, and possible savings count."""
         path = tmp_path / "several.csv"
         lines = [(16, 64, 9), (48, 64, 9), (16, 128, 100), (16, 192, 1)]
         path.write_text(HEAD + "".join(f"{m},{n},128,False,fp32,fp32,{count},0\n" for m, n, count in lines))
@@ -42,8 +43,9 @@ class TestNext:
         known = coverage(path, tables=[table(row(16))], against=[other])
         assert known.next()[0].layer.n == 64
 
-    def test_a_ragged_rest_is_folded_into_its_rungs(self, listed):
-        """Thousands of prefill lengths become as many rows as they would share; M with a share of their own stay."""
+    def test_rare_m_are_folded_into_padded_m(self, listed):
+        """Thousands of prefill lengths fold into the rows they would share;
+        an M with a large share stays."""
         found = coverage(listed((1, 90_000), (6, 90_000), *((m, 1) for m in range(1025, 2049))))
         [one] = found.next()
 
@@ -51,8 +53,8 @@ class TestNext:
         assert ms == [1, 6, *range(1088, 2049, 64)]
         assert sum(found.calls for found in one.listed) == 181_024
 
-    def test_rungs_that_have_their_rows_are_not_proposed_again(self, listed, table, row):
-        """What a finely padded row serves is tuned as far as folding goes."""
+    def test_padded_m_with_rows_are_not_proposed_again(self, listed, table, row):
+        """Folding treats shapes that a finely padded row serves as tuned."""
         rows = [row(m) for m in range(1088, 2049, 64)]
         found = coverage(listed((1, 90_000), *((m, 1) for m in range(1025, 2049))), tables=[table(row(1), *rows)])
 
@@ -61,8 +63,9 @@ class TestNext:
 
     @pytest.mark.parametrize("name", sorted(ops()))
     @pytest.mark.parametrize("n", [64, 8192])
-    def test_a_rung_serves_what_is_folded_into_it(self, name, n):
-        """Of every op the M is on the ladder of what asks for it, and is a rung itself: folding twice is folding once."""
+    def test_a_padded_m_serves_the_m_folded_into_it(self, name, n):
+        """For every op the folded M is on the ladder of the calls it serves,
+        and folding is idempotent."""
         op = op_named(name)
         for m in (*range(1, 700), 1000, 4096, 4097, 8193, 20_000, 32_767, 32_768, 40_000, 131_072, 200_000):
             rung = rung_of(op, m, n)
@@ -70,15 +73,16 @@ class TestNext:
             assert rung_of(op, rung, n) == rung
 
     def test_an_op_without_padding_keeps_every_m(self, tmp_path):
-        """A batched product looks up exactly its M, so folding would tune what nobody asks for."""
+        """A batched product looks up exactly its M,
+        so folding would tune rows that no call uses."""
         path = tmp_path / "bf16_untuned_batched_gemm.csv"
         path.write_text("B,M,N,K,count\n" + "".join(f"2,{m},32,64,1\n" for m in range(1025, 1425)))
         [one] = coverage(path).next()
 
         assert [found.shape.m for found in one.listed] == list(range(1025, 1425))
 
-    def test_what_is_proposed_is_written_as_lists_of_shapes(self, listed, tmp_path):
-        """A file, or a folder with AITER's names where there are several ops; nothing else is written over."""
+    def test_proposals_are_written_as_lists_of_shapes(self, listed, tmp_path):
+        """A file, or for several ops a folder with AITER's names; nothing else is written over."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
         (tmp_path / "folder").mkdir()
@@ -99,7 +103,7 @@ class TestNext:
                 write_next(following, target, found.paths)
         assert captured.read_text().count("\n") == 2
 
-    def test_tuning_what_is_proposed_covers_it(self, listed, tmp_path, one_thread):
+    def test_tuning_the_proposals_covers_them(self, listed, tmp_path, one_thread):
         """The whole way round: propose, write, tune, and every call has a row."""
         shapes = listed((6, 2), (20, 3))
         following = coverage(shapes).next()

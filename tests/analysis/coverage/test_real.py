@@ -22,8 +22,9 @@ MI300X = Device("gfx942", 304)
 class TestAiter:
     """AITER's own lists and tables, whose backends are not installed."""
 
-    def test_what_its_tables_hold_for_its_own_list_of_a_model(self):
-        """Of the bf16 list of llama70B its own bf16 tables have many rows for gfx950, and none at all for an MI300X."""
+    def test_rows_of_aiters_tables_for_its_model_lists(self):
+        """AITER's bf16 tables have many rows of its llama70B
+        list for gfx950 and none for an MI300X."""
         shapes, tables = AITER / "model_configs" / "llama70B_untuned_gemm.csv", AITER / "model_configs" / "llama70B_bf16_tuned_gemm.csv"
         far = coverage(shapes, device=Device("gfx950", 256), tables=[tables])
         near = coverage(shapes, device=MI300X, tables=[tables])
@@ -58,7 +59,8 @@ with torch.inference_mode(), tunedgemm.patched():
 
 @pytest.mark.nightly
 def test_a_model_is_captured_tuned_and_covered(tmp_path, one_thread):
-    """The issue's story: 0 % exact, tuned, 100 %; then with other prompts a padded share, and what that padding costs."""
+    """Coverage goes from 0 % to 100 % by tuning;
+    other prompts show a padded share and its regret."""
 
     def run(*lengths: int) -> None:
         command = [sys.executable, "-c", WORKLOAD, *map(str, lengths)]

@@ -93,7 +93,7 @@ REFUSALS = (
 
 
 def test_refusals(shape, cpu):
-    """A route that does not fit is refused with what it needs; so is a split product of unequal parts."""
+    """An unusable route is refused with its requirement; so is a split product of unequal parts."""
     faults = []
     for solution, fields, reason in REFUSALS:
         answer = torch_backend.bind(solution, attrs.evolve(shape, **fields), cpu)

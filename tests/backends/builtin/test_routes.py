@@ -62,7 +62,7 @@ def test_listed_routes_bind_and_native_is_first():
     assert not faults
 
 
-def test_all_routes_are_met():
+def test_all_routes_are_reached():
     """The examples reach every route of every op on one of the devices, so that all are tested."""
     devices = (*DEVICES, H200)
     for name in QUANTISED:
@@ -122,7 +122,7 @@ def made(name, shape, device):
 
 
 def test_groups_of_a_gpu_on_a_cpu(cpu):
-    """grouped_mm's order of pairs and their way back are right, here over the loop of a CPU."""
+    """grouped_mm's order of pairs and its inverse are right, checked with the CPU's loop."""
     faults = []
     for shape in (s for s in SHAPES if s.op == "fmoe" and s.m and s.n % 8 == 0 and s.k % 8 == 0):
         operands, exact = plain_operands(shape)
@@ -337,7 +337,7 @@ REFUSALS = (
 
 
 def test_refusals_of_an_h200():
-    """A route is refused with what it needs."""
+    """A route is refused with its requirement."""
     faults = []
     for op, fields, name, reason in REFUSALS:
         base = attrs.evolve(next(s for s in shapes_of(op) if s.m), m=32, n=256, k=512, epilogue="none", layout="row")

@@ -20,7 +20,8 @@ def drawn(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
 
 @listed("dtype", KINDS, ids=str)
 def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
-    """A copy has memory of its own and the same bits; overwriting brings other contents to the old address."""
+    """A copy has separate memory and the same bits;
+    overwriting brings other contents to the old address."""
     old, new = drawn(dtype, 4, 32), drawn(dtype, 4, 32)
     copy, address = duplicate(old), old.data_ptr()
 
@@ -41,8 +42,9 @@ def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     assert raw(turned).shape == (32, 8 * turned.element_size())
 
 
-def test_a_shuffled_weight_stays_one_and_is_not_its_plain_twin() -> None:
-    """Copies keep the layout; contents go from one to another; the same bytes as a plain weight are another weight."""
+def test_a_copy_of_a_shuffled_weight_stays_shuffled() -> None:
+    """Copies keep the layout, and contents can be exchanged;
+    a plain weight of equal bytes is a different weight."""
     old, new = (shuffle_weight(torch.randn(32, 64)) for _ in range(2))
     copy = duplicate(old)
 
@@ -52,8 +54,8 @@ def test_a_shuffled_weight_stays_one_and_is_not_its_plain_twin() -> None:
     assert not same_bits(copy, copy.plain)
 
 
-def test_nothing_is_equal_to_nothing_alone() -> None:
-    """Absent operands, other sizes and other dtypes are told apart."""
+def test_none_equals_only_none() -> None:
+    """None equals only None, and other sizes or dtypes are unequal."""
     some = torch.zeros(2, 4)
     assert same_bits(None, None) and not same_bits(None, some) and not same_bits(some, None)
     assert not same_bits(some, some[:1]) and not same_bits(some, some.int())

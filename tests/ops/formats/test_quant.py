@@ -1,4 +1,5 @@
-"""Quantisation against scalar definitions written out anew, its inverse, and what it does with zeros, NaN, infinities and tails."""
+"""Quantisation against scalar definitions written independently, its inverse, zeros, NaN,
+infinities and tails."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tunedgemm.testing.listed import listed
 
 DTYPES = {"int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
-#: half a step at the largest value, relative to the largest: int8 has steps of 1, e4m3 3 bits of fraction
+#: half a step at the largest value, relative to it: int8 has steps of 1, e4m3 3 bits of fraction
 STEP = {torch.int8: 0.5 / 127, torch.float8_e4m3fn: 2**-4, torch.float8_e4m3fnuz: 2**-4}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 every_dtype = listed("dtype", DTYPES.values())
@@ -55,7 +56,8 @@ def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @every_dtype
 @pytest.mark.usefixtures("sliced")
 def test_each_row_has_its_scale_and_reads_back_within_a_step(dtype: torch.dtype):
-    """pertoken_quant: scale = amax / largest, values within half a step of x / scale; the input is not changed."""
+    """pertoken_quant: scale = amax / largest, values within half a step of x / scale;
+    x is unchanged."""
     for source in (torch.bfloat16, torch.float32):
         x = normal(3, 5, 200, dtype=source)
         before = x.clone()
@@ -80,7 +82,7 @@ def test_a_tensor_has_one_scale(dtype: torch.dtype):
 
 
 @every_dtype
-def test_a_scale_that_is_given_is_used_and_what_exceeds_it_saturates(dtype: torch.dtype):
+def test_a_given_scale_is_used_and_larger_values_saturate(dtype: torch.dtype):
     """Static scales: values beyond the largest and infinities saturate; NaN is NaN in fp8 and 0 in int8."""
     top = LARGEST[dtype]
     x = torch.tensor([[1.0, -2.0, 3 * top, -math.inf, math.inf, math.nan, 0.0, 0.5]])
@@ -104,7 +106,7 @@ def test_int8_is_rounded_to_nearest_with_ties_to_even():
 @listed("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
-    """per_1x128_quant equals pertoken_quant of each piece of 128 or of what is left of a row."""
+    """per_1x128_quant equals pertoken_quant of each piece of 128 or less of a row."""
     x = normal(*shape) if shape[0] else torch.zeros(shape, dtype=torch.bfloat16)
     q, scale = per_1x128_quant(x, dtype)
     assert (q.shape, scale.shape) == (x.shape, (*shape[:-1], -(-shape[-1] // 128)))
@@ -119,7 +121,7 @@ def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtyp
 @listed("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_square_blocks_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
-    """per_block_quant equals per_tensor_quant of each block of 128x128 or of what is left."""
+    """per_block_quant equals per_tensor_quant of each block of 128x128 or less."""
     x = normal(*shape, dtype=torch.float32) if shape[-2] else torch.zeros(shape)
     before = x.clone()
     q, scale = per_block_quant(x, dtype)
@@ -147,7 +149,8 @@ def e2m1_of(value: float) -> float:
 
 
 def test_fp4_is_rounded_to_the_nearest_with_ties_to_even():
-    """Every tie and a grid between them, against a scalar search; the largest of each group is 6, so the scale is 1."""
+    """Ties and a grid between them match a scalar search;
+    each group's largest is 6, so the scale is 1."""
     grid = torch.arange(0, 6 * 32 + 1).float() / 32
     grid = torch.cat([grid, torch.nextafter(grid, torch.tensor(7.0)).clamp(max=6), torch.nextafter(grid, torch.tensor(-1.0)).clamp(min=0)])
     groups = [torch.cat([part, torch.full((32 - len(part),), 6.0)]) for part in grid.split(31)]
@@ -159,8 +162,9 @@ def test_fp4_is_rounded_to_the_nearest_with_ties_to_even():
         assert codes.tolist() == [[e2m1_of(v) | (8 if sign < 0 else 0) for v in row] for row in x.tolist()]
 
 
-def test_the_scale_of_fp4_is_a_sixth_of_the_largest_rounded_up_to_a_power_of_two():
-    """Over all magnitudes of float32, exact at six times a power of two and one bit beside it; so nothing saturates."""
+def test_the_scale_of_fp4_is_amax_over_6_rounded_up_to_a_power_of_two():
+    """Over all magnitudes of float32, at six times a power of two and one bit away;
+    nothing saturates."""
     chance = random.Random(4)
     tops = [6.0 * 2.0**e for e in range(-120, 125)] + [chance.uniform(1, 2) * 2.0 ** chance.randint(-120, 126) for _ in range(500)]
     top = torch.tensor(tops)
@@ -173,7 +177,8 @@ def test_the_scale_of_fp4_is_a_sixth_of_the_largest_rounded_up_to_a_power_of_two
 
 
 def test_fp4_at_the_ends_of_float32():
-    """The largest float has the byte 253; subnormal numbers have 1, what vanishes divided by 6 has 0, and zeros give zeros."""
+    """The largest float has scale byte 253; subnormals have 1, values that vanish when divided by 6
+    have 0, zeros give zeros."""
     tops = [torch.finfo(torch.float32).max, 2.0**-140, 2.0**-147, 3 * 2.0**-149, 0.0]
     x = torch.zeros(len(tops), 32)
     x[:, 0] = torch.tensor(tops)
@@ -198,7 +203,7 @@ def test_fp4_reads_back_within_a_step():
 
 
 def test_every_byte_of_fp4_and_e8m0_has_its_value():
-    """dequant_fp4 of all 256 pairs and all 256 scales is the value of the formats' definitions; 255 is NaN."""
+    """dequant_fp4 of all 256 pairs and 256 scales follows the formats' definitions; 255 is NaN."""
     pairs = torch.arange(256, dtype=torch.uint8).view(16, 16)
     found = dequant_fp4(pairs, torch.full((16, 1), 127, dtype=torch.uint8))
     signed = [*E2M1, *(-value for value in E2M1)]
@@ -220,8 +225,9 @@ def test_every_byte_of_fp4_and_e8m0_has_its_value():
     ],
 )
 @every_dtype
-def test_zeros_have_scale_one_and_what_is_not_finite_reads_back_as_nan(quantise: Callable[..., Any], dtype: torch.dtype):
-    """A group of zeros, or of what vanishes divided, is zeros of scale 1; one with NaN or inf has values 0 and no finite scale."""
+def test_zeros_have_scale_one_and_non_finite_values_read_back_as_nan(quantise: Callable[..., Any], dtype: torch.dtype):
+    """A group of zeros, or one that vanishes when divided, has scale 1; one with NaN or inf has
+    values 0 and no finite scale."""
     for value in (0.0, 1e-45):
         q, scale = quantise(torch.full((2, 64), value), dtype)
         assert q.float().eq(0).all() and scale.eq(1).all()
@@ -261,8 +267,9 @@ def by_tiles(scale: torch.Tensor) -> torch.Tensor:
 
 
 @listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
-def test_shuffled_scales_lie_where_aiters_kernels_read_them(size: tuple[int, int]):
-    """shuffle_scale is the documented permutation with padding, for both dtypes, and unshuffle_scale its inverse."""
+def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
+    """shuffle_scale is the documented padded permutation for both dtypes,
+    and unshuffle_scale its inverse."""
     scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.uint8, torch.float8_e8m0fnu):
         shuffled = shuffle_scale(scale.view(dtype))
@@ -272,15 +279,17 @@ def test_shuffled_scales_lie_where_aiters_kernels_read_them(size: tuple[int, int
 
 
 def test_fp4_scales_are_shuffled_over_all_rows():
-    """per_1x32_f4_quant(shuffle=True) gives the shuffled scale of [rows, K/32] of a tensor with leading dimensions."""
+    """per_1x32_f4_quant(shuffle=True) gives shuffled scales
+    [rows, K/32] of a tensor with leading dimensions."""
     x = normal(3, 50, 64)
     (q, scale), (same_q, shuffled) = per_1x32_f4_quant(x), per_1x32_f4_quant(x, shuffle=True)
     assert torch.equal(plain(q), plain(same_q)) and shuffled.shape == (256, 8)
     assert torch.equal(plain(unshuffle_scale(shuffled, 150, 2)), plain(scale).view(150, 2))
 
 
-def test_a_transposed_scale_keeps_its_shape_and_turns_its_memory():
-    """transposed_scale: element (m, g) lies at g * M + m; untransposed_scale is the inverse; leading dimensions are rows."""
+def test_a_transposed_scale_keeps_its_shape_and_transposes_its_memory():
+    """transposed_scale puts element (m, g) at g * M + m and untransposed_scale inverts it; leading
+    dimensions are rows."""
     for shape in ((5, 3), (2, 5, 3), (1, 4), (4, 1)):
         scale = torch.randn(shape)
         turned = transposed_scale(scale)
@@ -293,7 +302,8 @@ def test_a_transposed_scale_keeps_its_shape_and_turns_its_memory():
 
 @every_dtype
 def test_scales_of_rows_come_in_any_shape(dtype: torch.dtype):
-    """dequant_rows takes [M], [M, 1], [1, M], or one value; float64 is multiplied in float64, bf16 rounded once."""
+    """dequant_rows takes [M], [M, 1], [1, M] or one value;
+    float64 multiplies in float64, bf16 rounds once."""
     x = normal(6, 32)
     q, scale = pertoken_quant(x, quant_dtype=dtype)
     for form in (scale, scale.flatten(), scale.t()):
@@ -305,7 +315,8 @@ def test_scales_of_rows_come_in_any_shape(dtype: torch.dtype):
 
 
 def test_strided_and_empty_inputs_are_taken():
-    """Transposed and sliced tensors quantise as their contiguous copies; no rows give no rows; gradients are left out."""
+    """Transposed and sliced tensors quantise like contiguous ones,
+    no rows give none, and gradients are dropped."""
     x = normal(64, 96, dtype=torch.float32)
     strided: list[Callable[[torch.Tensor], Any]] = [pertoken_quant, per_tensor_quant, per_1x128_quant, per_block_quant, per_1x32_f4_quant]
     for quantise in strided:
@@ -318,7 +329,8 @@ def test_strided_and_empty_inputs_are_taken():
 
 
 def test_the_arguments_are_aiters():
-    """Smooth scales are multiplied in first, scales come in the dtype asked for, and AITER's positions and keywords hold."""
+    """Smooth scales multiply first, scales have the requested dtype,
+    and AITER's positions and keywords hold."""
     x, smooth = normal(6, 64), torch.rand(64) + 0.5
     for got in (pertoken_quant(x, x_scale=smooth), pertoken_quant(x, None, smooth, torch.float32, torch.int8)):
         for one, other in zip(got, pertoken_quant(x.float() * smooth), strict=True):
@@ -376,15 +388,17 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @listed(("use", "match"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_is_refused_with_what_was_given(use: Callable[[], object], match: str):
-    """Wrong dtypes, sizes, scales and shuffled weights are OperandErrors that say what was given and what fits."""
+def test_invalid_arguments_are_refused_and_named(use: Callable[[], object], match: str):
+    """Wrong dtypes, sizes, scales and shuffled weights are
+    OperandErrors that name the given and valid ones."""
     with pytest.raises(OperandError, match=match):
         use()
 
 
 @pytest.mark.gpu
-def test_the_gpu_gives_what_the_cpu_gives():
-    """Every function on the GPU, in a captured graph too, gives the CPU's values within a rounding step, fp4 to the bit."""
+def test_the_gpu_matches_the_cpu():
+    """Every function on the GPU, captured or not,
+    matches the CPU within a rounding step, and fp4 exactly."""
     x = normal(64, 224, dtype=torch.float32)
     x[3] = 0
     x[5, 7] = math.nan

@@ -1,4 +1,4 @@
-"""Shuffled weights: AITER's permutation, and a type that survives what modules, files and processes do and refuses plain use."""
+"""Shuffled weights: AITER's permutation, and a type that survives modules, files and processes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def random_weight(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal bytes: NaN equals itself, and fp4 has no comparison of its own."""
+    """Return whether the bytes are equal: NaN equals itself, and fp4 has no comparison."""
     return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def by_formula(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """One [N, K] weight, each element put where AITER's index formula says."""
+    """One [N, K] weight, each element placed by AITER's index formula."""
     n, k = x.shape
     size = x.element_size()
     pack = 16 // size
@@ -79,7 +79,7 @@ def experts() -> ShuffledWeight:
 
 @listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @listed("layout", LAYOUTS, ids=str)
-def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[int, int], dtype: torch.dtype):
+def test_every_element_is_placed_by_the_formula_and_restored(layout: tuple[int, int], dtype: torch.dtype):
     """Over random sizes, shuffle_weight is the documented permutation and unshuffle_weight its inverse."""
     sizes = random.Random(f"{layout} {dtype}")
     for case in range(8):
@@ -97,7 +97,7 @@ def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[
 
 @listed("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
-    """``columns128`` is [K / P, N, P] of each matrix, P elements to 128 bytes, whatever N is; unshuffle_weight is its inverse."""
+    """``columns128`` is [K / P, N, P] per matrix, P elements to 128 bytes; it is inverted."""
     pack = 128 // torch.empty((), dtype=dtype).element_size()
     for leading, n, k in (((), 1, pack), ((), 37, 3 * pack), ((2, 3), 24, 2 * pack)):
         x = random_weight(*leading, n, k, dtype=dtype)
@@ -110,8 +110,8 @@ def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
         assert as_shuffled(w.plain, "columns128").layout_name == "columns128"
 
 
-def test_layouts_have_one_name_whatever_they_are_called():
-    """Pairs, lists, names and the alias tn give the same name; anything else is an error that lists what is known."""
+def test_aliases_of_a_layout_have_one_name():
+    """Pairs, lists, names and the alias tn give one name; others are an error that lists all."""
     assert {layout_name(layout) for layout in ((16, 16), [16, 16], "tn", "aiter16x16")} == {"aiter16x16"}
     assert (layout_name((32, 16)), layout_name("columns128")) == ("aiter32x16", "columns128")
     unknown: list[Any] = ["row", "TN", "aiter16", (16,), (16, 16, 1), (0, 16), (True, 16), (16.0, 16), 5, None, "columns64"]
@@ -144,7 +144,7 @@ def test_a_layout_is_a_type_and_does_not_leak():
         (torch.zeros(64, 128)[:, :64], (16, 16), r"contiguous .*strides \(128, 1\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: Any, match: str):
+def test_sizes_that_do_not_fit_are_refused_and_named(x: torch.Tensor, layout: Any, match: str):
     """Sizes that do not divide and strides that are not contiguous are errors that give them."""
     with pytest.raises(OperandError, match=match):
         shuffle_weight(x, layout)
@@ -153,8 +153,8 @@ def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: An
 
 
 @listed(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
-def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
-    """An argument that asks for an order or a padding that is not made raises and names itself; AITER's defaults do not."""
+def test_other_orders_of_aiter_are_refused_by_name(argument: str, value: object):
+    """An unsupported order or padding is an error with the argument; AITER's defaults pass."""
     weight = torch.zeros(64, 64)
     with pytest.raises(OperandError, match=f"{argument}={value} is not made here"):
         shuffle_weight(weight, **{argument: value})  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
 
 
 def test_shuffling_twice_or_under_another_name_is_refused(weight: ShuffledWeight):
-    """A typed weight is not shuffled again, not declared to be of another layout, and not unshuffled from one."""
+    """A typed weight is not shuffled again, relabelled, or unshuffled from another layout."""
     with pytest.raises(OperandError, match="shuffled already, to aiter16x16"):
         shuffle_weight(weight)
     for wrong in (as_shuffled, unshuffle_weight):
@@ -209,7 +209,7 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 @listed("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
 @listed("use", USES.values(), ids=USES.keys())
 def test_plain_use_is_refused(use: Callable[..., object], mode: Callable[[], Any], weight: ShuffledWeight):
-    """Whatever would read a shuffled weight as plain raises an error that names the layout and the way out; in every mode."""
+    """Reading a shuffled weight as plain is an error in every mode, with layout and remedy."""
     before = weight.plain.clone()
     with mode(), pytest.raises(OperandError, match=r"layout aiter16x16.*unshuffle_weight\(w\) first"):
         use(torch.randn(64, 64, dtype=torch.bfloat16), weight)
@@ -225,7 +225,7 @@ def test_its_values_are_not_read_as_an_array(weight: ShuffledWeight):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.uint8])
 def test_the_dtype_cannot_change(dtype: torch.dtype, weight: ShuffledWeight):
-    """.to(dtype) is refused, in a module, too; its own dtype is no change."""
+    """.to(dtype) to another dtype is refused, in a module too; the same dtype passes."""
     with pytest.raises(OperandError, match=r"cannot change its dtype; unshuffle_weight\(w\) first"):
         weight.to(dtype)
     with pytest.raises(OperandError, match="cannot change its dtype"):
@@ -245,7 +245,7 @@ def test_experts_can_be_taken_from_a_stack(experts: ShuffledWeight):
     assert torch.equal(unshuffle_weight(experts[:]), plain)
     with pytest.raises(OperandError, match="not contiguous"):
         experts[::2]
-    with pytest.raises(OperandError, match=r"before \[N, K\] alone \(got \(4, 32, 64\), dimension 1\)"):
+    with pytest.raises(OperandError, match=r"before \[N, K\] \(got \(4, 32, 64\), dimension 1\)"):
         experts[:, :16]
 
 
@@ -270,7 +270,7 @@ def test_a_deep_copy_keeps_what_is_shared():
 
 
 def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeight):
-    """torch.equal and copy_ between shuffled and plain, or two layouts, are errors that say what to do."""
+    """torch.equal and copy_ between shuffled and plain, or two layouts, are errors with a remedy."""
     plain, other = unshuffle_weight(weight), shuffle_weight(unshuffle_weight(weight), (32, 16))
     empty = torch.empty_like(weight)
     assert torch.equal(empty.copy_(weight), weight) and not torch.equal(weight, shuffle_weight(plain + 1))
@@ -289,7 +289,7 @@ def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeig
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path):
-    """torch.save and torch.load(weights_only=True) through a file, then load_state_dict, copied or assigned."""
+    """torch.save, torch.load(weights_only=True) and load_state_dict keep the type."""
     layer, file = Layer(seed=1, dtype=dtype), tmp_path / "state.pt"
     torch.save(layer.state_dict(), file)
     for assign in (False, True):
@@ -303,7 +303,7 @@ def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path)
 
 
 def test_a_state_dict_of_another_kind_is_refused(weight: ShuffledWeight):
-    """A plain tensor for a shuffled parameter, and the reverse, fail in load_state_dict with the remedy in the message."""
+    """load_state_dict refuses a plain tensor for a shuffled parameter, and the reverse."""
     with pytest.raises(RuntimeError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
         Layer().load_state_dict({"weight": random_weight(32, 64), "bias": torch.zeros(32)})
     with pytest.raises(RuntimeError, match=r"cannot go where a plain one is; unshuffle_weight\(w\) first"):
@@ -349,7 +349,7 @@ def test_plain_is_never_stale_when_a_module_moves(way: str, request: pytest.Fixt
 
 
 def test_plain_is_never_stale_when_data_is_set_or_swapped():
-    """param.data = ..., torch's own setter below it, and swap_tensors change .plain, too; the old memory goes."""
+    """Setting param.data, torch's lower setter and swap_tensors change .plain too."""
     layer, new = Layer(), shuffle_weight(random_weight(32, 64, seed=5))
     old = layer.weight.plain.untyped_storage()
     layer.weight.data = new
@@ -388,7 +388,7 @@ def test_it_prints_its_type_and_not_its_values(weight: ShuffledWeight):
 
 @pytest.mark.timing
 def test_attributes_and_plain_are_quick(weight: ShuffledWeight):
-    """What dispatch reads in each call costs as little as of a plain tensor: no Python runs for it but that of .plain."""
+    """Attributes cost as little as a plain tensor's; only .plain runs Python code."""
 
     def seconds(read: Callable[[], object]) -> float:
         return min(timeit.repeat(read, number=200, repeat=100))
@@ -435,7 +435,7 @@ def test_it_moves_to_the_gpu_and_back():
 
 
 def test_compilers_see_the_memory_that_the_weight_has() -> None:
-    """A weight has its plain view from the start, which follows it to other memory: set, moved by its module, or swapped."""
+    """A weight's plain view follows it to other memory: set, moved by its module, or swapped."""
     layer = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
     layer.weight = torch.nn.Parameter(shuffle_weight(layer.weight.data), requires_grad=False)
     other = torch.nn.Parameter(shuffle_weight(torch.randn(32, 64, dtype=torch.bfloat16)), requires_grad=False)

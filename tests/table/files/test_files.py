@@ -83,7 +83,7 @@ def same(text: str, other: str) -> bool:
 class TestTuned:
     """Each tuned file."""
 
-    def test_every_line_is_a_row_or_told(self, faults_of):
+    def test_every_line_is_a_row_or_a_problem(self, faults_of):
         """No line is lost: it is a row that may win, or a problem with its number."""
 
         def check(path):
@@ -95,7 +95,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_is_rewritten_as_it_is(self, tmp_path, faults_of):
+    def test_is_rewritten_unchanged(self, tmp_path, faults_of):
         """Read and written, and with all its rows put into it, it stays byte for byte."""
 
         def check(path):
@@ -125,7 +125,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_rows_say_what_their_lines_say(self, faults_of):
+    def test_rows_have_the_values_of_their_lines(self, faults_of):
         """A row as texts has the values of its line, those that follow from its time aside."""
 
         def check(path):
@@ -141,7 +141,7 @@ class TestTuned:
 
         assert not faults_of(check, TUNED)
 
-    def test_its_name_tells_its_op(self, faults_of):
+    def test_its_name_determines_its_op(self, faults_of):
         """The op that its columns and name tell is the one whose folders would find it."""
 
         def check(path):
@@ -163,7 +163,7 @@ class TestUntuned:
 
         assert not faults_of(check, UNTUNED)
 
-    def test_is_rewritten_as_it_is(self, faults_of):
+    def test_is_rewritten_unchanged(self, faults_of):
         """Read and written it stays byte for byte."""
 
         def check(path):
@@ -220,7 +220,7 @@ def test_fallback_rows_stay_in_their_file(tmp_path):
 
 @pytest.mark.parametrize("folder", [INVENTED, AITERS], ids=["invented", "aiter"])
 def test_every_valid_row_is_found_and_explained(script, folder):
-    """A look-up of a row's shape returns it or a better one of its key, and names what AITER would run."""
+    """A look-up of a row's shape returns it or a better one of its key, and names AITER's kernel."""
     if not folder.is_dir():
         pytest.skip("AITER's tables are not here")
     families = script.survey(folder)
@@ -248,7 +248,7 @@ def test_the_variable_of_each_op(monkeypatch, faults_of):
 
 
 def test_explanations(monkeypatch, faults_of):
-    """The explanation names what AITER would run and why it does not run here; torch serves the call."""
+    """The explanation names AITER's kernel and why it does not run here; torch serves the call."""
 
     def check(name, m, says):
         op = ops()[name]
@@ -269,7 +269,7 @@ def test_explanations(monkeypatch, faults_of):
 
 
 def test_the_page_of_counts(script, tmp_path):
-    """The committed page is what AITER's files give; without them the script says so."""
+    """The committed page matches AITER's files; without them the script says so."""
     out = tmp_path / "new" / "README.md"
     assert script.main(["--configs", str(tmp_path / "nowhere"), "-o", str(out.parent)]) == 0
     assert "were not there: nothing was counted" in out.read_text()

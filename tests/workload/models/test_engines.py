@@ -24,7 +24,7 @@ def test_a_few_sequences_need_few_graphs() -> None:
 
 
 def test_bad_limits_are_named(faults_of):
-    """An unknown engine and a limit below 1 are errors that say what would do."""
+    """An unknown engine and a limit below 1 are errors with the valid values."""
 
     def check(asked, told):
         with pytest.raises(UserError, match=told):

@@ -15,7 +15,7 @@ def told(found):
     return [(layer.name, layer.n) for layer in found]
 
 
-def test_what_reads_one_input_is_one_product(faults_of):
+def test_layers_with_one_input_are_one_product(faults_of):
     """In any order, within one block, and not where queries look at another input than keys and values."""
 
     def check(names, expected):
@@ -39,7 +39,7 @@ def test_what_reads_one_input_is_one_product(faults_of):
     )
 
 
-def test_what_differs_stays_apart(faults_of):
+def test_different_layers_stay_apart(faults_of):
     """Another dtype, another quantisation, or another number of layers."""
 
     def check(other):

@@ -25,7 +25,7 @@ def test_equal_shapes_are_one_with_both_names():
 
 
 def test_a_row_is_one_that_its_op_writes_and_reads(tmp_path, faults_of):
-    """What is listed comes back from the file that it is written to."""
+    """Listed shapes are equal after writing and reading a file."""
 
     def check(layer, op):
         by_op, notes = listed([layer], (16,), Formats())
@@ -53,8 +53,8 @@ def test_a_row_is_one_that_its_op_writes_and_reads(tmp_path, faults_of):
     )
 
 
-def test_what_an_op_cannot_have_is_a_note():
-    """An activation that fmoe does not compute is said, not guessed."""
+def test_layers_that_an_op_cannot_express_are_notes():
+    """An activation that fmoe does not compute is a note, not a guess."""
     by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act=""))], (16, 32), Formats())
 
     assert by_op == {}

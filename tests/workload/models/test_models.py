@@ -232,7 +232,7 @@ def told(layer):
     return " ".join([*words, *([f"E{layer.experts.count} T{layer.experts.topk}"] if layer.experts else [])])
 
 
-def test_a_rank_runs_what_the_architecture_says(folder, faults_of):
+def test_a_rank_runs_its_share_of_the_architecture(folder, faults_of):
     """Names, sizes, numbers and biases of all products of a rank are those worked out by hand."""
 
     def check(model, tp):
@@ -244,7 +244,7 @@ def test_a_rank_runs_what_the_architecture_says(folder, faults_of):
 
 
 def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
-    """Four heads of an image encoder do not stop eight ranks from splitting the text, and a note says so."""
+    """An image encoder with four heads lets eight ranks split only the text, and a note says so."""
     notes = layers_of_model(folder("qwen2.5-vl"), 8).notes
 
     assert any(note.startswith("left whole on every rank: model.visual, as tp=8 does not divide heads") for note in notes)
@@ -252,11 +252,11 @@ def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
 
 
 def test_convolutions_are_named(folder):
-    """What no op has, as the cutting of an image into patches, is in the notes."""
+    """Products without an op, such as the patch embedding of images, are in the notes."""
     assert "left out, as no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
 
 
-def test_ranks_that_do_not_fit_say_what_would(folder, one_line, faults_of):
+def test_ranks_that_do_not_fit_name_ones_that_do(folder, one_line, faults_of):
     """A tp that does not divide heads is refused with those that do."""
 
     def check(model, tp, says):

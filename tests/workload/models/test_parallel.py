@@ -1,4 +1,4 @@
-"""Layers of one rank: as transformers really splits them, and what neither it nor engines can split."""
+"""Layers of one rank: the split of transformers, and products that neither it nor engines can split."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def splits_as_listed(folder):
     return check
 
 
-def test_transformers_splits_so(splits_as_listed):
+def test_transformers_splits_tensors_this_way(splits_as_listed):
     """Transformers splits a model over ranks product for product as listed."""
     splits_as_listed(4, "llama-3.1-8b")
 
 
 @pytest.mark.nightly
-def test_transformers_splits_others_so(splits_as_listed, faults_of):
+def test_transformers_splits_other_models_this_way(splits_as_listed, faults_of):
     """Transformers splits further architectures and numbers of ranks as listed."""
     models = ["deepseek-v3", "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b"]
     assert not faults_of(splits_as_listed, itertools.product([4, 8], models))

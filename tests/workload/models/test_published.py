@@ -87,7 +87,7 @@ def ours(model, tp):
     return {".".join(layer.name.split(".")[-2:]): (layer.n, layer.k) for layer in found if layer.kind in ("linear", "router", "head")}
 
 
-def test_what_aiter_lists(faults_of):
+def test_shapes_that_aiter_lists(faults_of):
     """Each N x K of AITER's is one of a rank's or has a reason above, and each reason is needed."""
 
     def check(model):
@@ -98,7 +98,7 @@ def test_what_aiter_lists(faults_of):
     assert not faults_of(check, OF_AITER)
 
 
-def test_what_aiter_does_not_list(faults_of):
+def test_shapes_that_aiter_does_not_list(faults_of):
     """Each product of ours is in AITER's lists or has a reason above, and each reason is needed."""
 
     def check(model):

@@ -150,7 +150,7 @@ def test_layers_left_alone(faults_of):
 
 
 def test_routers_and_the_head_stay_wide():
-    """Routers and head stay in 16 bits whatever the list says; some methods mean routed experts alone."""
+    """Routers and head stay in 16 bits whatever the list has; some methods quantise only routed experts."""
     block, mxfp4 = scheme_of({"quantization_config": DEEPSEEK}), scheme_of({"quantization_config": {"quant_method": "mxfp4"}})
     experts = Layer("mlp.experts", "experts", 8, 8, experts=Experts(4, 2))
 
@@ -211,7 +211,7 @@ def test_the_op_of_a_scheme(folder, faults_of):
     )
 
 
-def test_what_no_op_has_is_left_out_and_named(folder, faults_of):
+def test_layers_without_an_op_are_named(folder, faults_of):
     """The quantised layers are missing from the list and stand in a note; the others are there."""
 
     def check(name, model):
@@ -228,7 +228,7 @@ def test_what_no_op_has_is_left_out_and_named(folder, faults_of):
 
 
 def test_a_list_of_some_layers_leaves_them_wide(folder):
-    """Attention left alone, as many mxfp4 checkpoints have it: bf16 there, quantised elsewhere."""
+    """Attention unquantised, as in many mxfp4 checkpoints: bf16 there, quantised elsewhere."""
     stated = {**STATED["Quark's mxfp4"][0], "exclude": ["model.layers.0.self_attn.q_proj", "re:model.layers.*self_attn.*", "lm_head"]}
     found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=stated), 1, (4,)))
 

@@ -1,4 +1,4 @@
-"""The models and the lists of shapes that come with the package."""
+"""The shipped models and lists of shapes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_list_is_read_as_a_table():
     assert not read & set(NAMES)
 
 
-def test_a_shipped_model_is_the_one_of_its_name(faults_of):
+def test_a_shipped_list_matches_its_model(faults_of):
     """The sizes written out here give the layers that the model's own file gives."""
 
     def check(name, other):

@@ -1,4 +1,4 @@
-"""A model's folder: what can be wrong with it is said on one line, with what would work."""
+"""A model's folder: each fault is one line with a remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LLAMA = {
 }  # fmt: skip
 
 
-def test_a_file_that_is_no_models(tmp_path, one_line, faults_of):
+def test_a_config_that_is_not_a_models(tmp_path, one_line, faults_of):
     """No JSON, no object, no architecture, an unknown one."""
 
     def check(text, says):
@@ -74,7 +74,7 @@ def test_fields_are_known_by_either_name(folder, one_line):
     assert "lacks n_embd, n_head" in one_line(lambda: read(folder("gpt2", n_embd=..., n_head=...)))
 
 
-def test_a_class_that_is_none_is_chosen_by_type(folder, faults_of):
+def test_a_missing_class_is_chosen_by_type(folder, faults_of):
     """`architectures` may be missing, unknown, or no class of models."""
 
     def check(architectures):
@@ -107,8 +107,8 @@ def test_nothing_is_allocated(folder):
     assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
 
 
-def test_a_part_may_lean_on_defaults(folder, configs):
-    """What a part of a model leaves out is transformers' default, and a note says which."""
+def test_a_part_may_rely_on_defaults(folder, configs):
+    """Fields that a part of a model omits take transformers' defaults, which a note lists."""
     vision = {name: value for name, value in configs["qwen2.5-vl"]["vision_config"].items() if name != "intermediate_size"}
 
     notes = read(folder("qwen2.5-vl", vision_config=vision)).notes
@@ -118,7 +118,7 @@ def test_a_part_may_lean_on_defaults(folder, configs):
 
 
 def test_without_transformers(folder):
-    """The error says what to install."""
+    """The error names the package to install."""
     code = f"""
 import sys
 sys.modules["transformers"] = None

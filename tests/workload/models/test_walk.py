@@ -1,4 +1,4 @@
-"""What is listed, unfused, is what a forward pass with real numbers multiplies by the model's weights."""
+"""The unfused list equals the products of a forward pass with real numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGES = {
 }
 
 
-def test_what_is_listed_is_what_runs(folder, real, faults_of):
+def test_the_listed_products_are_those_that_run(folder, real, faults_of):
     """Names, sizes, dtypes, biases and counts of listed and executed products agree, experts included."""
 
     def check(model):
@@ -72,7 +72,7 @@ def test_full_width(model):
 
 
 def walked(module, **settings):
-    """The layers and notes of a module of torch alone."""
+    """Return the layers and notes of a module of torch."""
     module.get_output_embeddings = lambda: None
     return layers(Source(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
 
@@ -111,7 +111,7 @@ def test_experts_in_a_list_are_one_bank(faults_of):
     )
 
 
-def test_banks_tell_their_sides_by_their_sizes(faults_of):
+def test_banks_know_their_sides_by_their_sizes(faults_of):
     """Weights of all experts may have either layout, with or without a gate."""
 
     def check(up, down, gated):
@@ -170,7 +170,7 @@ class Router(torch.nn.Module):
         return scores + correction
 
 
-def test_a_router_runs_with_what_stands_beside_it():
+def test_a_router_runs_with_its_experts():
     """A module's further inputs are looked for in its parent; its dtype is the one that it multiplies in."""
     block = holding(gate=Router().bfloat16())
     block.register_buffer("correction", torch.zeros(8))
@@ -179,7 +179,7 @@ def test_a_router_runs_with_what_stands_beside_it():
     assert (found.kind, found.n, found.k, found.dtype) == ("router", 8, 16, "fp32")
 
 
-def test_a_missing_number_of_experts_is_said(one_line):
+def test_a_missing_number_of_experts_is_named(one_line):
     """Without the number of experts per token the model is refused."""
     experts = torch.nn.ModuleList(Expert(("w1", "w2", "w3")) for _ in range(4))
 

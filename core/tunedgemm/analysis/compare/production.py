@@ -176,7 +176,7 @@ class _Dispatched:
         explanation, launcher = choose(offered, shape, device, dispatcher.registry, lambda _: "")
         self._chosen[shape] = explanation
         if launcher is None:
-            return Unsupported(f"no backend takes it: {explanation}")
+            return Unsupported(f"no backend supports it: {explanation}")
         return Launcher(_call(dispatcher, shape), launcher.graph_safe, launcher.workspace_bytes)
 
     def choice(self, shape: Shape, device: Device) -> Choice:

@@ -1,10 +1,10 @@
 """Coverage: the shares of a workload's calls that rows, heuristics and torch serve, and their cost.
 
-It asks the dispatcher that serves, `Dispatcher.explain`, over the tables, backends and environment
-of this process. On a GPU it asks about the described device: backends check rows and heuristics by
-their static limits. Nothing is bound or compiled, so thousands of shapes take a second. A refusal
-of binding alone, such as a row whose kernel is gone, shows when shapes are measured, and in
-`tunedgemm explain`. On a CPU, where binding costs nothing, all is bound.
+It uses `Dispatcher.explain` with the tables, backends and environment of this process. On a GPU it
+asks about the described device: backends check rows and heuristics by their static limits. Nothing
+is bound or compiled, so thousands of shapes take a second. A row that only binding refuses, because
+its kernel is gone, is found when shapes are measured, and by `tunedgemm explain`. On a CPU, where
+binding costs nothing, all shapes are bound.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def coverage(
     against: Iterable[str | Path] = (),
     measure: float = 0.0,
 ) -> Coverage:
-    """Find what serves the captured calls of a workload.
+    """Find the solutions that serve the captured calls of a workload.
 
     Args:
         paths: untuned files of any ops; None for every captured file of the user folder.

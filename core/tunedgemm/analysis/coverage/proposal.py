@@ -1,4 +1,4 @@
-"""What to tune next: the layers with the longest time without exact rows, and the M to tune."""
+"""The shapes to tune next: the layers with the longest time without exact rows, and the M to tune."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def propose(entries: Sequence[Entry], most: int) -> list[Next]:
 
 
 def _next(layer: Shape, members: Sequence[Entry], total: float) -> Next | None:
-    """Return what to tune of one layer; None if its padded rows exist and no M needs an exact one."""
+    """Return the shapes to tune of one layer; None if its padded rows exist and no M needs an exact one."""
     op, lost, calls = op_named(layer.op), sum(entry.lost for entry in members), sum(entry.calls for entry in members)
     at: dict[int, list[Entry]] = {}
     for entry in members:

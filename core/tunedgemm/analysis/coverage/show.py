@@ -104,7 +104,7 @@ def _cells(entry: Entry) -> dict[str, str]:
 
 
 def _ways(result: Coverage) -> Grid:
-    """Return a table with a line for each way in which calls are served."""
+    """Return a table with a line for each kind of answer."""
     grid = Grid()
     for heading in ("served by", "shapes", "calls", "% calls", "% time"):
         grid.add_column(heading, justify="left" if heading == "served by" else "right", overflow="fold")

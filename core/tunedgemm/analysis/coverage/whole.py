@@ -1,4 +1,4 @@
-"""Coverage as a whole: all entries, their sums, the unused rows, and what to tune next."""
+"""Coverage as a whole: all entries, their sums, the unused rows, and the next shapes to tune."""
 
 from __future__ import annotations
 

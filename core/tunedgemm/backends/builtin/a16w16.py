@@ -21,7 +21,7 @@ _SPLITS = (2, 4, 8, 16)
 
 
 def _plain(shape: Shape) -> bool:
-    """Tell whether input, bias and output have one dtype and nothing is scaled."""
+    """Return whether input, bias and output have one dtype, without scales."""
     return shape.scale == "none" and shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype)
 
 
@@ -173,7 +173,7 @@ def _splits(shape: Shape, device: Device) -> tuple[int, ...]:
 
 
 def _wider(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Compute another output dtype than the input's, without rounding to the narrower one on the way."""
+    """Compute another output dtype than the input's, without rounding to the narrower one in between."""
     import torch
 
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)

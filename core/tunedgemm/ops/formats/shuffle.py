@@ -245,7 +245,7 @@ class ShuffledWeight(torch.Tensor):
             return args[0]
         raise OperandError(
             f"{func.__name__.split('.')[0]} would read a weight of layout {weight.layout_name} as if it were plain; "
-            "call the op for shuffled weights, unshuffle_weight(w) first, or take the bytes as they lie from w.plain"
+            "call the op for shuffled weights, unshuffle_weight(w) first, or take the bytes from w.plain"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShuffledWeight:
@@ -302,7 +302,7 @@ def _same_layout(one: Any, other: Any) -> bool:
 
 
 def _unlike(one: Any, other: Any) -> str:
-    """Say why two tensors cannot be compared or copied, and what to do."""
+    """Return why two tensors cannot be compared or copied, with the remedy."""
     names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
     if names[0] == "row":
         return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"
@@ -328,8 +328,8 @@ def _taken(weight: ShuffledWeight, func: Any, plain_args: list[Any], kwargs: dic
     whole = isinstance(found, torch.Tensor) and found.shape == weight.shape
     if dim % weight.dim() >= weight.dim() - 2 and not whole:
         raise OperandError(
-            f"a weight of layout {weight.layout_name} can be indexed along the dimensions before [N, K] alone (got {tuple(weight.shape)}, "
-            f"dimension {dim}); unshuffle_weight(w) first, or take the bytes as they lie from w.plain"
+            f"a weight of layout {weight.layout_name} can be indexed only along the dimensions before [N, K] (got {tuple(weight.shape)}, "
+            f"dimension {dim}); unshuffle_weight(w) first, or take the bytes from w.plain"
         )
     parts = found if isinstance(found, (tuple, list)) else (found,)
     if not all(part.is_contiguous() for part in parts):

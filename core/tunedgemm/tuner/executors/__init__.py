@@ -28,7 +28,7 @@ Events = queue.SimpleQueue[tuple[Place, Event | Exception | None]]
 
 
 class AnyDeviceTuner(Protocol):
-    """A `tunedgemm.tuner.device_tuner.DeviceTuner`, or its stand-in for one in another process."""
+    """A `tunedgemm.tuner.device_tuner.DeviceTuner`, or its proxy for one in another process."""
 
     @property
     def place(self) -> Place:
@@ -65,8 +65,7 @@ class WorkerGroup:
     """Device tuners of one kind of device, and the tasks that they share.
 
     A device tuner claims some tasks ahead, so that they compile while another is timed. An idle one
-    takes over tasks that another has claimed and not begun. One device measures the whole of a
-    task.
+    takes over tasks that another has claimed and not begun. A task is measured on one device.
 
     Attributes:
         tuners: the device tuners, begun.
@@ -133,7 +132,7 @@ class WorkerGroup:
         events.put((tuner.place, None))
 
     def _next(self, number: int, tuner: AnyDeviceTuner) -> Task | None:
-        """Claim enough tasks for the compilers, and return the next one; None once none can come back."""
+        """Claim enough tasks for the compilers and return the next one; None once no task can return."""
         claimed = self._claimed[number]
         while not self._over():
             with self._changed:

@@ -24,7 +24,7 @@ _REACH_S, _JOIN_S = 5.0, 60.0
 #: Bytes of the object store of a Ray that starts here: events are small.
 _STORE_BYTES = 128 * 2**20
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)"
-_FORM = "give HOST:PORT of the head node (its port is 6379 unless `ray start` was told another), auto or local"
+_FORM = "pass HOST:PORT of the head node (default port: 6379), auto or local"
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def _try(address: str) -> None:
     except ValueError:
         raise UserError(f"--ray-address {address}: {_FORM}") from None
     except OSError as error:
-        raise UserError(f"--ray-address {address}: nothing answers there ({error}); {_FORM}") from error
+        raise UserError(f"--ray-address {address}: no server answers there ({error}); {_FORM}") from error
     try:
         done = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, check=False, timeout=_JOIN_S)
     except subprocess.TimeoutExpired:

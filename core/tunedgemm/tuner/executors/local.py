@@ -37,7 +37,7 @@ def devices(options: Options) -> list[int]:
     if asked == "cpu" or (not asked and not count):
         hidden = next((f"{name}={os.environ[name]!r}" for name in _VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
         if not asked and hidden:
-            raise UserError(f"no GPU is visible with {hidden}; correct it, or say --device cpu")
+            raise UserError(f"no GPU is visible with {hidden}; correct it, or pass --device cpu")
         indices = [-1]
     elif asked:
         indices = [_index(text, count) for text in asked.split(",")]
@@ -45,14 +45,14 @@ def devices(options: Options) -> list[int]:
         indices = list(range(count))
     if options.mp > len(indices):
         present = "the CPU, which is one device" if indices == [-1] else f"{len(indices)} GPU" + ("s" if len(indices) > 1 else "")
-        raise UserError(f"--mp {options.mp}: there is only {present} to tune on")
+        raise UserError(f"--mp {options.mp}: this machine has only {present}")
     return indices[: options.mp or None]
 
 
 def _index(text: str, count: int) -> int:
     if not text.strip().isdigit() or int(text) >= count:
-        remedy = f"this machine shows GPUs 0 to {count - 1}; give a comma list of their indices, or cpu"
-        remedy = remedy if count else "this machine shows no GPU; leave --device out, or give cpu"
+        remedy = f"this machine has GPUs 0 to {count - 1}; pass a comma list of their indices, or cpu"
+        remedy = remedy if count else "this machine has no GPU; leave --device out, or pass cpu"
         raise UserError(f"--device {text.strip() or repr(text)}: {remedy}")
     return int(text)
 

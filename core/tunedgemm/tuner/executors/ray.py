@@ -152,7 +152,7 @@ class TunerActor:
 
 @attrs.define(eq=False)
 class RayDeviceTuner:
-    """The driver's stand-in for the device tuner in an actor.
+    """The driver's proxy of the device tuner in an actor.
 
     Attributes:
         actor: handle of a `TunerActor` that has begun.
@@ -249,7 +249,7 @@ def _create_actors(op: Op, options: Options, ranks: Mapping[str, int], bench: by
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if options.device.strip().lower() not in ("", "cpu"):
-        raise UserError(f"--device {options.device}: with --executor ray, Ray assigns the GPUs; leave it out, or say cpu")
+        raise UserError(f"--device {options.device}: with --executor ray, Ray assigns the GPUs; leave it out, or pass cpu")
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     gpus = 0 if options.device else sum(int(resources.get("GPU", 0)) for resources in nodes.values())
     cpu_nodes = [node for node, resources in nodes.items() if resources.get("CPU", 0) >= 1]
@@ -292,7 +292,7 @@ def _free_gpus(gpus: int, wanted: int) -> int:
     if not free:
         raise UserError(f"other jobs hold all {gpus} GPUs of the Ray cluster; `ray status` shows them")
     if free < wanted:
-        _log.warning("other jobs hold %d of the %d GPUs of the Ray cluster; the run does without them", gpus - free, gpus)
+        _log.warning("other jobs hold %d of the %d GPUs of the Ray cluster; the run uses the others", gpus - free, gpus)
     return min(free, wanted)
 
 
@@ -338,7 +338,7 @@ def _answer(answer: Any, here: Mapping[str, str]) -> Started:
     except RayError as error:
         raise DeviceLost(_one_line(error)) from None
     there = started.software
-    differing = [f"{name} {there.get(name, 'not at all')}" for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+    differing = [f"{name} {there.get(name, '(none)')}" for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
     if differing:
         message = f"{started.place} has {', '.join(differing)}, other than here"
         if there["tunedgemm"] != here["tunedgemm"]:
@@ -367,7 +367,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _kill(actor: Any) -> None:
-    """End an actor at once; its worker process notices and ends, too."""
+    """End an actor at once; its worker process then ends, too."""
     import ray
 
     with contextlib.suppress(Exception):  # the node or the cluster may be gone

@@ -51,7 +51,7 @@ class ModelShapes:
         tp: ranks of tensor parallelism.
         layers: the products, each with its count per pass.
         by_op: their shapes for all requested M, by the name of the op.
-        notes: what is missing, or rests on a default, a sentence each.
+        notes: a sentence for each missing product and assumed default.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ def shapes_of_model(
     fuse_shared_experts: bool = False,
     formats: Formats | None = None,
 ) -> ModelShapes:
-    """Return what one rank multiplies in a forward pass of a model, as shapes of ops.
+    """Return the products of one rank in a forward pass of a model, as shapes of ops.
 
     Args:
         folder: holds ``config.json``, the only file that is read. A bare name that is not a folder
@@ -116,7 +116,7 @@ def shapes_of_model(
 
 
 def with_shapes(model: ModelShapes, rows: Iterable[int], formats: Formats) -> ModelShapes:
-    """Return a model with the shapes of its layers for these M, and notes on what no op has."""
+    """Return a model with the shapes of its layers for these M, and notes on products without an op."""
     by_op, notes = listed(model.layers, rows, formats)
     return attrs.evolve(model, by_op=by_op, notes=(*model.notes, *notes))
 

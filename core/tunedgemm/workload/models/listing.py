@@ -67,7 +67,7 @@ def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
 
 
 def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tuple[dict[str, tuple[Untuned, ...]], tuple[str, ...]]:
-    """Return the shapes of a forward pass by op, and notes on what no op has.
+    """Return the shapes of a forward pass by op, and notes on products without an op.
 
     Each shape is listed once, with the number and names of the layers that run it.
 

@@ -28,7 +28,7 @@ _BY_COLUMNS = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"
 
 
 def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engine: bool) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Return the layers of the first of *tp* ranks, and notes on what is not split.
+    """Return the layers of the first of *tp* ranks, and notes on layers that are not split.
 
     Args:
         plan: transformers' plan of the model, a style for each generic name; it may be empty.

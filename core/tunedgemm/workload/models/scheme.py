@@ -52,7 +52,7 @@ class Scheme:
     def covers(self, layer: Layer, name: str) -> bool:
         """Tell whether the module of this full name is quantised.
 
-        Routers and the product for the logits are not, in what engines run.
+        Engines do not quantise routers and the LM head.
         """
         if not (self.name or self.refused) or layer.kind in ("router", "head", "batched"):
             return False

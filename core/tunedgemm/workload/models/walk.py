@@ -2,7 +2,7 @@
 
 Modules of torch and transformers that multiply by a weight are recognised by their class. Experts
 are recognised by their weights, one for all of them or one for each. Any other module with a
-two-dimensional weight is run once on the meta device, to see what it multiplies.
+two-dimensional weight is run once on the meta device, to find its products.
 """
 
 from __future__ import annotations

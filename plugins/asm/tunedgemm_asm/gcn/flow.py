@@ -1,4 +1,4 @@
-"""Compute what holds before each instruction of a stream on all paths to it."""
+"""Compute the facts that hold before each instruction of a stream on all paths to it."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ class Pending:
         return {counter: min(*ages, MOST[counter]) for counter, ages in ages_of.items() if ages}
 
     def after_wait(self, counts: Mapping[str, int]) -> Pending:
-        """Return what remains after a wait for these counts."""
+        """Return the accesses that remain in flight after a wait for these counts."""
         left = {name: {unit: age for unit, age in getattr(self, name).items() if age < counts.get(name, 1 << 30)} for name in MOST}
         return Pending(**left)
 
     def after(self, item: Op) -> Pending:
-        """Return what is in flight after an instruction that needs no further waits."""
+        """Return the accesses in flight after an instruction that needs no further waits."""
         if item.unit == "wait":
             return self.after_wait({name: int(count) for name, count in _WAITS.findall(f"{item.of} {item.mods}")})
         units = [unit for reg in item.written for unit in reg.units]
@@ -82,7 +82,7 @@ def _issued(pending: Mapping[Unit, int], units: Iterable[Unit]) -> dict[Unit, in
 
 
 def entered(stream: Stream, obey: bool) -> list[Pending]:
-    """Return what may be in flight before each item.
+    """Return the accesses that may be in flight before each item.
 
     Args:
         stream: the items.

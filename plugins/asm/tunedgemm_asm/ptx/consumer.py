@@ -129,7 +129,7 @@ def _multiply_promoted(
     block.
 
     A portion is multiplied at a time, so that a thread needs few such registers. Each portion
-    starts anew by a flag that is never true: ptxas serializes wgmma instructions where that flag
+    restarts by a flag that is never true: ptxas serializes wgmma instructions where that flag
     varies. While one consumer promotes, another multiplies.
     """
     t = f.text

@@ -1,4 +1,4 @@
-"""Hold what the parts of one kernel have in common: configuration, text and named registers."""
+"""Hold the shared state of one kernel's parts: configuration, text and named registers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def details() -> list[str]:
-    """Return the revision of the generator and what assembles its text."""
+    """Return the generator's revision and the assembler."""
     assembler = build.ptxas()
     by = f"ptxas {assembler[1]} ({assembler[0]})" if assembler else "the driver, when it loads them: ptxas not found"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]

@@ -165,8 +165,9 @@ class KernelConfig:
 
     @property
     def portions(self) -> list[tuple[int, int]]:
-        """Return what a consumer multiplies before it promotes: block of 64 rows of a, first row of
-        b.
+        """Return the portions that a consumer multiplies before it promotes.
+
+        Each is a block of 64 rows of a, and the first row of b.
         """
         return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 

@@ -20,7 +20,7 @@ from tunedgemm_ck.problem import batches_of
 
 @attrs.frozen
 class Rates:
-    """What an architecture does in a microsecond.
+    """The work of an architecture per microsecond.
 
     Attributes:
         units: multiprocessors of its largest product, for devices described without a count.

@@ -206,7 +206,7 @@ def enumerate_neighbours(instance: CutlassInstance, split: int, shape: Shape, de
 
 
 def neighbours(instance: CutlassInstance, split: int) -> list[Candidate]:
-    """Return what differs in one parameter, or in splitK, by one step along its ladder.
+    """Return the instances that differ in one parameter, or in splitK, by one step along its ladder.
 
     A scheduler changes together with its schedule.
     """

@@ -2,7 +2,7 @@
 
 Keys have two styles: ``M_LEQ_64`` and ``M_GEQ_8192`` as in AITER's files, and the older ``small``,
 ``medium_M64``, ``large`` and ``xlarge`` of AITER's guide to tuning Triton kernels. In both ``any``
-answers where no other key does.
+serves M without another key.
 """
 
 from __future__ import annotations

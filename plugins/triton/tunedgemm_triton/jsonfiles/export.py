@@ -28,7 +28,7 @@ Timed = dict[Device, dict[Shape, dict[Solution, float]]]
 
 @attrs.frozen
 class Exported:
-    """Files made of rows.
+    """Files that rows were converted to.
 
     Attributes:
         files: file name -> key -> entry.
@@ -40,7 +40,7 @@ class Exported:
 
 
 def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Timed) -> Exported:
-    """Return the files, of one weight each, that rows of a table make; ignore rows without a time.
+    """Convert rows of a table to files, each of one weight; ignore rows without a time.
 
     Args:
         style: of the keys: ``new`` or ``legacy``.

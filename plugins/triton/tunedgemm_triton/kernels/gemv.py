@@ -103,9 +103,9 @@ def gemv(
 
     Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows). One trip of
     the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
-    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x
-    num_warps every thread holds 16 consecutive bytes of both operands at the same offset, and the
-    loop does not use shared memory.
+    EVEN_K promises that K is a multiple of SPLIT_K trips. BLOCK_K = 16 bytes x warp size x
+    num_warps: every thread holds 16 consecutive bytes of both operands at the same offset. The
+    loop then does not use shared memory.
     """
     tile, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = group * tl.num_programs(0) + tile

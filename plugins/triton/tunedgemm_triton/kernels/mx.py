@@ -20,8 +20,8 @@ def scales_at(row, group, width, SHUFFLED: tl.constexpr):
     """Return offsets [R, G] of the e8m0 scales of *row* [R] and *group* [G]; each row has *width*
     of them.
 
-    In the order of AITER's e8m0_shuffle, element (a * 16 + r, b * 4 + c) of each 32 rows and 8
-    groups is at ((c * 16 + r) * 2 + b) * 2 + a, and a row has ceil8(width) scales.
+    In the order of AITER's e8m0_shuffle a row has ceil8(width) scales. Element (a * 16 + r,
+    b * 4 + c) of each 32 rows and 8 groups is at ((c * 16 + r) * 2 + b) * 2 + a.
     """
     row = row.to(tl.int64)
     if SHUFFLED > 0:

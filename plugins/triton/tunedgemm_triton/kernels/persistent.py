@@ -43,7 +43,7 @@ def tma(
     if BATCHED:
         items *= B
     # Scales and stores count tiles separately. With specialised warps Triton 3.6 moves the first
-    # row of a descriptor's load by half a tile for the second consumer, and would move a shared
+    # row of a descriptor's load by half a tile for the second consumer. It would move a shared
     # value twice.
     own = tl.program_id(0) - tl.num_programs(0)
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=flatten, warp_specialize=SPECIALIZE):

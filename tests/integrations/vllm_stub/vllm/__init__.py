@@ -1,4 +1,4 @@
-"""Classes with the signatures of vLLM's, as far as the plugin sees them, in the form of one of several versions."""
+"""A stub of vLLM: the classes that the plugin uses, in the form of one of several versions."""
 
 import os
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Platform:
-    """Any that is no CPU."""
+    """Any platform but a CPU."""
 
     _enum = "any"
 

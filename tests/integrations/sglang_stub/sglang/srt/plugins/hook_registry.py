@@ -30,7 +30,7 @@ class HookRegistry:
 
     @classmethod
     def apply_hooks(cls) -> None:
-        """Wrap each target that is not wrapped yet; modules that imported a function by its name get the wrapped one."""
+        """Wrap each target once, also in modules that imported the function by name."""
         for target in cls.hooks.keys() - cls.applied:
             path, _, name = target.rpartition(".")
             holder = pkgutil.resolve_name(path)

@@ -6,7 +6,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 
 class CPUWorker(Worker):
-    """Has a warm-up of its own, which does not call that of GPUs."""
+    """Has a separate warm-up, which does not call that of GPUs."""
 
     def compile_or_warm_up_model(self) -> str:
         """Run the model once."""

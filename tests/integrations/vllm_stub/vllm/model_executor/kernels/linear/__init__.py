@@ -53,12 +53,12 @@ class PerTensorTorchFP8ScaledMMLinearKernel(CutlassFP8ScaledMMLinearKernel):
     """Takes more tokens than there are."""
 
     def get_output_padding(self) -> int:
-        """As it is outside of compiled graphs."""
+        """Return the padding that vLLM uses outside of compiled graphs."""
         return 17
 
 
 class MarlinFP8ScaledMMLinearKernel(_OfTests, FP8ScaledMMLinearKernel):
-    """Takes activations of 16 bits, and weights in an order of its own."""
+    """Takes activations of 16 bits, and weights in a special order."""
 
     supported = False
 

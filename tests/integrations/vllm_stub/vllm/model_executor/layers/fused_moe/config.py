@@ -75,5 +75,5 @@ class FusedMoEQuantConfig:
 
     @classmethod
     def make(cls, quant_dtype: torch.dtype | None = None, **named: Any) -> FusedMoEQuantConfig:
-        """The scales as they are given."""
+        """Return a configuration with the given scales."""
         return cls(quant_dtype, **named)

@@ -20,7 +20,7 @@ class FusedMoEActivationFormat(Enum):
 
 
 class FusedMoEExpertsModular(ABC):
-    """Experts that take the routing as it is decided."""
+    """Experts that take a given routing."""
 
     if FORM >= (0, 33):
         #: Called with the outputs of each token's experts, to sum them up.

@@ -1,4 +1,4 @@
-"""The base of vLLM's kernels for scales of blocks, as far as it is not the kernel."""
+"""The base of vLLM's kernels for scales of blocks, without a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bases of vLLM's kernels for scales of the tensor, of tokens and of channels, as far as they are not the kernel."""
+"""The bases of vLLM's kernels for scales of the tensor, of tokens and of channels, without a
+kernel."""
 
 from __future__ import annotations
 
