@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import importlib
-import itertools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +67,8 @@ def _check(arguments: bytes, slots: tuple[int, ...], maps: tuple[TensorMap, ...]
         if count > most:
             raise PluginError(f"arguments of a launch: at most {most} {what} (got {count})")
     taken = sorted([*((slot, _ADDRESS, "an address") for slot in slots), *((map_.slot, MAP_BYTES, "a tensor map") for map_ in maps)])
-    for (slot, size, what), after in itertools.zip_longest(taken, [begin for begin, *_ in taken[1:]], fillvalue=len(arguments)):
+    ends = [*(slot for slot, _, _ in taken[1:]), len(arguments)]
+    for (slot, size, what), after in zip(taken, ends, strict=False):
         if slot < 0 or slot + size > after:
             raise PluginError(f"{what} at byte {slot} of {len(arguments)} runs into byte {after}")
 
@@ -169,7 +169,9 @@ def call_of(function: Any, plan: CallPlan) -> Launch:
 
 def _filling(plan: LaunchPlan | CallPlan, count: int) -> Callable[[tuple[int, ...]], Any]:
     """Return the function that copies the arguments of a plan and writes *count* addresses."""
-    layout, order, constants, start = "<", [], [], 0
+    layout, start = "<", 0
+    order: list[int] = []
+    constants: list[bytes] = []
     for slot, index in sorted((slot, index) for index, slot in enumerate(plan.slots)):
         layout += f"{slot - start}sQ"
         order += [count + len(constants), index]
