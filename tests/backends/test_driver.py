@@ -202,3 +202,11 @@ def test_a_failed_launch_is_mended_or_an_error(library: Path) -> None:
     attrs.evolve(function, index=3).mend(201)  # the thread lacked a context, and has one now
     with pytest.raises(LaunchError, match="cuModuleGetFunction: status 500"):
         load_function(function.driver, b"code", "x", -1)
+
+
+def test_an_unknown_kind_or_word_is_an_error() -> None:
+    """A driver's kind and words are those that the core knows."""
+    with pytest.raises(PluginError, match="mine: devices of kind cpu: no driver known; use one of nvidia, amd"):
+        driver_interface("mine", "cpu")
+    with pytest.raises(PluginError, match="mine: driver of amd: no function 'set'; use load, function, launch, get"):
+        driver_interface("mine", "amd", "set")

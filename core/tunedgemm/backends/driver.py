@@ -83,7 +83,14 @@ def driver_interface(plugin: str, kind: str, *words: str) -> DriverInterface:
         kind: kind of the driven devices.
         words: of ``get`` (attributes of a function), and for NVIDIA ``set`` (them, needed for more
             than 48 KiB of shared memory), ``launch overlapping`` and ``describe`` (tensor maps).
+
+    Raises:
+        PluginError: there is no such kind or word.
     """
+    if kind not in _DRIVERS:
+        raise PluginError(f"{plugin}: devices of kind {kind}: no driver known; use one of {', '.join(_DRIVERS)}")
+    if unknown := set(words) - set(_FUNCTIONS[kind]):
+        raise PluginError(f"{plugin}: driver of {kind}: no function {min(unknown)!r}; use {', '.join(_FUNCTIONS[kind])}")
     libraries, error, no_context = _DRIVERS[kind]
     functions = {word: _FUNCTIONS[kind][word] for word in ("load", "function", "launch", *words)}
     return DriverInterface(plugin=plugin, kind=kind, libraries=libraries, functions=functions, error=error, no_context=no_context)
