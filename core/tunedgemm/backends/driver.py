@@ -85,7 +85,7 @@ def driver_interface(plugin: str, kind: str, *words: str) -> DriverInterface:
             than 48 KiB of shared memory), ``launch overlapping`` and ``describe`` (tensor maps).
 
     Raises:
-        PluginError: there is no such kind or word.
+        PluginError: the kind or a word is unknown.
     """
     if kind not in _DRIVERS:
         raise PluginError(f"{plugin}: devices of kind {kind}: no driver known; use one of {', '.join(_DRIVERS)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import importlib
+import operator
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -169,47 +170,36 @@ def call_of(function: Any, plan: CallPlan) -> Launch:
 
 def _filling(plan: LaunchPlan | CallPlan, count: int) -> Callable[[tuple[int, ...]], Any]:
     """Return the function that copies the arguments of a plan and writes *count* addresses."""
-    layout, start = "<", 0
-    order: list[int] = []
-    constants: list[bytes] = []
+    # `itemgetter` returns a tuple of two items or more, so an empty constant comes first.
+    order, constants, layout, start = [count], [b""], "<0s", 0
     for slot, index in sorted((slot, index) for index, slot in enumerate(plan.slots)):
-        layout += f"{slot - start}sQ"
-        order += [count + len(constants), index]
-        constants.append(plan.arguments[start:slot])
+        if slot > start:
+            layout += f"{slot - start}s"
+            order.append(count + len(constants))
+            constants.append(plan.arguments[start:slot])
+        layout += "Q"
+        order.append(index)
         start = slot + _ADDRESS
-    pack, memory = struct.Struct(f"{layout}{len(plan.arguments) - start}s").pack, ctypes.c_char * len(plan.arguments)
     order.append(count + len(constants))
     constants.append(plan.arguments[start:])
+    pack, pick = struct.Struct(f"{layout}{len(plan.arguments) - start}s").pack, operator.itemgetter(*order)
+    memory = ctypes.c_char * len(plan.arguments)
 
     def fill(addresses: tuple[int, ...]) -> Any:
         if len(addresses) != count:
             raise TypeError(f"launch takes a stream and {count} addresses (got {len(addresses) + 1} arguments)")
-        values = (*addresses, *constants)
         try:
-            return memory.from_buffer_copy(pack(*[values[index] for index in order]))
+            return memory.from_buffer_copy(pack(*pick((*addresses, *constants))))
         except struct.error as error:
             raise TypeError(f"launch takes addresses as integers: {error}") from error
 
     return fill
 
 
-class _Attribute(ctypes.Structure):
-    """A CUlaunchAttribute of cuda.h."""
-
-    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15)]
-
-
-class _Config(ctypes.Structure):
-    """A CUlaunchConfig of cuda.h."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
-    ]  # fmt: skip
-
-
-#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, switched on.
-_OVERLAPS = _Attribute(6, 0, 1)
+#: A CUlaunchConfig of cuda.h: grid, block, shared memory, stream, attributes and their number.
+_Config = struct.Struct("=7I4xQQI4x")
+#: A CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, switched on.
+_OVERLAPS = ctypes.create_string_buffer(struct.pack("=iii60x", 6, 0, 1))
 
 
 def _launch_by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
@@ -232,11 +222,10 @@ def _calling(function: KernelFunction, plan: LaunchPlan) -> Callable[[int, int],
     """Return the function (stream, address of the arguments) -> status, through ctypes."""
     called, address = function.driver.functions["launch overlapping" if plan.overlaps else "launch"], function.address
     (x, y, z), threads, shared, size = plan.grid, plan.threads, plan.shared, len(plan.arguments)
-    pointers, attributes = ctypes.c_void_p * 5, ctypes.pointer(_OVERLAPS)
+    pointers, pack, attributes = ctypes.c_void_p * 5, _Config.pack, ctypes.addressof(_OVERLAPS)
 
     def overlapping(stream: int, arguments: int) -> int:
-        config = _Config((x, y, z), (threads, 1, 1), shared, stream, attributes, 1)
-        return int(called(ctypes.byref(config), address, pointers(arguments), None))
+        return int(called(pack(x, y, z, threads, 1, 1, shared, stream, attributes, 1), address, pointers(arguments), None))
 
     def buffer(stream: int, arguments: int) -> int:
         held = ctypes.c_size_t(size)
