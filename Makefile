@@ -13,7 +13,7 @@
 
 PY ?= python3
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-PROJECTS := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
+PROJECTS := pyproject.toml setup.py core/tunedgemm/backends/native.c constraints.txt $(PLUGINS:%=%/pyproject.toml)
 WHEELS ?= $(wildcard .whl)
 
 ifdef OFFLINE

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import attrs
 import torch
-from tunedgemm.backends.driver import loaded_driver
+from tunedgemm.backends.driver import load_function, loaded_driver
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
 from tunedgemm.errors import OperandError, ShapeError
@@ -256,7 +256,7 @@ def run_control(device: Device) -> None:
     """Launch the kernel that is wrong on purpose, in a child."""
     code = rtc.loaded(rtc.NVRTC).compile(PLANTED % ENTRY, "control.cpp", [f"--gpu-architecture={device.gfx}"])
     out, loaded = torch.zeros(64, device=device.torch_device), loaded_driver(driver.CUDA)
-    function = driver.function_of(loaded, code, ENTRY, device.index)
+    function = load_function(loaded, code, ENTRY, device.index)
     pointer = ctypes.c_void_p(out.data_ptr())
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
     loaded.call("launch", function.address, 1, 1, 1, 64, 1, 1, 0, None, parameters, None, index=device.index)

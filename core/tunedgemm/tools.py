@@ -9,8 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.backends.artifact import artifact, cache_folder
-from tunedgemm.backends.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
+from tunedgemm.backends.driver import (
+    Driver,
+    DriverInterface,
+    KernelFunction,
+    bind_driver,
+    device_context,
+    driver_interface,
+    first_usable,
+    load_function,
+    loaded_driver,
+    mapped_files,
+)
 from tunedgemm.backends.launcher import on_device
+from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
+from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops import op_named, ops
@@ -38,22 +51,32 @@ _LATE = {
 }
 
 __all__ = [
+    "CallPlan",
     "Driver",
     "DriverInterface",
+    "KernelFunction",
+    "Launch",
+    "LaunchPlan",
+    "MapDescription",
     "Options",
     "Outcome",
     "Planned",
     "Progress",
     "Row",
     "Table",
+    "TensorMap",
     "artifact",
     "bind_driver",
     "cache_folder",
+    "call_of",
     "console",
     "device_context",
+    "driver_interface",
     "dtype_bits",
     "first_usable",
     "home_folder",
+    "launch_of",
+    "load_function",
     "loaded_driver",
     "mapped_files",
     "named_file",

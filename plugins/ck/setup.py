@@ -1,25 +1,12 @@
-"""Build the optional C extension, and handle PREBUILD_KERNELS=1.
-
-Without a C compiler ctypes launches. One build of the extension serves all versions of Python from
-3.10.
-"""
+"""Handle PREBUILD_KERNELS=1."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import setup
 from setuptools.command.build_py import build_py
-
-shim = Extension(
-    "tunedgemm_ck._shim",
-    ["tunedgemm_ck/shim.c"],
-    define_macros=[("Py_LIMITED_API", "0x030A0000")],
-    extra_compile_args=["-O2"],
-    py_limited_api=True,
-    optional=True,
-)
 
 
 class Build(build_py):
@@ -38,4 +25,4 @@ class Build(build_py):
                 sys.stderr.write(f"PREBUILD_KERNELS=1: some kernels were not built; {hint}\n")
 
 
-setup(ext_modules=[shim], cmdclass={"build_py": Build}, options={"bdist_wheel": {"py_limited_api": "cp310"}})
+setup(cmdclass={"build_py": Build})

@@ -1,7 +1,7 @@
 """CUDA's and HIP's drivers through ctypes, for plugins that load code objects.
 
-A plugin names the functions that it calls, and launches by itself. The vendors' headers are
-cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
+A plugin names the functions that it calls; `native` launches the loaded kernels. The vendors'
+headers are cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,36 @@ import attrs
 from tunedgemm.errors import LaunchError, PluginError
 
 Bound = TypeVar("Bound")
+
+_POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+_HANDLE, _INTS = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
+_LAUNCH = (_POINTER, *(_UINT,) * 7, _POINTER, _HANDLE, _HANDLE)
+#: Kind of device -> word -> (function, arguments) for loading and launching kernels.
+_FUNCTIONS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
+    "nvidia": {
+        "load": ("cuModuleLoadData", (_HANDLE, _POINTER)),
+        "function": ("cuModuleGetFunction", (_HANDLE, _POINTER, ctypes.c_char_p)),
+        "launch": ("cuLaunchKernel", _LAUNCH),
+        "get": ("cuFuncGetAttribute", (_INTS, _INT, _POINTER)),
+        "set": ("cuFuncSetAttribute", (_POINTER, _INT, _INT)),
+        "launch overlapping": ("cuLaunchKernelEx", (_POINTER, _POINTER, _HANDLE, _HANDLE)),
+        "describe": ("cuTensorMapEncodeTiled", (_POINTER, _INT, _UINT, *(_POINTER,) * 5, *(_INT,) * 4)),
+    },
+    "amd": {
+        "load": ("hipModuleLoadData", (_HANDLE, _POINTER)),
+        "function": ("hipModuleGetFunction", (_HANDLE, _POINTER, ctypes.c_char_p)),
+        "launch": ("hipModuleLaunchKernel", _LAUNCH),
+        "get": ("hipFuncGetAttribute", (_INTS, _INT, _POINTER)),
+    },
+}
+#: Kind of device -> (files of the driver, function of a status's text, status without a context).
+_DRIVERS = {
+    "nvidia": (("libcuda.so.1", "libcuda.so"), "cuGetErrorString", 201),  # CUDA_ERROR_INVALID_CONTEXT
+    "amd": (("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"), "hipGetErrorString", -1),
+}
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, and the bytes that CUDA grants by default.
+_DYNAMIC_SHARED, _DEFAULT_SHARED = 8, 48 << 10
+_granting = threading.Lock()
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -41,6 +72,28 @@ class DriverInterface:
     functions: Mapping[str, tuple[str, tuple[Any, ...]]]
     error: str
     no_context: int = -1
+
+
+def driver_interface(plugin: str, kind: str, *words: str) -> DriverInterface:
+    """Return the functions of CUDA's (*kind* ``nvidia``) or HIP's driver (``amd``) that load and
+    launch kernels, and these further ones.
+
+    Args:
+        plugin: name of the plugin.
+        kind: kind of the driven devices.
+        words: of ``get`` (attributes of a function), and for NVIDIA ``set`` (them, needed for more
+            than 48 KiB of shared memory), ``launch overlapping`` and ``describe`` (tensor maps).
+
+    Raises:
+        PluginError: the kind or a word is unknown.
+    """
+    if kind not in _DRIVERS:
+        raise PluginError(f"{plugin}: devices of kind {kind}: no driver known; use one of {', '.join(_DRIVERS)}")
+    if unknown := set(words) - set(_FUNCTIONS[kind]):
+        raise PluginError(f"{plugin}: driver of {kind}: no function {min(unknown)!r}; use {', '.join(_FUNCTIONS[kind])}")
+    libraries, error, no_context = _DRIVERS[kind]
+    functions = {word: _FUNCTIONS[kind][word] for word in ("load", "function", "launch", *words)}
+    return DriverInterface(plugin=plugin, kind=kind, libraries=libraries, functions=functions, error=error, no_context=no_context)
 
 
 @attrs.frozen(eq=False)
@@ -104,6 +157,83 @@ class Driver:
     def address(self, word: str) -> int:
         """Return the address of a function."""
         return int(ctypes.cast(self.functions[word], ctypes.c_void_p).value or 0)
+
+
+@attrs.define(eq=False)
+class KernelFunction:
+    """A kernel loaded on a device.
+
+    Attributes:
+        driver: driver that loaded it.
+        index: device index; -1 for host memory.
+        address: the driver's handle.
+        granted: bytes of dynamic shared memory granted to a block; the most requested so far.
+    """
+
+    driver: Driver
+    index: int
+    address: int
+    granted: int = _DEFAULT_SHARED
+
+    def attribute(self, number: int) -> int:
+        """Return an attribute (CUfunction_attribute, hipFunction_attribute); needs ``get``.
+
+        The query also makes CUDA load the function now, not at its first launch.
+
+        Raises:
+            LaunchError: the driver does not answer.
+        """
+        value = ctypes.c_int()
+        with device_context(self.index):
+            self.driver.call("get", value, number, self.address, index=self.index)
+        return value.value
+
+    def grant(self, shared: int) -> None:
+        """Request so many bytes of dynamic shared memory for a block; needs ``set`` on NVIDIA.
+
+        Launches of several shapes share the function, so a grant never shrinks. HIP needs none.
+
+        Raises:
+            LaunchError: the driver refuses.
+        """
+        with _granting, device_context(self.index):
+            if shared > self.granted and self.driver.interface.kind == "nvidia":
+                self.driver.call("set", self.address, _DYNAMIC_SHARED, shared, index=self.index)
+                self.granted = shared
+
+    def mend(self, status: int) -> None:
+        """Prepare a retry of a failed launch where the thread only lacked a context.
+
+        Args:
+            status: its status; negated, that of a tensor map.
+
+        Raises:
+            LaunchError: it failed for another reason, which is the driver's text.
+        """
+        self.driver.mend("launch" if status > 0 else "describe", abs(status), self.index)
+
+
+@functools.cache
+def load_function(driver: Driver, code: bytes, entry: str, index: int) -> KernelFunction:
+    """Load the kernel *entry* of a code object on the device with this index, -1 for host memory.
+
+    Each kernel is loaded once and stays loaded, because a captured graph may be its only user.
+
+    Raises:
+        LaunchError: the driver refuses the code or the entry.
+    """
+    function = ctypes.c_void_p()
+    with device_context(index):
+        driver.call("function", function, _module(driver, code, index), entry.encode(), index=index)
+    return KernelFunction(driver, index, int(function.value or 0))
+
+
+@functools.cache
+def _module(driver: Driver, code: bytes, index: int) -> ctypes.c_void_p:
+    """Load a code object on the current device; one object may hold many kernels."""
+    module = ctypes.c_void_p()
+    driver.call("load", module, code, index=index)
+    return module
 
 
 def bind_driver(interface: DriverInterface, path: str) -> Driver:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.backends import native
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
@@ -25,6 +26,16 @@ from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 KEPT_BYTES = 1 << 29
 #: Calls of each of two threads, on a GPU and on a CPU, where a fake is slow and switches often.
 _GPU_CALLS, _CPU_CALLS = 4, 2
+
+
+@contextlib.contextmanager
+def without_extension() -> Iterator[None]:
+    """Launch through ctypes in this block, as where the C extension was not built."""
+    extension, native._extension = native._extension, None
+    try:
+        yield
+    finally:
+        native._extension = extension
 
 
 @attrs.frozen(eq=False)

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
-from tunedgemm_asm import launch, limits, native
+from tunedgemm.tools import Launch, LaunchPlan, launch_of
+from tunedgemm_asm import launch, limits
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
 #: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in
@@ -194,14 +195,14 @@ def test_every_value_matters(
                 ),
             )
     for place, name in enumerate(first.addresses):
-        seen_with(f"{name} left out", "launch_of", lambda *told, place=place: without(native.launch_of(*told), place))
+        seen_with(f"{name} left out", "launch_of", lambda *told, place=place: without(launch_of(*told), place))
     for place, name in enumerate(first.addresses[:-1]):
         after = (name, first.addresses[place + 1])
         seen(f"{after} exchanged", lambda told, after=after: attrs.evolve(told, addresses=exchanged(told.addresses, *after)))
     assert not unseen
 
 
-def without(plain: native.Launch, place: int) -> native.Launch:
+def without(plain: Launch, place: int) -> Launch:
     """Return the launch with one address zero."""
     return lambda stream, *addresses: plain(stream, *(0 if at == place else address for at, address in enumerate(addresses)))
 
@@ -222,13 +223,14 @@ def test_zeros_are_needed(backends: dict[str, Any], over: ModuleType, fake: Modu
 def test_the_units_of_the_launch_matter(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changing threads, argument bytes or LDS breaks a product."""
-    asm, plain = backends["gfx950"], native.LaunchPlan
+    """Changing threads, argument bytes, LDS or how arguments are passed breaks a product."""
+    asm, plain = backends["gfx950"], LaunchPlan
     for change in (
-        lambda grid, threads, arguments, slots: plain(grid, 128, arguments, slots),
-        lambda grid, threads, arguments, slots: plain(grid, threads, arguments[:344], slots),
-        lambda grid, threads, arguments, slots: plain(grid, threads, arguments + bytes(8), slots),
-        lambda grid, threads, arguments, slots: plain(grid, threads, arguments, slots, 16),
+        lambda grid, threads, arguments, slots, buffer: plain(grid, 128, arguments, slots, buffer=buffer),
+        lambda grid, threads, arguments, slots, buffer: plain(grid, threads, arguments[:344], slots, buffer=buffer),
+        lambda grid, threads, arguments, slots, buffer: plain(grid, threads, arguments + bytes(8), slots, buffer=buffer),
+        lambda grid, threads, arguments, slots, buffer: plain(grid, threads, arguments, slots, 16, buffer=buffer),
+        lambda grid, threads, arguments, slots, buffer: plain(grid, threads, arguments, slots),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(launch, "LaunchPlan", change)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import bind_driver, semaphores
-from tunedgemm_asm import driver, launch, native, packs
+from tunedgemm.tools import KernelFunction, Launch, LaunchPlan, bind_driver, launch_of, semaphores
+from tunedgemm_asm import driver, launch, packs
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -121,8 +121,8 @@ def test_captured_graphs_have_separate_counters_and_scratch(
 
         return give
 
-    def watched(function: driver.KernelFunction, plan: native.LaunchPlan) -> native.Launch:
-        plain = native.launch_of(function, plan)
+    def watched(function: KernelFunction, plan: LaunchPlan) -> Launch:
+        plain = launch_of(function, plan)
 
         def call(stream: int, *addresses: int) -> int:
             held = [tensor() for tensor in given[-2:]]

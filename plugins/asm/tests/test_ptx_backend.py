@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import subprocess
@@ -14,15 +15,15 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported
+from tunedgemm.testing.launching import without_extension
 from tunedgemm.tools import ops
-from tunedgemm_asm import Asm, asm, native
+from tunedgemm_asm import Asm, asm
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
-from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 CPU = Device("cpu-avx2", 2, "cpu")
@@ -102,18 +103,18 @@ def test_a_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any) 
     assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(QUICK))
 
 
-def test_ctypes_launches_the_same(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctypes_launches_the_same(backend: Asm, cuda: Any, failing: Any) -> None:
     """Without the C extension ctypes launches the kernel."""
-    monkeypatch.setattr(native, "_extension", None)
-    assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
+    with without_extension():
+        assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
 
 
 @pytest.mark.nightly
-def test_every_kind_of_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any) -> None:
     """Every kind of kernel computes its product, through the C extension and through ctypes."""
     assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
-    monkeypatch.setattr(native, "_extension", None)
-    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
+    with without_extension():
+        assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
 
 
 def test_leading_dimensions_are_kept(backend: Asm) -> None:
@@ -125,7 +126,7 @@ def test_leading_dimensions_are_kept(backend: Asm) -> None:
     check(out.view(36, 72), (x, weight, bias), attrs.evolve(SMALL, m=36))
 
 
-def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: ModuleType) -> None:
+def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any) -> None:
     """Tensor maps are cached by address."""
     launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     given, others = operands(SMALL), operands(SMALL, 1)
@@ -141,12 +142,6 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     launcher.call(*given)  # the first output is held, so this one has another address
     assert cuda.descriptors == 8
     check(first, given, SMALL)
-    pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)
-    made = pool[1 << 20]
-    assert made == ptx.described(1 << 20, 5, 64, 64) and pool[1 << 20] is made
-    for address in range(1, 4200):
-        pool[address * 16]
-    assert len(pool) < 4200
 
 
 def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
@@ -155,20 +150,13 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
     cuda.failing = 719
     with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
         launcher.call(*operands(SMALL))
-    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
-        Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)[8]
 
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
-def test_an_operand_that_no_descriptor_is_made_of_says_so(
-    backend: Asm, cuda: Any, extension: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operand_that_no_descriptor_is_made_of_says_so(backend: Asm, cuda: Any, extension: bool) -> None:
     """An unaligned operand raises, and the next call works."""
-    if not extension:
-        monkeypatch.setattr(native, "_extension", None)
-    elif native._extension is None:
-        pytest.skip("the C extension was not built")
-    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
+    with contextlib.nullcontext() if extension else without_extension():
+        launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     x, *others = operands(SMALL)
     moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):

@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import Driver, DriverInterface, dtype_bits, on_device, semaphores, torch_dtype, workspace
+from tunedgemm.tools import (
+    Driver,
+    DriverInterface,
+    KernelFunction,
+    Launch,
+    LaunchPlan,
+    dtype_bits,
+    launch_of,
+    load_function,
+    on_device,
+    semaphores,
+    torch_dtype,
+    workspace,
+)
 
-from tunedgemm_asm import driver
+from tunedgemm_asm.driver import INTERFACES
 from tunedgemm_asm.limits import COUNTERS, ceil_div, part_of
 from tunedgemm_asm.manifest import KernelConfig
 from tunedgemm_asm.names import resolve
-from tunedgemm_asm.native import Launch, LaunchPlan, launch_of
 
 if TYPE_CHECKING:
     import torch
@@ -48,21 +60,21 @@ def bind(
     try:
         kernel, splits = resolve(solution, shape, device, catalog)
         code = catalog.kernels[kernel.name].code()
-        library = drivers(driver.INTERFACES[device.kind])
+        library = drivers(INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
     try:
-        function = driver.function_of(library, code, kernel.name, device.index)
+        function = load_function(library, code, kernel.name, device.index)
     except LaunchError as error:
         raise LaunchError(f"asm {kernel.name} on {device.gfx}: {error}") from error
     abi, arguments = catalog.kernels[kernel.name].abi, arguments_of(kernel, splits, shape)
     slots = tuple(abi.field(name).offset for name in arguments.addresses)
-    launch = launch_of(function, LaunchPlan(arguments.grid, abi.threads, abi.pack(arguments.values), slots))
+    launch = launch_of(function, LaunchPlan(arguments.grid, abi.threads, abi.pack(arguments.values), slots, buffer=True))
     call = _call(launch, _failing(function, kernel.name), arguments, shape, device.index, where)
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 
-def _failing(function: driver.KernelFunction, name: str) -> Callable[[int], None]:
+def _failing(function: KernelFunction, name: str) -> Callable[[int], None]:
     """Return a function that raises the error of a driver status."""
 
     def failed(status: int) -> None:

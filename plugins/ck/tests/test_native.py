@@ -1,20 +1,20 @@
-"""Check that an object is loaded from its bytes and called by the C extension and by ctypes."""
+"""Check that an object is loaded from its bytes and called."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import importlib
 import subprocess
 import threading
 
 import pytest
 import torch
 from tunedgemm.plugin import LaunchError
+from tunedgemm.testing.launching import without_extension
 from tunedgemm_ck import native
 from tunedgemm_ck.build import build_object
 from tunedgemm_ck.native import MOE_POINTERS, POINTERS, load_object
 
-WAYS = {"extension": native.by_extension, "ctypes": native.by_ctypes}
 #: Records its call, a struct of WORDS words, and returns the last of them.
 SPY = """
 #include <stdint.h>
@@ -59,26 +59,14 @@ def recorded(spy, words=12):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", WAYS)
-def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
+def test_every_field_reaches_the_object(fakes, tmp_path, form):
     """Every address, size, the stream and the status pass through, also beyond 32 bits."""
-    if way == "extension" and native._extension is None:
-        pytest.skip("installed without the C extension")
     pointers, sizes = FORMS[form]
     addresses = [2**63 + place for place in range(pointers)]
     given = (*(2**40 + place for place in range(sizes - 1)), 17)
     spy = spying(pointers + sizes, tmp_path)
-    assert WAYS[way](spy, given, pointers)(2**62, *addresses) == 17
+    assert spy.launcher(given, pointers)(2**62, *addresses) == 17
     assert recorded(spy, pointers + sizes) == ([*addresses, *given], 2**62)
-
-
-def test_the_extension_refuses_invalid_structs():
-    """The extension refuses structs that are too large or not numbers."""
-    for wrong in [(1, 17, (1,)), (1, 7, (1,) * 9), (1, 7, [1]), (1, 7, ("x",))]:
-        if native._extension is None:
-            pytest.skip("installed without the C extension")
-        with pytest.raises(TypeError):
-            native._extension.Launch(*wrong, None)
 
 
 def test_the_workspace_query_has_no_addresses(spy):
@@ -103,18 +91,6 @@ def test_a_runtime_error_differs_from_a_refusal(fakes, tmp_path, status, error):
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "x.so"), str(tmp_path / "x.c")], check=True)
     assert load_object((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_with_other_arguments_is_an_error(spy, way):
-    """A call with wrong arguments raises and launches nothing."""
-    if way == "extension" and native._extension is None:
-        pytest.skip("installed without the C extension")
-    before = recorded(spy)
-    for wrong in ((1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)):
-        with pytest.raises((TypeError, ctypes.ArgumentError)):
-            WAYS[way](spy, (1, 1, 1, 1, 1))(*wrong)
-    assert recorded(spy) == before
 
 
 def test_an_object_is_loaded_once(fakes, target):
@@ -164,19 +140,11 @@ def test_threads_load_one_object(fakes, target):
     assert len(set(map(id, found))) == 1
 
 
-def test_without_the_extension_ctypes_launches(fakes, target, monkeypatch):
-    """Without the extension ctypes launches."""
-    monkeypatch.setattr(native, "_extension", None)
+@pytest.mark.parametrize("extension", [True, False])
+def test_an_object_launches(fakes, target, extension):
+    """An object launches through the C extension of the core, and through ctypes."""
     x, out = torch.ones(1, 4, dtype=torch.float32).bfloat16(), torch.empty(1, 1, dtype=torch.bfloat16)
-    launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
+    with contextlib.nullcontext() if extension else without_extension():
+        launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
     assert launch(0, x.data_ptr(), x.data_ptr(), 0, 0, 0, out.data_ptr(), 0) == 0
     assert out.item() == 4
-
-
-def test_the_extension_is_found_where_it_was_built():
-    """The native module uses the extension where it was built."""
-    try:
-        module = importlib.import_module("tunedgemm_ck._shim")
-    except ImportError:
-        pytest.skip("installed without the C extension")
-    assert native._extension is module

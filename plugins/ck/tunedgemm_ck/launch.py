@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype, workspace
+from tunedgemm.tools import Launch, on_device, torch_dtype, workspace
 
 from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, Launch, load_object
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, load_object
 from tunedgemm_ck.problem import batches_of, problem_of
 from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder

@@ -1,39 +1,23 @@
-"""Load a shared object from its bytes, and launch it.
-
-The C extension launches, or ctypes where the extension was not built.
-"""
+"""Load a shared object from its bytes, and call its functions."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib
 import os
+import struct
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError
+from tunedgemm.tools import CallPlan, Launch, call_of
 
-#: (stream, then the struct's addresses in order) -> the instance's status
-Launch = Callable[..., int]
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]
 
 #: Status of an instance that cannot serve the sizes, as in ``sources/call.h``.
 UNSUPPORTED = -1
-
-
-def _load_extension() -> Any:
-    try:
-        return importlib.import_module("tunedgemm_ck._shim")
-    except ImportError:  # installed without a C compiler
-        return None
-
-
-_extension = _load_extension()
-
 
 #: Addresses of ``TunedGemmCall`` (sources/call.h) and ``TunedGemmMoe`` (sources/moe_call.h); sizes
 #: follow them, all of 8 bytes.
@@ -70,11 +54,12 @@ class LoadedObject:
         return 0 if status == UNSUPPORTED else status
 
     def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-        """Return the launch for these sizes.
+        """Return the launch for these sizes: (stream, the struct's addresses in order) -> status.
 
         It is safe to call from several threads, and releases the interpreter's lock meanwhile.
         """
-        return by_ctypes(self, sizes, pointers) if _extension is None else by_extension(self, sizes, pointers)
+        words = bytes(8 * pointers) + struct.pack(f"={len(sizes)}q", *sizes)
+        return call_of(self.launch, CallPlan(words, tuple(range(0, 8 * pointers, 8))))
 
 
 #: The objects of this process, by the digest of their bytes.
@@ -120,21 +105,3 @@ def _load(code: bytes, name: str) -> LoadedObject:
 def _call_struct(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
     """Return the struct of a call."""
     return ctypes.c_uint64 * (pointers + len(sizes))
-
-
-def by_extension(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-    """Return the launch through `shim.c`."""
-    address = ctypes.cast(of.launch, ctypes.c_void_p).value
-    return _extension.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
-
-
-def by_ctypes(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> Launch:
-    """Return the launch through ctypes."""
-    call, byref, words = of.launch, ctypes.byref, _call_struct(pointers, sizes)
-
-    def launch(stream: int, *addresses: int) -> int:
-        if len(addresses) != pointers:
-            raise TypeError(f"launch takes {pointers + 1} addresses (got {len(addresses) + 1})")
-        return int(call(byref(words(*addresses, *sizes)), stream))
-
-    return launch

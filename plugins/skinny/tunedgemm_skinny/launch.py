@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import Driver, DriverInterface, on_device, semaphores, torch_dtype, workspace
+from tunedgemm.tools import (
+    Driver,
+    DriverInterface,
+    KernelFunction,
+    Launch,
+    LaunchPlan,
+    launch_of,
+    on_device,
+    semaphores,
+    torch_dtype,
+    workspace,
+)
 
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
-from tunedgemm_skinny.driver import INTERFACES, KernelFunction, function_of
+from tunedgemm_skinny.driver import INTERFACES, load_kernel
 from tunedgemm_skinny.limits import ARCHITECTURES, depth_of, supports, x_pieces
 from tunedgemm_skinny.names import KernelConfig, parse_name
-from tunedgemm_skinny.native import Launch, LaunchPlan, launch_of
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
 
@@ -24,6 +35,10 @@ if TYPE_CHECKING:
 #: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution
 #: serves.
 ALIASES = ("", "auto", "sol0", "sol1", "sol2")
+
+#: ``Args`` of ``kernels/portable.h``: eight pointers, of which the last two are the scales, then n,
+#: k, m, splits, per_split.
+_POINTERS, _SCALES, _SIZES = 8, 2, struct.Struct("=qqiiq")
 
 #: Handles a status other than 0: returns where a second launch may succeed, else raises.
 OnFailure = Callable[[int], None]
@@ -91,13 +106,17 @@ def bind(
         return Unsupported(str(error))
     plan = _plan(kernel, splits, shape, device.gfx)
     try:
-        function = function_of(driver, compiled, ENTRY, device.index)
-        function.allow(plan.threads, plan.shared)
+        loaded = load_kernel(driver, compiled, ENTRY, device.index)
+        loaded.allow(plan.threads, plan.shared)
     except OutOfResources as error:
         raise OutOfResources(f"skinny {kernel.name} on {device.gfx}: {error}") from error
     except LaunchError as error:
         raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
-    nbytes, launch, on_failure = partial_bytes(kernel, splits, shape), launch_of(function, plan), _on_failure(function, kernel.name)
+    nbytes, launch, on_failure = (
+        partial_bytes(kernel, splits, shape),
+        launch_of(loaded.function, plan),
+        _on_failure(loaded.function, kernel.name),
+    )
     count = plan.grid[0] * plan.grid[2]
     make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
     if shape.scale != "none":
@@ -106,15 +125,17 @@ def bind(
 
 
 def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPlan:
+    """Return the launch plan; it takes addresses of scales where the shape has them, else the kernel
+    gets zeros.
+    """
+    sizes = _SIZES.pack(shape.n, depth_of(shape), shape.m, splits, per_split(kernel, splits, shape, gfx))
+    pointers = _POINTERS - _SCALES * (shape.scale == "none")
     return LaunchPlan(
         grid=grid_of(kernel, splits, shape),
         threads=threads_of(kernel, gfx),
+        arguments=bytes(8 * _POINTERS) + sizes,
+        slots=tuple(range(0, 8 * pointers, 8)),
         shared=shared_bytes(kernel, splits, shape, gfx),
-        n=shape.n,
-        k=depth_of(shape),
-        m=shape.m,
-        splits=splits,
-        per_split=per_split(kernel, splits, shape, gfx),
         overlaps=ARCHITECTURES[gfx].overlaps,
     )
 
@@ -122,7 +143,7 @@ def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPl
 def _on_failure(function: KernelFunction, name: str) -> OnFailure:
     def on_failure(status: int) -> None:
         try:
-            function.driver.mend("launch", status, function.index)
+            function.mend(status)
         except LaunchError as error:
             raise LaunchError(f"skinny {name}: {error}") from None
 

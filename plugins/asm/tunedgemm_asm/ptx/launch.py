@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import Driver, DriverInterface, device_context, on_device, scratch, torch_dtype
+from tunedgemm.tools import (
+    Driver,
+    DriverInterface,
+    KernelFunction,
+    Launch,
+    LaunchPlan,
+    TensorMap,
+    launch_of,
+    load_function,
+    on_device,
+    scratch,
+    torch_dtype,
+)
 
-from tunedgemm_asm import driver
-from tunedgemm_asm.native import Launch, LaunchPlan, Map, launch_of
+from tunedgemm_asm.driver import INTERFACES
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.abi import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
@@ -61,18 +72,17 @@ def bind(
     """
     try:
         arguments = _arguments(solution, shape, device)
-        library = drivers(driver.INTERFACES[device.kind])
+        library = drivers(INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
     config = arguments.variant.config
     try:
-        function = driver.function_of(library, build.code(arguments.variant), ENTRY, device.index)
-        with device_context(device.index):
-            library.call("set", function.address, driver.DYNAMIC_SHARED, config.shared_bytes, index=device.index)
+        function = load_function(library, build.code(arguments.variant), ENTRY, device.index)
+        function.grant(config.shared_bytes)
     except LaunchError as error:
         raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
-    launch = launch_of(function, _launched(arguments, shape, device.index))
-    call = _call(launch, _failing(function, config.name, device.index), arguments, shape, device.index, where)
+    launch = launch_of(function, _plan(arguments, shape))
+    call = _call(launch, _failing(function, config.name), arguments, shape, device.index, where)
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 
@@ -81,7 +91,7 @@ def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArgume
     return arguments_of(config, splits, shape, max(1, device.cu_num))
 
 
-def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
+def _plan(arguments: LaunchArguments, shape: Shape) -> LaunchPlan:
     """Return the launch plan of a kernel.
 
     It takes the addresses of output, scales, bias, workspace and counters, where they exist. Those
@@ -92,8 +102,9 @@ def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPla
     names += ["workspace", "counters"] if arguments.variant.split else []
     offsets = list(MAPS.values())[:: -1 if config.swapped else 1]
     map_fields = zip((*offsets, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
-    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*fields) for fields in map_fields)
-    return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps, index)
+    slots = tuple(abi.field(name).offset for name in names)
+    maps = tuple(TensorMap(offset, source, operand.description) for offset, source, operand in map_fields)
+    return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps)
 
 
 def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
@@ -106,14 +117,14 @@ def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
     return x, weight, *out
 
 
-def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable[[int], None]:
+def _failing(function: KernelFunction, name: str) -> Callable[[int], None]:
     """Return the handler of a driver status, negative for a tensor map; it returns to retry, else
     raises.
     """
 
     def failed(status: int) -> None:
         try:
-            function.driver.mend("launch" if status > 0 else "describe", abs(status), index)
+            function.mend(status)
         except LaunchError as error:
             raise LaunchError(f"asm {name}: {error}") from None
 

@@ -1,18 +1,14 @@
-"""Describe operands and outputs to TMA: 128-byte tensor maps that the driver encodes, cached by
-address.
+"""Describe operands and outputs to TMA.
 
 cuda.h and the CUDA Driver API, "Tensor Map Object Management": addresses and strides are multiples
-of 16 bytes; a tensor map is aligned to 64.
+of 16 bytes.
 """
 
 from __future__ import annotations
 
-import ctypes
-
 import attrs
-from tunedgemm.tools import Driver
+from tunedgemm.tools import MapDescription
 
-from tunedgemm_asm.ptx.abi import MAP_BYTES
 from tunedgemm_asm.ptx.names import ELEMENT_BYTES, STEP_BYTES
 
 #: Alignment of rows in bytes.
@@ -23,9 +19,6 @@ _TYPES = {"fp8_e4m3fn": 0, "int8": 0, "fp16": 6, "bf16": 9}
 _INTERLEAVE, _PROMOTION, _FILL = 0, 3, 0
 #: Bytes of a box's rows -> CU_TENSOR_MAP_SWIZZLE_32B, _64B, _128B.
 _SWIZZLES = {32: 1, 64: 2, 128: 3}
-_BOUNDARY = 64
-#: Most tensor maps cached for one operand of one launcher; a full cache is cleared.
-_KEPT = 4096
 
 
 @attrs.frozen
@@ -61,40 +54,6 @@ class Operand:
         return (wide, self.rows, self.k // wide), (self.row_bytes, self.row_bytes * self.rows), (wide, self.box, 1)
 
     @property
-    def kinds(self) -> tuple[int, int, int, int]:
-        """Return interleaving, swizzle, L2 promotion and fill."""
-        return _INTERLEAVE, _SWIZZLES[self.row_bytes], _PROMOTION, _FILL
-
-    @property
-    def type(self) -> int:
-        """Return the type of the elements."""
-        return _TYPES[self.dtype]
-
-
-def encode_map(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
-    """Return the tensor map of an operand at an address, on the device with this index.
-
-    Raises:
-        LaunchError: the driver rejects it.
-    """
-    memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
-    start, (sizes, strides, box) = -ctypes.addressof(memory) % _BOUNDARY, operand.dimensions
-    wide, rank = ctypes.c_uint64 * len(sizes), len(sizes)
-    fields = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
-    where = ctypes.addressof(memory) + start
-    driver.call("describe", where, operand.type, rank, address, *fields, *operand.kinds, index=index)
-    return memory.raw[start : start + MAP_BYTES]
-
-
-class Pool(dict[int, bytes]):
-    """Cache of an operand's tensor maps by address; threads may encode the same one twice."""
-
-    def __init__(self, driver: Driver, operand: Operand, index: int) -> None:
-        super().__init__()
-        self._driver, self._operand, self._index = driver, operand, index
-
-    def __missing__(self, address: int) -> bytes:
-        if len(self) >= _KEPT:
-            self.clear()
-        self[address] = encoded = encode_map(self._driver, self._operand, address, self._index)
-        return encoded
+    def description(self) -> MapDescription:
+        """Return the operand's tensor map but for its address."""
+        return MapDescription(_TYPES[self.dtype], *self.dimensions, _INTERLEAVE, _SWIZZLES[self.row_bytes], _PROMOTION, _FILL)
