@@ -96,7 +96,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         del splitK
         return hot(XQ, WQ, bias, dtype)
 
-    def place(
+    def arrange(
         XQ: torch.Tensor,
         WQ: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -107,7 +107,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         del splitK
         return (XQ, WQ, bias), dtype, {}
 
-    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, place=place)
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, arrange=arrange)
     return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
 
 
