@@ -262,11 +262,11 @@ def test_rows_are_made_when_asked_for(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("\n".join([HEADER, *lines(3, 500, 0.0), ""]))
     source = scan(file, OP, file.read_bytes())
-    assert not source.made
+    assert not source.parsed
     assert source.row(77) is source.row(77)
-    assert list(source.made) == [77]
+    assert list(source.parsed) == [77]
     assert source.peek(78).line == 80
-    assert list(source.made) == [77]
+    assert list(source.parsed) == [77]
 
 
 def test_garbage_collection_is_as_it_was(tmp_path):

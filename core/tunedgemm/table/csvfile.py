@@ -20,9 +20,9 @@ from tunedgemm.table.columns import (
     is_tuned,
     look_alikes,
     measures,
+    other_ops_hint,
     own_names,
     sizes,
-    told_alike,
     unknown_columns,
 )
 from tunedgemm.table.folders import is_table_name
@@ -142,10 +142,10 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
         TableError: the file cannot be read, has an unknown column, or has a line that is not a
             shape.
     """
-    found, problems = _untuned_of_sheet(path, op, read_sheet(path))
+    shapes, problems = _untuned_of_sheet(path, op, read_sheet(path))
     if problems:
         raise TableError(str(problems[0]))
-    return found
+    return shapes
 
 
 def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
@@ -157,21 +157,21 @@ def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
         TableError: the file cannot be read, or has an unknown column.
     """
     sheet = read_sheet(path, whole=False)
-    found, problems = _untuned_of_sheet(path, op, sheet)
-    return found, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
+    shapes, problems = _untuned_of_sheet(path, op, sheet)
+    return shapes, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
 
 
 def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
     """Return the shapes of a sheet, merged, and the lines that are not shapes."""
     _refuse_other_separators(path, sheet.columns)
-    known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
-    unknown = [column for column in sheet.columns if column not in known]
+    allowed = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
+    unknown = [column for column in sheet.columns if column not in allowed]
     if is_tuned(unknown):
-        raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(known)}")
+        raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(allowed)}")
     if unknown:
         raise TableError(
-            f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
-            f"{told_alike(op, sheet.columns)}"
+            f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(allowed)}"
+            f"{other_ops_hint(op, sheet.columns)}"
         )
     _require(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
     folded: dict[Shape, Untuned] = {}
@@ -329,7 +329,7 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     _require(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])
     exact = [name for name in look_alikes(columns) if is_of_aiter(columns, ops()[name])]
     if exact and op.name not in exact and not set(foreign_columns(op)) & set(columns):
-        raise TableError(f"{path}: not a table of {op.name}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}{other_ops_hint(op, columns)}")
 
 
 def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> None:
@@ -339,7 +339,7 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
         return
     lines = [record for record in sheet.records if record.cells and not blank(record)]
     if lines and all(stray_columns(record, op) for record in lines):
-        raise TableError(f"{path}: not a table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}, which has no {', '.join(map(repr, foreign))}{other_ops_hint(op, columns)}")
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
@@ -376,7 +376,7 @@ def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str])
         raise TableError(
             f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "
             f"(got {', '.join(columns)[:200]}); "
-            f"is it a file of another op than {op.name}?{told_alike(op, columns)}"
+            f"is it a file of another op than {op.name}?{other_ops_hint(op, columns)}"
         )
 
 

@@ -41,7 +41,7 @@ class Layer:
     paths: tuple[Path, ...]
 
     @property
-    def asked_for(self) -> bool:
+    def named_by_user(self) -> bool:
         """Tell whether the user named these files, so that a missing one deserves a warning."""
         return self.name in ("instance", "environment")
 

@@ -177,7 +177,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
         TunedGemmError, ValueError: the line lacks a value or has an impossible one.
     """
     shapes = _shapes(record, op)
-    gfx, cu_num, device = _place(record)
+    gfx, cu_num, device = _device_cells(record)
     solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
     libver, err_ratio = _ours(record.cells, "libver"), _number(values, "err_ratio", 0.0)
@@ -213,7 +213,7 @@ def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
         raise TableError("'libtype' is empty")
     kernel_name, solidx = values_by_name.get("kernelName", ""), _whole(values_by_name, "solidx", 0)
     if replacement := stand_in(libtype):
-        _told_once(libtype, replacement)
+        _warn_of_replacement(libtype, replacement)
         (libtype, kernel_name), solidx = replacement, 0
     return Solution(
         libtype=canonical(libtype),
@@ -225,8 +225,8 @@ def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
 
 
 @functools.cache
-def _told_once(libtype: str, found: tuple[str, str]) -> None:
-    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *found)
+def _warn_of_replacement(libtype: str, kernels: tuple[str, str]) -> None:
+    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *kernels)
 
 
 def record_of(row: Row, op: Op) -> Record:
@@ -300,7 +300,7 @@ def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
     """Return `Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
         shapes = _shapes(record, op)
-        return (*_place(record), key_shape(shapes[0])) if len(shapes) == 1 else None
+        return (*_device_cells(record), key_shape(shapes[0])) if len(shapes) == 1 else None
     except (TunedGemmError, ValueError):
         return None
 
@@ -330,7 +330,7 @@ def blank(record: Record) -> bool:
     return not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values())
 
 
-def _place(record: Record) -> tuple[str, int, str]:
+def _device_cells(record: Record) -> tuple[str, int, str]:
     """Return gfx, cu_num and device slug; in AITER's old files gfx follows from the CU count.
 
     A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no

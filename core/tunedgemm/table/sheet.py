@@ -80,10 +80,10 @@ class Sheet:
 
         Cells of columns that are not in `columns` are dropped; surplus fields stay after the last.
         """
-        known = [name for name in self.names if name]
-        if not self.head or self.columns[: len(known)] != known:
+        named = [name for name in self.names if name]
+        if not self.head or self.columns[: len(named)] != named:
             return self._anew()
-        added = self.columns[len(known) :]
+        added = self.columns[len(named) :]
         newline = _ending(self.head) or "\n"
         lines = [_extended(self.head, added, newline)]
         for record in self.records:
