@@ -13,7 +13,7 @@ from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
     from tunedgemm.table.csvfile import Untuned
-    from tunedgemm.workload.lists import Changes
+    from tunedgemm.workload.lists import ShapeOverrides
     from tunedgemm.workload.models import ModelShapes
 
 #: AITER's words for dtypes in flags.
@@ -68,7 +68,7 @@ def _nsets(text: str) -> tuple[int, ...] | str:
     return text if text.strip().isalpha() else whole_numbers(text)
 
 
-def add_changes(group: argparse._ArgumentGroup) -> None:
+def add_overrides(group: argparse._ArgumentGroup) -> None:
     """Define the flags that change every shape, of a file or a model."""
     add = group.add_argument
     add("--indtype", choices=DTYPES, default="", help="dtype of the activations of all shapes")
@@ -93,7 +93,7 @@ def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], o
         raise UserError(f"{variable}={text}: {error}") from None
 
 
-def model_said(arguments: argparse.Namespace, other: str | None = None) -> str:
+def model_of(arguments: argparse.Namespace, other: str | None = None) -> str:
     """Return the model of the flag, else of the environment unless *other* is given; "" for none.
 
     Args:
@@ -144,7 +144,7 @@ def _of_rows(rows: tuple[int, ...]) -> str:
 
 
 def listed(model: str, arguments: argparse.Namespace) -> Listed:
-    """Return the shapes selected by the flags of `add_model`, `add_changes`, ``--op``, ``--preshuffle``.
+    """Return the shapes selected by the flags of `add_model`, `add_overrides`, ``--op``, ``--preshuffle``.
 
     Raises:
         UserError: the model or a flag cannot be used, or no shape is left.
@@ -185,13 +185,13 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tupl
         if name not in by_op:
             raise UserError(f"{model.folder}: has no products of the op {name}; it has products of {', '.join(by_op)}")
         by_op = {name: by_op[name]}
-    changes = changes_said(arguments)
+    changes = overrides_of(arguments)
     return {name: changed(op_named(name), rows, changes) for name, rows in by_op.items()} if changes else by_op
 
 
-def changes_said(arguments: argparse.Namespace) -> Changes | None:
-    """Return the changes of the flags of `add_changes`, None without any."""
-    from tunedgemm.workload.lists import Changes
+def overrides_of(arguments: argparse.Namespace) -> ShapeOverrides | None:
+    """Return the changes of the flags of `add_overrides`, None without any."""
+    from tunedgemm.workload.lists import ShapeOverrides
 
     indtype, outdtype = (f"fp8_{arguments.fp8}" if text == "fp8" else text for text in (arguments.indtype, arguments.outdtype))
-    return Changes(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None
+    return ShapeOverrides(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None

@@ -90,7 +90,7 @@ def _product(op: Op) -> dict[str, str]:
 def _free(name: str) -> str:
     """Return the name; raise UserError if it is invalid or taken."""
     from tunedgemm.backends.registry import Registry
-    from tunedgemm.libtypes import ALIASES, STAND_INS, known
+    from tunedgemm.libtypes import ALIASES, STAND_INS, is_known
 
     if not (name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")):
         raise UserError(
@@ -98,7 +98,7 @@ def _free(name: str) -> str:
         )
     if name in Registry():
         raise UserError(f"backend {name!r}: is installed already; `tunedgemm plugins` lists all")
-    if known(name) or name in ALIASES or name in STAND_INS:
+    if is_known(name) or name in ALIASES or name in STAND_INS:
         raise UserError(f"libtype {name!r}: rows of existing tables use it for another backend; choose another name")
     return name
 

@@ -15,7 +15,7 @@ import attrs
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli import give_up_output
-from tunedgemm.cli.flags import SHUFFLED, add_changes, add_model
+from tunedgemm.cli.flags import SHUFFLED, add_model, add_overrides
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _part(text: str) -> tuple[int, int]:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_files(parser.add_argument_group("shapes and tables"))
     add_model(parser.add_argument_group("shapes of a model, instead of -i; its ops are tuned one after the other"))
-    add_changes(parser.add_argument_group("changes of all shapes"))
+    add_overrides(parser.add_argument_group("changes of all shapes"))
     _add_choices(parser.add_argument_group("which solutions may win"))
     _add_measure(parser.add_argument_group("measurement"))
     _add_machines(parser.add_argument_group("devices"))
@@ -161,9 +161,9 @@ def _libtypes_in(words: Sequence[str]) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.cli.optionflags import said
+    from tunedgemm.cli.optionflags import option_variables
 
-    with said(arguments):
+    with option_variables(arguments):
         return _run_all(arguments)
 
 
@@ -230,14 +230,14 @@ def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> N
 
 def _requests(arguments: argparse.Namespace) -> list[_Request]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
-    from tunedgemm.cli.flags import changes_said, default, listed, model_said
+    from tunedgemm.cli.flags import default, listed, model_of, overrides_of
     from tunedgemm.ops import op_named
     from tunedgemm.table.csvfile import Untuned
     from tunedgemm.tuner.plan import requested
     from tunedgemm.workload.lists import changed
 
-    given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
-    if model := "" if arguments.run_config else model_said(arguments, given):
+    input_path = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
+    if model := "" if arguments.run_config else model_of(arguments, input_path):
         selected = listed(model, arguments)
         with _giving_up():
             print(selected, flush=True)
@@ -246,9 +246,9 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
         for line in selected.commands:
             print(f"serve with: {line}", file=sys.stderr)
         return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
-    source = _existing(given, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
+    source = _existing(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
     name = _op(arguments, source)
-    changes = changes_said(arguments)
+    changes = overrides_of(arguments)
     if changes is None:
         return [_Request(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)

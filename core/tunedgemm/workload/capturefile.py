@@ -221,15 +221,15 @@ class CaptureFile:
         Cached by the lines' texts without the counts: the file is read again whenever another
         process has rewritten it.
         """
-        extra = sorted((place for place, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
+        extra = sorted((index for index, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:
             self._names = sheet.names
             self._parsed.clear()
         keys = []
         for line in lines:
             fields = line.rstrip("\r\n").split(",")
-            for place in extra if '"' not in line else ():
-                del fields[place : place + 1]
+            for index in extra if '"' not in line else ():
+                del fields[index : index + 1]
             keys.append(",".join(fields))
         new = {key: line for key, line in zip(keys, lines, strict=True) if key not in self._parsed}
         records = parse_sheet(self.path, sheet.head + "".join(new.values())).records if new else []

@@ -43,21 +43,21 @@ def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Sha
     Raises:
         UserError: a column that the op does not have, or a value that its parser rejects or misses.
     """
-    known = (*op.columns.key, *op.columns.own)
+    columns = (*op.columns.key, *op.columns.own)
     for column in said:
-        if column not in known:
-            raise UserError(f"{op.name} has no column {column!r}; use {', '.join(known)}")
+        if column not in columns:
+            raise UserError(f"{op.name} has no column {column!r}; use {', '.join(columns)}")
     free = [column for column in op.columns.key if column not in said]
-    given = list(sizes)
-    if len(given) > len(free):
-        raise UserError(f"too many sizes for {op.name} (got {len(given)}); its key is {', '.join(op.columns.key)}")
-    texts = dict(zip(free, given, strict=False)) | dict(said)
+    numbers = list(sizes)
+    if len(numbers) > len(free):
+        raise UserError(f"too many sizes for {op.name} (got {len(numbers)}); its key is {', '.join(op.columns.key)}")
+    texts = dict(zip(free, numbers, strict=False)) | dict(said)
     try:
         return op.columns.parse(texts)
     except UserError as error:
-        taken = f"the sizes were taken for {', '.join(free[: len(given)])}; " if given else ""
+        taken = f"the sizes were taken for {', '.join(free[: len(numbers)])}; " if numbers else ""
         whose = "" if str(error).startswith(f"{op.name}: ") else f"{op.name}: "
-        raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(known)}") from None
+        raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(columns)}") from None
 
 
 def shape_of_line(op: Op, path: Path, line: int) -> Shape:
@@ -73,7 +73,7 @@ def shape_of_line(op: Op, path: Path, line: int) -> Shape:
 
 
 @attrs.frozen
-class Changes:
+class ShapeOverrides:
     """Overrides for every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
 
     Attributes:
@@ -88,7 +88,7 @@ class Changes:
     all_bias: bool = False
 
 
-def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned, ...]:
+def changed(op: Op, rows: Iterable[Untuned], changes: ShapeOverrides) -> tuple[Untuned, ...]:
     """Override shapes, in order; shapes that become equal are merged and their counts added.
 
     Raises:
@@ -113,11 +113,15 @@ def dtype_column(op: Op) -> str:
     return next((column for column in ("dtype", "q_dtype_w", "x_dtype") if column in (*op.columns.key, *op.columns.own)), "")
 
 
-def _said(op: Op, changes: Changes) -> dict[str, str]:
+def _said(op: Op, changes: ShapeOverrides) -> dict[str, str]:
     """Return the columns of an op that are overridden, but for the bias, and their texts."""
     columns, taken = (*op.columns.key, *op.columns.own), dtype_column(op)
-    asked = {"--indtype": (changes.indtype, taken), "--outdtype": (changes.outdtype, "outdtype"), "--all_bias": (changes.all_bias, "bias")}
-    for flag, (value, column) in asked.items():
+    requested = {
+        "--indtype": (changes.indtype, taken),
+        "--outdtype": (changes.outdtype, "outdtype"),
+        "--all_bias": (changes.all_bias, "bias"),
+    }
+    for flag, (value, column) in requested.items():
         if value and column not in columns:
             names = ", ".join(columns)
             raise UserError(f"{flag}: {op.name} has no such column (its columns are {names}); choose another op with --op")

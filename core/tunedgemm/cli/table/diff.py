@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from tunedgemm.cli.table.files import answer, asked, op_of
+from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
@@ -24,18 +24,18 @@ def run(arguments: argparse.Namespace) -> int:
     first, second = (_best(read_rows(file, op)[0]) for file in files)
     alone = [(file, row) for file, rows, others in ((files[0], first, second), (files[1], second, first)) for row in _without(rows, others)]
     for file, row in alone:
-        print(f"only in {file}: {asked(row)}: {answer(row)}")
+        print(f"only in {file}: {shape_text(row)}: {solution_text(row)}")
     winners = times = 0
     for key, row in first.items():
         other = second.get(key, row)
         if other.solution != row.solution:
             winners += 1
-            print(f"another winner: {asked(row)}: {answer(row)} -> {answer(other)}")
+            print(f"another winner: {shape_text(row)}: {solution_text(row)} -> {solution_text(other)}")
         elif round(other.us, DIGITS) != round(row.us, DIGITS):
             times += 1
-            print(f"another time: {asked(row)}: {answer(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
+            print(f"another time: {shape_text(row)}: {solution_text(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
     same = len(first.keys() & second.keys()) - winners - times
-    only = [sum(file == each for file, _ in alone) for each in files]
+    only = [sum(file == path for file, _ in alone) for path in files]
     print(f"{same} equal, {winners} other winners, {times} other times, {only[0]} only in {files[0]}, {only[1]} only in {files[1]}")
     return 1 if winners or times or alone else 0
 

@@ -16,7 +16,7 @@ from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.listing import Formats, listed, rows_of, together
 from tunedgemm.workload.models.parallel import sharded
 from tunedgemm.workload.models.scheme import REFUSED, scheme_of
-from tunedgemm.workload.models.source import Source, number_of, read
+from tunedgemm.workload.models.source import ModelSource, number_of, read
 from tunedgemm.workload.models.walk import generic
 from tunedgemm.workload.models.walk import layers as walked
 
@@ -150,7 +150,7 @@ def _latent(settings: Any) -> Latent | None:
     return Latent(rank, nope, value) if rank and nope and value else None
 
 
-def _with_shared_experts(layers: tuple[Layer, ...], source: Source) -> tuple[Layer, ...]:
+def _with_shared_experts(layers: tuple[Layer, ...], source: ModelSource) -> tuple[Layer, ...]:
     """Count shared experts, which every token uses, as so many more routed ones.
 
     Raises:

@@ -69,8 +69,8 @@ def _names(pattern: str, name: str) -> bool:
         except re.error:
             return False
     words, own = pattern.strip("*.").split("."), name.split(".")
-    places = range(len(own) + 1 - len(words))
-    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[place:], words)) for place in places)
+    starts = range(len(own) + 1 - len(words))
+    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[start:], words)) for start in starts)
 
 
 def scheme_of(raw: Mapping[str, Any]) -> Scheme:
@@ -123,14 +123,14 @@ def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
     return "", f"quant_method {method!r}: weight-only, or in a format that no op multiplies"
 
 
-def _all(found: list[tuple[str, str]]) -> tuple[str, str]:
+def _all(schemes: list[tuple[str, str]]) -> tuple[str, str]:
     """Merge the schemes of several groups of layers; differing groups are refused."""
-    if not found:
+    if not schemes:
         return "", "compressed-tensors without config_groups"
     return (
-        found[0]
-        if len(set(found)) == 1
-        else ("", f"groups of layers with different schemes: {', '.join(sorted({a or b for a, b in found}))}")
+        schemes[0]
+        if len(set(schemes)) == 1
+        else ("", f"groups of layers with different schemes: {', '.join(sorted({a or b for a, b in schemes}))}")
     )
 
 

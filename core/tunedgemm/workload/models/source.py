@@ -41,7 +41,7 @@ MOST_LAYERS = 2048
 
 
 @attrs.frozen
-class Source:
+class ModelSource:
     """A model as its folder describes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def read(folder: Path) -> Source:
+def read(folder: Path) -> ModelSource:
     """Build the model of a folder on the meta device.
 
     Raises:
@@ -74,7 +74,7 @@ def read(folder: Path) -> Source:
         _check_depth(folder, raw)
         notes = _check_fields(folder, raw, settings)
         module = _module(transformers, folder, raw, settings)
-    return Source(folder, raw, module, _of_text(settings), tuple(notes))
+    return ModelSource(folder, raw, module, _of_text(settings), tuple(notes))
 
 
 def number_of(owner: Any, *names: str) -> int:
@@ -131,14 +131,14 @@ def _quiet() -> Iterator[None]:
 
 def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
     fields = {name: value for name, value in raw.items() if name != "quantization_config"}
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    if raw["model_type"] not in known:
+    classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if raw["model_type"] not in classes:
         raise UserError(
             f"{folder}: transformers {transformers.__version__} does not know the architecture {raw['model_type']!r}; "
             f"install a newer one, or {_INSTEAD}"
         )
     try:
-        return known[raw["model_type"]].from_dict(fields)
+        return classes[raw["model_type"]].from_dict(fields)
     except Exception as error:  # a class of transformers may raise anything
         raise UserError(f"{folder}/config.json: transformers rejects it: {_on_one_line(error)}") from None
 
@@ -198,9 +198,9 @@ def _check_sizes(folder: Path, filled: Any) -> None:
 
 def _missing(said: dict[str, Any], filled: Any) -> list[str]:
     renamed = getattr(filled, "attribute_map", {})  # common name of a field -> the class's name for it
-    known = {renamed.get(name, name) for name in said}
+    stated = {renamed.get(name, name) for name in said}
     keys = dict.fromkeys(renamed.get(field, field) for field in _DECIDING)
-    return [key for key in keys if key not in known and _own(filled, key)]
+    return [key for key in keys if key not in stated and _own(filled, key)]
 
 
 def _own(filled: Any, field: str) -> bool:
@@ -213,9 +213,9 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
 
     said = raw.get("architectures")
     classes = (getattr(transformers, name, None) for name in (said if isinstance(said, list) else []) if isinstance(name, str))
-    made = next((found for found in classes if hasattr(found, "_from_config")), None)
+    chosen = next((candidate for candidate in classes if hasattr(candidate, "_from_config")), None)
     dtype = _dtype(settings)
-    build = _by_type(transformers, settings).from_config if made is None else made._from_config
+    build = _by_type(transformers, settings).from_config if chosen is None else chosen._from_config
     try:
         with torch.device("meta"):
             module: torch.nn.Module = build(settings, dtype=dtype)
@@ -239,9 +239,9 @@ def _dtype(settings: Any) -> torch.dtype:
 
     for part in (settings, _of_text(settings)):
         said = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
-        found = getattr(torch, said, None) if isinstance(said, str) else said
-        if isinstance(found, torch.dtype):
-            return found
+        dtype = getattr(torch, said, None) if isinstance(said, str) else said
+        if isinstance(dtype, torch.dtype):
+            return dtype
     return torch.bfloat16
 
 
