@@ -195,8 +195,8 @@ class Registry:
     """The installed backends by libtype, each loaded on first use."""
 
     def __init__(self, entries: Iterable[EntryPoint] | None = None) -> None:
-        found = entry_points(group=GROUP) if entries is None else entries
-        self._entries, self._rivals = _by_name(found)
+        points = entry_points(group=GROUP) if entries is None else entries
+        self._entries, self._rivals = _by_name(points)
         self._loaded: dict[str, Backend | Unsupported] = {}
 
     @property
@@ -309,8 +309,8 @@ def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..
             raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
     if list(taken) == wanted:
         return function
-    places = [wanted.index(argument) for argument in taken]
-    return lambda *arguments: function(*(arguments[place] for place in places))
+    positions = [wanted.index(argument) for argument in taken]
+    return lambda *arguments: function(*(arguments[position] for position in positions))
 
 
 def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
@@ -354,11 +354,11 @@ def _load(entry: EntryPoint) -> Backend | Unsupported:
         return Unsupported(f"{distribution} cannot be imported: {type(error).__name__}: {error}")
 
 
-def _by_name(found: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
+def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
     """Return one entry per libtype: of several claimants our distribution's, else the first by name."""
     official = owners()
     claims: dict[str, list[EntryPoint]] = {BUILTIN: [_BUILTIN_ENTRY]}
-    for entry in found:
+    for entry in points:
         if (entry.name, entry.value) != (_BUILTIN_ENTRY.name, _BUILTIN_ENTRY.value):
             claims.setdefault(entry.name, []).append(entry)
     entries, rivals = {}, {}
@@ -382,4 +382,4 @@ def order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
     """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
     named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
     ranked = sorted((backend.libtype for backend in backends), key=rank)
-    return {libtype: place for place, libtype in enumerate(dict.fromkeys([*named, *ranked]))}
+    return {libtype: position for position, libtype in enumerate(dict.fromkeys([*named, *ranked]))}

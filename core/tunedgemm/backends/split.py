@@ -74,11 +74,11 @@ def adding(launcher: Launcher, shape: Shape) -> Launcher:
     plain = product(shape)
     if plain is None:
         raise AssertionError(f"{shape} has a bias that is split off")
-    call, place = launcher.call, ops()[shape.op].operands.index("bias?")
+    call, bias_index = launcher.call, ops()[shape.op].operands.index("bias?")
     rounded = None if plain.outdtype == shape.outdtype else torch_dtype(shape.outdtype)
 
     def sum_of(*operands: Any) -> Any:
-        return add(call(*operands[:place]), operands[place], rounded)
+        return add(call(*operands[:bias_index]), operands[bias_index], rounded)
 
     float32_bytes = 0 if rounded is None else 4 * shape.m * shape.n  # the product in float32
     return attrs.evolve(launcher, call=sum_of, workspace_bytes=launcher.workspace_bytes + float32_bytes)

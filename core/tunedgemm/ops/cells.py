@@ -57,10 +57,10 @@ def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str,
         DtypeError, ShapeError: an unknown dtype, or one that the op does not take.
     """
     said = text(row, column, "")
-    found = parse_dtype(said) if said else default
-    if allowed and found not in allowed:
+    short = parse_dtype(said) if said else default
+    if allowed and short not in allowed:
         raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {said[:40]!r})")
-    return found
+    return short
 
 
 def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...]) -> str:
@@ -69,7 +69,7 @@ def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, 
     Raises:
         ShapeError: another word.
     """
-    found = text(row, column, default)
-    if found not in allowed:
-        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {found[:40]!r})")
-    return found
+    cell = text(row, column, default)
+    if cell not in allowed:
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {cell[:40]!r})")
+    return cell

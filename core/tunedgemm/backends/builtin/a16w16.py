@@ -200,8 +200,8 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     k, out_dtype, product = shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
-        one = torch.ones((), dtype=torch.float32, device=x.device)
-        left, right = (one if scale is None else scale.float().reshape(()) for scale in (scale_a, scale_b))
+        unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
+        left, right = (unit_scale if scale is None else scale.float().reshape(()) for scale in (scale_a, scale_b))
         flat = x.reshape(-1, k)
         if out_dtype is torch.bfloat16:
             out = torch._scaled_mm(flat, weight.t(), left, right, out_dtype=torch.bfloat16)

@@ -91,11 +91,11 @@ def _mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     def mm_loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
         added = None if bias is None else bias.view(-1, n)
-        for place, target in enumerate(out):
+        for batch, target in enumerate(out):
             if added is None:
-                torch.mm(x[place], weight[place].t(), out=target)
+                torch.mm(x[batch], weight[batch].t(), out=target)
             else:
-                torch.addmm(added[place], x[place], weight[place].t(), out=target)
+                torch.addmm(added[batch], x[batch], weight[batch].t(), out=target)
         return out
 
     return mm_loop

@@ -61,8 +61,8 @@ def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor
         return torch._scaled_mm(x, weight.t(), aligned(left), aligned(right), out_dtype=torch.float32)
 
     def after(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
-        one = torch.ones((), dtype=torch.float32, device=x.device)
-        out = torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.float32)
+        unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
+        out = torch._scaled_mm(x, weight.t(), unit_scale, unit_scale, out_dtype=torch.float32)
         return out.mul_(x_scale.reshape(-1, 1)).mul_(w_scale.reshape(1, -1))
 
     return by_row if cublas_scales(device) else after
@@ -74,8 +74,8 @@ def no_fp8(shape: Shape, device: Device) -> str:
         return f"multiplies fp8, not {shape.dtype}"
     if device.kind == "cpu":
         return "" if cpu_scaled_mm() else "needs a torch with fp8 products on a CPU"
-    known = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
-    if shape.dtype not in known:
+    supported = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
+    if shape.dtype not in supported:
         return f"does not multiply {shape.dtype} on {device.gfx}"
     if shape.n % 16 or shape.k % 16:
         return f"needs N and K divisible by 16 (N={shape.n}, K={shape.k})"

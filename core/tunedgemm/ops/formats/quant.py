@@ -58,17 +58,17 @@ def pertoken_quant(
     """
     rows, limit = _rows(x), _limit(quant_dtype)
     smooth = None if x_scale is None else _per_column(x_scale, x)
-    given = None if scale is None else _per_row(scale, x)
-    scales = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device) if given is None else given
+    row_scales = None if scale is None else _per_row(scale, x)
+    scales = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device) if row_scales is None else row_scales
     q = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
     flat = q.view(rows.shape)
     for part in _slices(*rows.shape):
         values = rows[part].to(torch.float32, copy=True)
         if smooth is not None:
             values *= smooth
-        if given is None:
+        if row_scales is None:
             scales[part] = _scale(values.abs().amax(-1, keepdim=True), limit)
-        flat[part] = _cast(values, scales[part], quant_dtype, own=given is None)
+        flat[part] = _cast(values, scales[part], quant_dtype, own=row_scales is None)
     return q, scales.view(*x.shape[:-1], 1).to(scale_dtype)
 
 
@@ -96,16 +96,16 @@ def per_tensor_quant(
     if scale is not None and scale.numel() != 1:
         raise OperandError(f"the scale of a tensor is one value (got shape {tuple(scale.shape)}); pertoken_quant takes one a row")
     if scale is not None:
-        one = scale.detach().to(torch.float32).view(1)
+        tensor_scale = scale.detach().to(torch.float32).view(1)
     else:
         tops = [rows[part].abs().amax() for part in _slices(*rows.shape)]
         top = torch.stack(tops).amax() if tops else torch.zeros((), device=x.device)
-        one = _scale(top.to(torch.float32), limit).view(1)
+        tensor_scale = _scale(top.to(torch.float32), limit).view(1)
     q = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
     flat = q.view(rows.shape)
     for part in _slices(*rows.shape):
-        flat[part] = _cast(rows[part].to(torch.float32, copy=True), one, quant_dtype, own=scale is None)
-    return q, one.to(scale_dtype)
+        flat[part] = _cast(rows[part].to(torch.float32, copy=True), tensor_scale, quant_dtype, own=scale is None)
+    return q, tensor_scale.to(scale_dtype)
 
 
 def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,8 +180,8 @@ def per_1x32_f4_quant(
         OperandError: x is none of these, or a scale or another dtype is given.
     """
     if scale is not None or quant_dtype is not FP4:
-        given = f"scale {type(scale).__name__}, quant_dtype {quant_dtype}"
-        raise OperandError(f"per_1x32_f4_quant takes its scales from the values and gives {FP4} (got {given})")
+        arguments = f"scale {type(scale).__name__}, quant_dtype {quant_dtype}"
+        raise OperandError(f"per_1x32_f4_quant takes its scales from the values and gives {FP4} (got {arguments})")
     rows = _rows(x)
     k = x.shape[-1]
     if k % _MX:
