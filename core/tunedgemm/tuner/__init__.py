@@ -131,15 +131,15 @@ class _Run:
         tasks = tuple(tasks)
         deadline = self._started + self.options.budget if self.options.budget else float("inf")
         device = tuners[0].place.device
-        known = {} if any(task.only for task in tasks) else {task.shape: self.store.known(device, task.shape) for task in tasks}
-        return WorkerGroup(tuners, deque(tasks), known, self.options.batch, deadline)
+        earlier = {} if any(task.only for task in tasks) else {task.shape: self.store.final_timings(device, task.shape) for task in tasks}
+        return WorkerGroup(tuners, deque(tasks), earlier, self.options.batch, deadline)
 
     def _resumed(self, task: Task, place: Place) -> bool:
         """Report the outcome of a shape that the resumed run had finished; return False if it had not."""
         winner = self.store.done(place.device, task.shape)
         if winner is MISSING:
             return False
-        timings = self.store.known(place.device, task.shape)
+        timings = self.store.final_timings(place.device, task.shape)
         reason = "" if winner else "it failed before the run was interrupted; --no-resume tries again"
         outcome = Outcome(task, winner, None, timings, place=place, reason=reason)
         self._outcomes.append(outcome)

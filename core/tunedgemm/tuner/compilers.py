@@ -180,9 +180,9 @@ class Compilers:
         A process killed while it fetches a task takes it, or the lock of the queue, along.
         """
         with self._lock:
-            given = [future, *(other for of, other in self._pending.values() if of is pool)]
-            begun = sum(each.running() for each in given)
-            if self._awake is not pool or begun >= self._size or all(each.running() or each.done() for each in given):
+            tasks = [future, *(other for of, other in self._pending.values() if of is pool)]
+            begun = sum(task.running() for task in tasks)
+            if self._awake is not pool or begun >= self._size or all(task.running() or task.done() for task in tasks):
                 self._idle = None
                 return False
             now, used = time.monotonic(), sum(cpu_seconds(child.pid) for child in multiprocessing.active_children())

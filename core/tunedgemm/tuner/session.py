@@ -211,6 +211,6 @@ class Session:
 
 def bounded(op: Op, options: Options) -> Op:
     """Return the op with the element tolerance of the options."""
-    asked = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
+    requested = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
     own = op.tolerance
-    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **asked)) if asked else op
+    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **requested)) if requested else op

@@ -134,7 +134,7 @@ class Store:
                         "%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), where[1]
                     )
 
-    def known(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
+    def final_timings(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
         """Return the final trials of a shape: adopted ones, and those that this run has logged."""
         with self._mutex:
             return tuple(self._trials.get((device, shape), {}).values())

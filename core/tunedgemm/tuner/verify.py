@@ -91,19 +91,19 @@ class Traced(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._allocated: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
+        of_arguments = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
         for storage in _storages(results if isinstance(results, tuple | list) else [results]):
-            if storage._cdata not in given:  # neither a view of an argument nor the argument, changed in place
-                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            if storage._cdata not in of_arguments:  # neither a view of an argument nor the argument, changed in place
+                self._allocated[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return results
 
     def held(self) -> int:
         """Return the bytes of the storages that are still alive."""
-        return sum(size for reference, size in self._made.values() if not reference.expired())
+        return sum(size for reference, size in self._allocated.values() if not reference.expired())
 
 
 def _storages(values: Sequence[Any]) -> list[torch.UntypedStorage]:
@@ -296,8 +296,8 @@ class Verifier:
     def contents(self, renewed: bool) -> tuple[tuple[int, torch.Tensor], ...]:
         """Return activations by position: copies of the given ones, or others of the same kind."""
         if renewed not in self._activations:
-            given = self.operand_sets[0]
-            source = self.op.make_inputs(self.shape, given[0].device, 11) if renewed else given
+            operands = self.operand_sets[0]
+            source = self.op.make_inputs(self.shape, operands[0].device, 11) if renewed else operands
             kept = [(p, t if renewed else duplicate(t)) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
             self._activations[renewed] = tuple(kept)
         return self._activations[renewed]

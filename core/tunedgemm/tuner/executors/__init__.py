@@ -43,7 +43,7 @@ class AnyDeviceTuner(Protocol):
     def ahead(self, task: Task) -> None:
         """Compile the solutions of a later shape."""
 
-    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
+    def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
         """Tune one shape; raise DeviceLost if the device stops working."""
 
 
@@ -71,14 +71,14 @@ class WorkerGroup:
     Attributes:
         tuners: the device tuners, begun.
         tasks: the tasks, in order.
-        known: final timings of earlier runs by shape.
+        earlier: final timings of earlier runs by shape.
         ahead: most tasks that a device tuner claims.
         deadline: `time.monotonic` after which no task begins.
     """
 
     tuners: Sequence[AnyDeviceTuner]
     tasks: deque[Task]
-    known: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
+    earlier: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
     ahead: int = 100
     deadline: float = float("inf")
     _claimed: dict[int, deque[Task]] = attrs.field(factory=dict, init=False)
@@ -120,8 +120,8 @@ class WorkerGroup:
                         final.update({timing.solution: timing for timing in event.timings})
                     events.put((tuner.place, event))
 
-                known = {timing.solution: timing for timing in (*self.known.get(task.shape, ()), *final.values())}
-                tuner.tune(task, tuple(known.values()), emit, self.deadline)
+                earlier = {timing.solution: timing for timing in (*self.earlier.get(task.shape, ()), *final.values())}
+                tuner.tune(task, tuple(earlier.values()), emit, self.deadline)
                 task = None  # done: a device lost later must not hand it back
                 self._done()
         except DeviceLost as error:

@@ -105,12 +105,12 @@ class TunerActor:
         """Compile the solutions of a later shape."""
         self._tuner.ahead(task)
 
-    def tune(self, task: Task, known: Sequence[Timing], seconds: float) -> Iterator[tuple[Event, ...]]:
+    def tune(self, task: Task, earlier: Sequence[Timing], seconds: float) -> Iterator[tuple[Event, ...]]:
         """Tune a shape; yield its events as they come.
 
         Args:
             task: the shape.
-            known: final timings of earlier runs.
+            earlier: final timings of earlier runs.
             seconds: time to the deadline; the clocks of two machines have different zeros.
         """
         emitted: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class TunerActor:
 
         def tune() -> None:
             try:
-                self._tuner.tune(task, known, emitted.put, deadline)
+                self._tuner.tune(task, earlier, emitted.put, deadline)
                 emitted.put(None)
             except Exception as error:
                 emitted.put(error)
@@ -182,7 +182,7 @@ class RayDeviceTuner:
         with contextlib.suppress(RayError):  # `tune` reports it
             self.actor.ahead.remote(task)
 
-    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = float("inf")) -> None:
+    def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = float("inf")) -> None:
         """Tune one shape in the actor; see `DeviceTuner.tune`.
 
         Raises:
@@ -194,7 +194,7 @@ class RayDeviceTuner:
         done = False
         self._idle.clear()
         try:
-            for answer in self.actor.tune.options(num_returns="streaming").remote(task, tuple(known), deadline - time.monotonic()):
+            for answer in self.actor.tune.options(num_returns="streaming").remote(task, tuple(earlier), deadline - time.monotonic()):
                 for event in ray.get(answer):
                     done = done or isinstance(event, Outcome)
                     emit(event)
