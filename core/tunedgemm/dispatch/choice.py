@@ -104,21 +104,21 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _of_row(match: Match, known: Match | None = None) -> Offer:
-    """Make the offer of a row; *known* is its match where the row has exactly this shape."""
+def _of_row(match: Match, exact_match: Match | None = None) -> Offer:
+    """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     row = match.row
-    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
+    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
     """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
     plain, product = split.unbiased(shape), split.product(shape)
-    for asked in dict.fromkeys((plain, product)):
-        for match in table.candidates(asked, device) if asked is not None else ():
+    for unbiased_shape in dict.fromkeys((plain, product)):
+        for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
             offer = attrs.evolve(_of_row(match), origin="unbiased")
-            if asked == plain:
+            if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
-            if asked == product and offer.solution.libtype != BUILTIN:
+            if unbiased_shape == product and offer.solution.libtype != BUILTIN:
                 yield attrs.evolve(offer, solution=split.added(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
 
 
@@ -142,10 +142,10 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     """
     if not offer.partial:
         return offer
-    asked = split.of(offer.solution, shape)
-    if isinstance(asked, Unsupported):
-        return asked
-    wanted, shape = asked
+    solution_and_shape = split.of(offer.solution, shape)
+    if isinstance(solution_and_shape, Unsupported):
+        return solution_and_shape
+    wanted, shape = solution_and_shape
     solution: Solution | Unsupported
     why = offer.why
     if wanted.kernel_name:

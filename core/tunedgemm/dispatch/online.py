@@ -73,15 +73,15 @@ class Online:
 
         A failure is one warning, and is not tried again before the next `reload`.
         """
-        asked = key_shape(shape), device
-        if self._off or asked in self._tried or not self._wanted(shape, device):
+        key = key_shape(shape), device
+        if self._off or key in self._tried or not self._wanted(shape, device):
             return False
-        found, reason = False, ""
+        has_row, reason = False, ""
         try:
-            with self._turn(*asked) as first:
-                if not (found := self._stored(shape, device)):
+            with self._turn(*key) as first:
+                if not (has_row := self._stored(shape, device)):
                     reason = self._tuned(shape, device) if first else "another process tuned it and has stored no row"
-                    found = self._stored(shape, device)
+                    has_row = self._stored(shape, device)
         except filelock.Timeout:
             reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
         except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
@@ -90,10 +90,10 @@ class Online:
             return False
         except TunedGemmError as error:
             reason = str(error)
-        if not found and asked not in self._tried:  # another thread may have said so
+        if not has_row and key not in self._tried:  # another thread may have said so
             _log.warning("%s was not tuned online, and is served without: %s", shape, reason or "no row of the table answers for it")
-        self._tried.add(asked)
-        return found
+        self._tried.add(key)
+        return has_row
 
     def _wanted(self, shape: Shape, device: Device) -> bool:
         """Check whether AITER would tune it; waits for the device's earlier work.
@@ -120,8 +120,8 @@ class Online:
             filelock.Timeout: others have kept it for the whole bound.
             OSError, NotImplementedError: there can be no such lock.
         """
-        told = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        identity = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         path = self._table.with_name(f"{self._table.name}.online-{digest}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock, first = filelock.FileLock(path), True

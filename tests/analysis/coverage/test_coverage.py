@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.analysis.coverage import TUNED, Coverage, Replays, coverage
 from tunedgemm.analysis.coverage.answers import entry_of
-from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.known import KnownTimes
 from tunedgemm.analysis.coverage.measured import measure_all
 from tunedgemm.analysis.coverage.proposal import propose
 from tunedgemm.backends import split
@@ -76,12 +76,12 @@ class TestAnswers:
     def test_a_backends_heuristic_and_a_refusal_are_told(self):
         """Of an untuned call the backend's own choice; what no backend takes is refused with the reason and is not proposed."""
         triton = fake_registry(fake_backend("triton", heuristic="own"))
-        guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), Known())
+        guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), KnownTimes())
         assert (guessed.how, str(guessed.solution), guessed.calls) == ("heuristic", "triton:own", 7)
 
         nobodys = attrs.evolve(OP, name="nobodys")
         shape = attrs.evolve(product(4), op="nobodys")
-        refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), Known())
+        refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), KnownTimes())
         assert refused.how == "refused" and "op nobodys is not covered" in refused.why
         assert propose([refused], 10) == []
 
@@ -92,7 +92,7 @@ class TestAnswers:
         rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
         mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
         dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
-        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), Known()) for shape in (product(4), biased)]
+        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), KnownTimes()) for shape in (product(4), biased)]
 
         assert [(entry.how, entry.solution) for entry in entries] == [
             ("exact", kernel), ("exact" if own else "unbiased", split.added(kernel))

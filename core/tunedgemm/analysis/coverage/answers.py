@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.known import KnownTimes
 from tunedgemm.analysis.coverage.result import Entry, Passed
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import Explanation, Offer
@@ -28,7 +28,7 @@ def described(device: Device) -> Device:
     return attrs.evolve(device, index=-1)
 
 
-def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Replays, known: Known) -> Entry:
+def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Replays, times: KnownTimes) -> Entry:
     """Return the solution that serves a captured shape, with the best available time of a call."""
     explanation = dispatcher.explain(call.shape, device)
     offer, match = explanation.offer, explanation.offer.match
@@ -46,7 +46,7 @@ def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Rep
         passed=tuple(_passed(explanation)),
         layer=call.layer,
     )
-    return _timed(entry, dispatcher.op, offer, device, known)
+    return _timed(entry, dispatcher.op, offer, device, times)
 
 
 def word_of(origin: str, match: Match | None) -> str:
@@ -64,10 +64,10 @@ def _passed(explanation: Explanation) -> Iterator[Passed]:
             yield Passed(offer.solution, word_of(offer.origin, offer.match), _LIBTYPE.sub("", reason))
 
 
-def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> Entry:
+def _timed(entry: Entry, op: Op, offer: Offer, device: Device, times: KnownTimes) -> Entry:
     """Add the time of a call from its best source, and the best known solution."""
     shape, match = entry.shape, offer.match if entry.how != "refused" else None
-    trial = known.of(op, shape, entry.solution) if entry.how != "refused" else None
+    trial = times.of(op, shape, entry.solution) if entry.how != "refused" else None
     us, source = guess_us(op, shape, device), "guess"
     if entry.how == "exact" and match is not None and match.row.valid:
         us, source = match.row.us, "row"
@@ -76,5 +76,5 @@ def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> 
     elif match is not None and match.same_device and match.row.valid and match.row.shape.m > shape.m:
         us, source = match.row.us, "padded row"
     entry = attrs.evolve(entry, us=us, us_from=source)
-    best = known.best(op, shape)
+    best = times.best(op, shape)
     return attrs.evolve(entry, best_us=best[1].us, best=f"{best[0]} ({best[1].source}, {best[1].path.name})") if best else entry

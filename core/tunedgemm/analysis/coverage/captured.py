@@ -31,12 +31,12 @@ class Replays:
             batch size.
     """
 
-    each: int = 1
+    per_graph: int = 1
     by_m: Mapping[int, int] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        if not _positive(self.each):
-            raise UserError(f"--replays: expected a whole number in 1 to {MOST_CALLS}, or M:N,M:N (got {self.each!r})")
+        if not _positive(self.per_graph):
+            raise UserError(f"--replays: expected a whole number in 1 to {MOST_CALLS}, or M:N,M:N (got {self.per_graph!r})")
         for m, times in self.by_m.items():
             if not (_positive(m) and _positive(times)):
                 raise UserError(f"--replays: M and its replays must be whole numbers in 1 to {MOST_CALLS} (got {m!r}:{times!r})")
@@ -67,7 +67,7 @@ class Replays:
 
     def at(self, m: int) -> int:
         """Return the replays of the graphs that recorded *m*."""
-        return self.by_m.get(m, self.each)
+        return self.by_m.get(m, self.per_graph)
 
 
 def _positive(number: object) -> bool:
