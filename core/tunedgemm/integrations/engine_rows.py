@@ -28,10 +28,10 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
     from tunedgemm.dispatch.tuned_gemm import dispatcher
 
     try:
-        known = dispatcher(op)
-        if known.settings.capture or known.on_miss is not None:
+        op_dispatcher = dispatcher(op)
+        if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
             return ""
-        device, table = current_device(), known.table
+        device, table = current_device(), op_dispatcher.table
         weights = _weights(table, device.index)
         if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
             return ""

@@ -78,7 +78,7 @@ class Route:
         # A launcher that calls torch's function, but not at its first call, is at the end of the
         # stack, without room to demote it.
         if operands is None or isinstance(failed, RecursionError):
-            return self._torchs(key, *arguments)
+            return self._keep_original(key, *arguments)
         launchers = self.dispatcher.launchers
         launchers.pop(key, None)
         trial = (key,)  # a launcher that calls torch's function returns here, and must not find itself
@@ -87,24 +87,24 @@ class Route:
             serve = self.dispatcher.resolve
             out = serve(trial, operands) if failed is None else self.dispatcher.demote(failed, trial, operands)
         except OperandError:  # not this op: torch serves it, or raises
-            return self._torchs(key, *arguments)
+            return self._keep_original(key, *arguments)
         except (UserError, RuntimeError):
             return self.original(*arguments)
         finally:
             _serving.inside = False
             launcher = launchers.pop(trial, None)
         if launcher is not None:  # a captured call may have none to keep
-            call, given = self._lasting(launcher), [argument for argument in arguments if argument is not None]
+            call, present = self._lasting_call(launcher), [argument for argument in arguments if argument is not None]
             on_cpu = arguments[0].get_device() < 0 and call is not self.original
-            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(given)) if on_cpu else call
+            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(present)) if on_cpu else call
         return out
 
-    def _torchs(self, key: tuple[Any, ...], *arguments: Any) -> Any:
+    def _keep_original(self, key: tuple[Any, ...], *arguments: Any) -> Any:
         if len(self.dispatcher.launchers) < MAX_LAUNCHERS:
             self.dispatcher.launchers[key] = self.original
         return self.original(*arguments)
 
-    def _lasting(self, launcher: Function) -> Function:
+    def _lasting_call(self, launcher: Function) -> Function:
         """Return the function for the calls of a key after its first."""
         if launcher is _native:
             return self.original
@@ -128,7 +128,7 @@ def _guarded(call: Function, original: Function) -> Function:
     return guarded
 
 
-def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> Function:
+def _on_cpu(call: Function, original: Function, is_dense: bool, arguments: int) -> Function:
     """Wrap a call on the CPU, which must check the CPU's autocast, and meta tensors unless *dense*.
 
     The caller checks the autocast of GPUs alone. Meta tensors share the key of CPU tensors that are
@@ -148,7 +148,7 @@ def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> 
     def of_three(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Any:
         return original(first, second, third) if autocast() else call(first, second, third)
 
-    return of_any if not dense else of_three if arguments == 3 else of_two
+    return of_any if not is_dense else of_three if arguments == 3 else of_two
 
 
 def _operands(
@@ -226,7 +226,7 @@ op = opaque(
 )
 
 
-def torchs_in_graph(*operands: torch.Tensor | None) -> bool:
+def stays_torch_in_graph(*operands: torch.Tensor | None) -> bool:
     """Return whether a traced product stays torch's, for a gradient, autocast or a functional transform."""
     needed = any(operand is not None and operand.requires_grad for operand in operands)
     return (needed and torch.is_grad_enabled()) or _autocast() or unseen()
@@ -236,7 +236,7 @@ def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """Trace a call into a graph."""
     if isinstance(weight, ShuffledWeight):
         return op(input, weight._plain, bias, weight.layout_name)
-    if torchs_in_graph(input, weight, bias):
+    if stays_torch_in_graph(input, weight, bias):
         return _original(input, weight, bias)
     return op(input, weight, bias)
 

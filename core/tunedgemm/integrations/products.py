@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.linear import Function, Route, op, torchs_in_graph
+from tunedgemm.integrations.linear import Function, Route, op, stays_torch_in_graph
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -134,13 +134,13 @@ addmm = routed_addmm(tgemm.dispatcher)
 
 
 def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, _OF_MM) or torchs_in_graph(input, mat2):
+    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, _OF_MM) or stays_torch_in_graph(input, mat2):
         return _mm(input, mat2, *rest, **named)
     return op(input, mat2.t(), None)
 
 
 def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or other.is_contiguous() or not _fits(input, other, _OF_MATMUL) or torchs_in_graph(input, other):
+    if rest or named or other.is_contiguous() or not _fits(input, other, _OF_MATMUL) or stays_torch_in_graph(input, other):
         return _matmul(input, other, *rest, **named)
     return op(input, other.t(), None)
 
@@ -148,7 +148,7 @@ def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named
 def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
     if rest or named or mat2.is_contiguous() or not _fits(mat1, mat2, _OF_MM) or not _is_bias(input, mat1, mat2):
         return _addmm(input, mat1, mat2, *rest, **named)
-    if torchs_in_graph(input, mat1, mat2):
+    if stays_torch_in_graph(input, mat1, mat2):
         return _addmm(input, mat1, mat2)
     return op(mat1, mat2.t(), input)
 

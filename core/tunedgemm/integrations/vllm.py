@@ -52,8 +52,8 @@ def register() -> None:
         UserError: the variable has an unknown value.
     """
     global _registered
-    asked = read_switch(VARIABLE, UNPACKED)
-    if _registered or not asked:
+    switch = read_switch(VARIABLE, UNPACKED)
+    if _registered or not switch:
         return
     _registered = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
@@ -65,7 +65,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() and asked != UNPACKED:
+    if current_platform.is_cpu() and switch != UNPACKED:
         _log.warning(
             "tunedgemm is off: vLLM packs weights for this CPU, and its kernels are faster; %s=%s routes them unpacked", VARIABLE, UNPACKED
         )
@@ -79,19 +79,19 @@ def register() -> None:
         except (ImportError, AttributeError) as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", what, error)
     warm = CPU_WARM if current_platform.is_cpu() else WARM
-    for place, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
-        _replace(place, wrapper)
+    for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
+        _replace(target, wrapper)
 
 
-def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
+def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
     """Wrap a function or method of vLLM; warn if this vLLM lacks it."""
-    module, owner, name = place
+    module, owner, name = target
     try:
         holder: Any = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         theirs = getattr(holder, name)
     except (ImportError, AttributeError) as error:
-        _log.warning("tunedgemm: this vLLM has no %s: %s", ".".join(filter(None, place)), error)
+        _log.warning("tunedgemm: this vLLM has no %s: %s", ".".join(filter(None, target)), error)
         return
     ours = functools.wraps(theirs)(wrapper(theirs))
     setattr(holder, name, ours)
@@ -156,9 +156,9 @@ def _backends(vllm_config: Any) -> list[str]:
     """Report the requested kernels of vLLM (0.25 and newer) that exclude ours."""
     kernels = getattr(vllm_config, "kernel_config", None)
     of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
-    asked = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
-    names = ", ".join(sorted(asked))
-    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if asked else []
+    backends = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
+    names = ", ".join(sorted(backends))
+    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if backends else []
 
 
 def _ranks() -> tuple[Any, int, int]:

@@ -48,8 +48,8 @@ def install() -> None:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
     lists = linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS
-    for kernel, known in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
-        prefer(kernel, known)
+    for kernel, kernels_by_platform in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
+        prefer(kernel, kernels_by_platform)
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
@@ -202,8 +202,8 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
-        known = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
-        self._theirs: Any = theirs(config) if known else None
+        wraps_theirs = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
+        self._theirs: Any = theirs(config) if wraps_theirs else None
         self._route = ""
         self._waits = keep(_PASSED_BY, "")
 

@@ -96,9 +96,9 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         def inputs(m: int) -> tuple[Any, ...]:
             return _int8(torch.randn(m, k, dtype=dtype, device=device), plain(getattr(layer, names[2], None)))
 
-        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-            weight, scale = (plain(getattr(one, name)) for name in names[:2])
-            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
+        def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
+            weight, scale = (plain(getattr(module, name)) for name in names[:2])
+            return inputs[0], weight.t(), inputs[1], scale, plain(module.bias) if biased else None
 
         return Route(f"{shape} static={single}", shape, device, ours, theirs, inputs, operands)
 
@@ -121,5 +121,5 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
 def _int8(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x [M, K] by vLLM's function: to the scale given, or to one of each row."""
     quantise = _custom_ops.onednn_scaled_int8_quant if x.device.type == "cpu" else _custom_ops.scaled_int8_quant
-    found: tuple[torch.Tensor, torch.Tensor] = quantise(x, scale, None, True)[:2]
-    return found
+    quantised: tuple[torch.Tensor, torch.Tensor] = quantise(x, scale, None, True)[:2]
+    return quantised

@@ -18,9 +18,9 @@ from vllm.platforms import current_platform
 Answer = tuple[bool, str | None]
 
 
-def prefer(kernel: type, known: dict[Any, list[Any]]) -> None:
+def prefer(kernel: type, kernels_by_platform: dict[Any, list[Any]]) -> None:
     """Put our kernel before all others of the platform."""
-    known.setdefault(current_platform._enum, []).insert(0, kernel)
+    kernels_by_platform.setdefault(current_platform._enum, []).insert(0, kernel)
 
 
 def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:

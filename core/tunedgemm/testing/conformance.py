@@ -161,12 +161,12 @@ class BackendConformance:
             reasons = "; ".join(sorted(refusals)) or "it lists none"
             pytest.skip(f"no solution of {self.libtype} binds on {self._device()}: {reasons[:300]}")
 
-    def _asked(self) -> Sequence[Device]:
+    def _devices_to_ask(self) -> Sequence[Device]:
         return (*DEVICES, self._device())
 
-    def _questions(self, op_name: str) -> Iterator[tuple[Shape, Device]]:
+    def _shapes_and_devices(self, op_name: str) -> Iterator[tuple[Shape, Device]]:
         """Yield the shapes of an op with each device, present or not."""
-        return itertools.product([shape for shape in self.every_shape() if shape.op == op_name], self._asked())
+        return itertools.product([shape for shape in self.every_shape() if shape.op == op_name], self._devices_to_ask())
 
     def test_the_plugin_keeps_the_contract(self) -> None:
         """Check that the plugin loads, covers known ops, and has valid hooks and a one-line version."""
@@ -178,13 +178,18 @@ class BackendConformance:
             hook = getattr(plugin, name, None)
             if hook is None:
                 continue
-            taken, known = inspect.signature(hook).parameters, inspect.signature(getattr(hookspecs, name)).parameters
-            wrong = [p for p in taken.values() if p.name not in known or p.default is not p.empty or p.kind is not p.POSITIONAL_OR_KEYWORD]
-            assert not wrong, (
-                f"{name}{inspect.signature(hook)}: {wrong[0]} is not an argument of {name}({', '.join(known)}), or has a default"
+            hook_parameters, parameters = inspect.signature(hook).parameters, inspect.signature(getattr(hookspecs, name)).parameters
+            faulty = (
+                p
+                for p in hook_parameters.values()
+                if p.name not in parameters or p.default is not p.empty or p.kind is not p.POSITIONAL_OR_KEYWORD
+            )
+            wrong = next(faulty, None)
+            assert wrong is None, (
+                f"{name}{inspect.signature(hook)}: {wrong} is not an argument of {name}({', '.join(parameters)}), or has a default"
             )
         library_version = getattr(plugin, "library_version", self.backend().library_version)
-        for device in self._asked():
+        for device in self._devices_to_ask():
             version = library_version(device)
             assert isinstance(version, str), f"library_version({device}) is {version!r}, not text"
             assert not set(version) & set("\r\n"), f"library_version({device}) has more than one line: {version!r}"
@@ -192,7 +197,7 @@ class BackendConformance:
     def test_supports_is_pure_quick_and_gives_reasons(self, op_name: str) -> None:
         """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device."""
         supports, faults = self.backend().hooks["supports"], list[str]()
-        for shape, device in self._questions(op_name):
+        for shape, device in self._shapes_and_devices(op_name):
             call, first = f"supports({shape}, {device})", supports(shape, device)
             if first is not True and not (isinstance(first, Unsupported) and first.reason.strip()):
                 faults.append(f"{call} returned {first!r}, not True or a reason")
@@ -211,7 +216,7 @@ class BackendConformance:
     def test_solutions_are_unique_and_stable(self, op_name: str) -> None:
         """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""
         faults, stored = list[str](), set[Any]()
-        for shape, device in self._questions(op_name):
+        for shape, device in self._shapes_and_devices(op_name):
             if self.backend().supports(shape, device):
                 listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
                 faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
@@ -248,7 +253,7 @@ class BackendConformance:
 
     @classmethod
     @functools.cache
-    def _elsewhere(cls) -> tuple[dict[str, Any], ...]:
+    def _answers_of_children(cls) -> tuple[dict[str, Any], ...]:
         """Ask a process without visible devices about the described ones, and another about the GPU."""
         present = cls._device()
         hidden = DEVICES if present.kind != "cpu" else (*DEVICES, present)
@@ -261,7 +266,7 @@ class BackendConformance:
     def test_other_processes_list_the_same_solutions(self) -> None:
         """Check that a fresh process, with another hash seed, lists the same solutions in the same order."""
         faults: list[str] = []
-        for answer in self._elsewhere():
+        for answer in self._answers_of_children():
             questions = itertools.product(self.every_shape(), answer["devices"])
             for (shape, device), there in zip(questions, answer["solutions"], strict=True):
                 supported = self.backend().supports(shape, device)
@@ -272,7 +277,7 @@ class BackendConformance:
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
         """Check that the plugin loads and answers without a visible device and without other plugins."""
-        answer = self._elsewhere()[0]
+        answer = self._answers_of_children()[0]
         assert not answer["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"
         own = self.backend().distribution
         others = {e.value.split(":")[0] for e in entry_points(group=GROUP) if e.dist is not None and e.dist.name != own}
@@ -304,10 +309,10 @@ class BackendConformance:
             forms = list(foldings(case.op, case.shape, case.operands))
             for solution, launcher in case.launchers:
                 faults += case.listed(solution, self._faults_of_outputs(case, solution, launcher, forms))
-                changed = [place for place, old in enumerate(before) if not same_bits(old, case.operands[place])]
-                for place in changed:  # other solutions and checks share the operands
-                    faults += case.listed(solution, [f"writes to {case.op.operands[place]}"])
-                    overwrite(case.operands[place], before[place])  # type: ignore[arg-type]
+                changed = [index for index, old in enumerate(before) if not same_bits(old, case.operands[index])]
+                for index in changed:  # other solutions and checks share the operands
+                    faults += case.listed(solution, [f"writes to {case.op.operands[index]}"])
+                    overwrite(case.operands[index], before[index])  # type: ignore[arg-type]
         _require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
