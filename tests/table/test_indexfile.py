@@ -63,7 +63,7 @@ def agree(file: Path, op=OP) -> None:
     source = open_source(file, op)
     rows, problems = read_rows(file, op)
     assert (list(source), source.problems) == (rows, problems)
-    fresh = scan.scan(file, op, scan.normalised(file.read_bytes()))
+    fresh = scan.scan(file, op, scan.normalise(file.read_bytes()))
     for name in ("keys", "us", "device_numbers", "starts", "lines", "devices", "kinds", "sorted", "pinned", "content"):
         assert getattr(source, name) == getattr(fresh, name), name
     assert source.split() == fresh.split()

@@ -234,7 +234,7 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
         TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     with locked(path):
-        _put(path, op, rows, sort, supersede=True)
+        _upsert_locked(path, op, rows, sort, supersede=True)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
@@ -260,11 +260,11 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
             if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
                 conflicts.append(Conflict(best[key], others))
         kept = {id(row) for row in existing}
-        _put(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
+        _upsert_locked(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
     return conflicts
 
 
-def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
+def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
     """Do `upsert` under a lock that is already held; *supersede*: replace rows without a device, too.
 
     A line that already says what its row says keeps its text, as does every other line.
@@ -282,16 +282,16 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
             records.append(record)
         elif key in waiting:
             row = waiting.pop(key)
-            records.append(record if _says(path, record, op, unknown, row) else record_of(row, op))
+            records.append(record if _is_this_row(path, record, op, unknown, row) else record_of(row, op))
     records += [record_of(row, op) for row in waiting.values()]
     if sort:
         records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
     sheet.records = records
-    sheet.columns = _widened(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
+    sheet.columns = _widen(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
     replace_text(path, sheet.text())
 
 
-def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
+def _is_this_row(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
     """Tell whether a line is this row and nothing else."""
     try:
         return rows_of(path, record, op, unknown) == [row]
@@ -386,7 +386,7 @@ def _refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
         raise TableError(f"{path}: fields must be separated by commas (got {mark!r}); save the file as CSV")
 
 
-def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
+def _widen(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
     """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
     said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
     return [*columns, *(column for column in in_order(op, sorted(said)) if column in said)]

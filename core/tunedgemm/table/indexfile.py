@@ -50,8 +50,8 @@ def open_source(path: Path, op: Op) -> RowSource:
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:
-            return _cached(path, op)
-        source = scan.scan(path, op, scan.normalised(path.read_bytes()))
+            return _open_cached(path, op)
+        source = scan.scan(path, op, scan.normalise(path.read_bytes()))
         if source is not None and (len(source) or not source.problems):
             return source
     return _read(path, op)
@@ -65,9 +65,9 @@ def _read(path: Path, op: Op) -> RowSource:
     return source
 
 
-def _cached(path: Path, op: Op) -> RowSource:
+def _open_cached(path: Path, op: Op) -> RowSource:
     """Return the rows of a large file; write the cache where it did not match."""
-    about = _about(op)
+    about = _validity(op)
     file = _cache_file(path, op)
     with ThreadPoolExecutor(1) as pool:
         content = pool.submit(_content, path)  # reading and hashing release the GIL
@@ -89,7 +89,7 @@ def _cached(path: Path, op: Op) -> RowSource:
 
 def _content(path: Path) -> tuple[bytes, str]:
     raw = path.read_bytes()
-    return scan.normalised(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+    return scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
 
 
 def _cache_file(path: Path, op: Op) -> Path:
@@ -98,7 +98,7 @@ def _cache_file(path: Path, op: Op) -> Path:
     return cache_folder() / "tables" / f"{name[:32]}.index"
 
 
-def _about(op: Op) -> dict[str, Any] | None:
+def _validity(op: Op) -> dict[str, Any] | None:
     """Return what an index depends on next to the file's content; None where the op's code is not found."""
     code = hashlib.sha256()
     try:

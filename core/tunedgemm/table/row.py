@@ -145,7 +145,7 @@ def untuned_of(record: Record, op: Op) -> Untuned:
         UserError: the line is not a shape that can be tuned.
     """
     count, graph = _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0)
-    untuned = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
+    untuned = Untuned(shape_of(record, op), count, graph, _own_cell(record.cells, "layer"))
     if untuned.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
     for column, number in (("count", untuned.count), ("graph", untuned.graph)):
@@ -180,7 +180,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
     gfx, cu_num, device = _device_cells(record)
     solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
-    libver, err_ratio = _ours(record.cells, "libver"), _number(values, "err_ratio", 0.0)
+    libver, err_ratio = _own_cell(record.cells, "libver"), _number(values, "err_ratio", 0.0)
     anywhere = not gfx and not cu_num
     return [
         Row(
@@ -203,12 +203,14 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
 def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
     """Return the solution that a line names, and the texts of its values by our names."""
     cells, own = record.cells, own_names(op.columns)
-    values = {column: text for column in op.columns.values if (text := _get(cells, column))}
+    values = {column: text for column in op.columns.values if (text := _cell(cells, column))}
     values_by_name = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
     if "libtype" in own:
         libtype = values_by_name.get("libtype", "")
     else:
-        libtype = _ours(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
+        libtype = (
+            _own_cell(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
+        )
     if not libtype:
         raise TableError("'libtype' is empty")
     kernel_name, solidx = values_by_name.get("kernelName", ""), _whole(values_by_name, "solidx", 0)
@@ -260,10 +262,10 @@ def shape_of(record: Record, op: Op) -> Shape:
 def _shapes(record: Record, op: Op) -> list[Shape]:
     """Return the shapes that a line of a tuned file answers for; several in the short form alone."""
     texts, cells = _texts(record, op), record.cells
-    if any(_get(cells, column) for column in ("gfx", "cu_num", "us")):
+    if any(_cell(cells, column) for column in ("gfx", "cu_num", "us")):
         return [op.columns.parse(texts)]
     if "bpreshuffle" in op.columns.key:
-        texts.setdefault("bpreshuffle", str(_SHUFFLED in _get(cells, "kernelName")))
+        texts.setdefault("bpreshuffle", str(_SHUFFLED in _cell(cells, "kernelName")))
     free = {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
     return [op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in itertools.product(*free.values())]
 
@@ -287,13 +289,13 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
         others = f" ({' or '.join(having)})" if having else ""
         raise TableError(f"a row of another op{others}; {op.name} has no {', '.join(map(repr, stray))}")
-    texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
-    return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
+    texts = {column: text for column in op.columns.key if (text := _cell(cells, column))}
+    return texts | {column: text for column in op.columns.own if (text := _own_cell(cells, column))}
 
 
 def stray_columns(record: Record, op: Op) -> list[str]:
     """Return the columns of other ops that a line fills, which makes it a row of theirs."""
-    return [column for column in foreign_columns(op) if _ours(record.cells, column)]
+    return [column for column in foreign_columns(op) if _own_cell(record.cells, column)]
 
 
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
@@ -316,7 +318,7 @@ def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
         key.insert(key.index("N") + 1, "M")
     if record.raw:
         return [(2, 0.0, "")]
-    texts = [_ours(record.cells, "gfx"), *(record.cells.get(column, "") for column in ("cu_num", *key, "device"))]
+    texts = [_own_cell(record.cells, "gfx"), *(record.cells.get(column, "") for column in ("cu_num", *key, "device"))]
     return [_ordered(text) for text in texts]
 
 
@@ -336,29 +338,29 @@ def _device_cells(record: Record) -> tuple[str, int, str]:
     A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
     device and holds for any.
     """
-    if not _get(record.cells, "cu_num") and _ours(record.cells, "gfx"):
+    if not _cell(record.cells, "cu_num") and _own_cell(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")
     cu_num = _whole(record.cells, "cu_num", 0)
-    return _ours(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, _ours(record.cells, "device")
+    return _own_cell(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, _own_cell(record.cells, "device")
 
 
 def _present(text: str) -> str:
     return "" if text.lower() in _NOTHING else text
 
 
-def _get(cells: Mapping[str, str], column: str) -> str:
+def _cell(cells: Mapping[str, str], column: str) -> str:
     """Return the text of a column that may be absent."""
     return _present(cells.get(column, ""))
 
 
-def _ours(cells: Mapping[str, str], column: str) -> str:
+def _own_cell(cells: Mapping[str, str], column: str) -> str:
     """Return the text of a column that AITER's merge may have filled with 0."""
-    text = _get(cells, column)
+    text = _cell(cells, column)
     return "" if text in ("0", "0.0") else text
 
 
 def _number(cells: Mapping[str, str], column: str, default: float) -> float:
-    text = _get(cells, column)
+    text = _cell(cells, column)
     try:
         return (float(text[:-1]) / 100 if text.endswith("%") else float(text)) if text else default
     except ValueError:

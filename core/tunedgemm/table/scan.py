@@ -97,7 +97,7 @@ class _PlainLine:
     free: tuple[str, ...] = _SIZES
 
 
-def normalised(content: bytes) -> bytes:
+def normalise(content: bytes) -> bytes:
     """Strip a byte order mark, and end lines by newlines alone."""
     content = content.removeprefix(_BOM)
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content

@@ -85,24 +85,24 @@ class Sheet:
             return self._anew()
         added = self.columns[len(named) :]
         newline = _ending(self.head) or "\n"
-        lines = [_extended(self.head, added, newline)]
+        lines = [_extend_line(self.head, added, newline)]
         for record in self.records:
             if record.raw:
                 lines.append(record.text or record.raw + newline)
             elif record.text and self._unchanged(record):
-                lines.append(_padded(record.text, len(self.names), len(added)) if added else record.text)
+                lines.append(_pad_line(record.text, len(self.names), len(added)) if added else record.text)
             else:
-                lines.append(_joined([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
+                lines.append(_join_fields([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
         whole = [line if _ending(line) else line + newline for line in lines[:-1]]
         return "".join((*whole, lines[-1]))
 
     def _anew(self) -> str:
-        lines = [_joined(self.columns)]
+        lines = [_join_fields(self.columns)]
         for record in self.records:
             if record.raw:
                 lines.append(record.raw)
             elif record.cells or record.surplus:
-                lines.append(_joined([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
+                lines.append(_join_fields([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
         return "\n".join((*lines, ""))
 
     def _unchanged(self, record: Record) -> bool:
@@ -301,7 +301,7 @@ def _record(number: int, text: str, names: Sequence[str]) -> Record:
     return Record(number, cells, surplus if any(field.strip() for field in surplus) else (), text=text)
 
 
-def _joined(fields: Sequence[str]) -> str:
+def _join_fields(fields: Sequence[str]) -> str:
     """Join fields to one line, quoted where needed."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(fields)
@@ -313,13 +313,13 @@ def _ending(line: str) -> str:
     return line[len(line.rstrip("\r\n")) :]
 
 
-def _extended(line: str, fields: Sequence[str], newline: str) -> str:
+def _extend_line(line: str, fields: Sequence[str], newline: str) -> str:
     """Append fields to a line."""
     ending = _ending(line)
-    return f"{line[: len(line) - len(ending)]},{_joined(fields)}{ending or newline}" if fields else line
+    return f"{line[: len(line) - len(ending)]},{_join_fields(fields)}{ending or newline}" if fields else line
 
 
-def _padded(line: str, width: int, added: int) -> str:
+def _pad_line(line: str, width: int, added: int) -> str:
     """Pad a line of *width* columns for *added* more: empty fields for those, surplus ones after them."""
     ending = _ending(line)
     body = line[: len(line) - len(ending)]
@@ -327,5 +327,5 @@ def _padded(line: str, width: int, added: int) -> str:
         return line
     fields = _fields(body) or []
     if len(fields) > width:
-        return _joined([*fields[:width], *[""] * added, *fields[width:]]) + ending
+        return _join_fields([*fields[:width], *[""] * added, *fields[width:]]) + ending
     return body + "," * (width - len(fields) + added) + ending
