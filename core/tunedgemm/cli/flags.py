@@ -149,7 +149,7 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
     Raises:
         UserError: the model or a flag cannot be used, or no shape is left.
     """
-    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, only, rows_of, together, with_shapes
+    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
     from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
 
     ranks = dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))
@@ -164,9 +164,9 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
     models = []
     for tp in ranks:
         layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
-        shaped = with_shapes(only(layers, patterns) if patterns else layers, rows, formats)
+        shaped = with_shapes(select_layers(layers, patterns) if patterns else layers, rows, formats)
         models.append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments)))
-    by_op = together(rank.by_op for rank in models)
+    by_op = merge_lists(rank.by_op for rank in models)
     commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
     return Listed(tuple(models), by_op, rows, commands)
 
@@ -174,7 +174,7 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
 def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:
     """Return a model's shapes of the requested op, with the requested changes."""
     from tunedgemm.ops import op_named, ops
-    from tunedgemm.workload.lists import changed
+    from tunedgemm.workload.lists import override_shapes
 
     by_op, name = dict(model.by_op), arguments.op
     if not by_op:
@@ -185,8 +185,8 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tupl
         if name not in by_op:
             raise UserError(f"{model.folder}: has no products of the op {name}; it has products of {', '.join(by_op)}")
         by_op = {name: by_op[name]}
-    changes = overrides_of(arguments)
-    return {name: changed(op_named(name), rows, changes) for name, rows in by_op.items()} if changes else by_op
+    overrides = overrides_of(arguments)
+    return {name: override_shapes(op_named(name), rows, overrides) for name, rows in by_op.items()} if overrides else by_op
 
 
 def overrides_of(arguments: argparse.Namespace) -> ShapeOverrides | None:

@@ -36,7 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.ops import op_named
 
-    name = _free(arguments.name)
+    name = _require_free_name(arguments.name)
     target = arguments.folder / f"tunedgemm-{name}"
     written = write(name, op_named(arguments.op), target)
     for path in written:
@@ -87,7 +87,7 @@ def _product(op: Op) -> dict[str, str]:
     return {"product": line, "arguments": ", ".join(names)}
 
 
-def _free(name: str) -> str:
+def _require_free_name(name: str) -> str:
     """Return the name; raise UserError if it is invalid or taken."""
     from tunedgemm.backends.registry import Registry
     from tunedgemm.libtypes import ALIASES, STAND_INS, is_known

@@ -197,7 +197,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
                         raise
                     print(f"tunedgemm: {request.op}: left out: {error}", file=sys.stderr)
     except KeyboardInterrupt as stop:
-        return _interrupted(stop, arguments, progress, [request.op for request in requests[:index]])
+        return _report_interrupt(stop, arguments, progress, [request.op for request in requests[:index]])
     return max(code, int(refused > 0))
 
 
@@ -234,26 +234,26 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
     from tunedgemm.ops import op_named
     from tunedgemm.table.csvfile import Untuned
     from tunedgemm.tuner.plan import requested
-    from tunedgemm.workload.lists import changed
+    from tunedgemm.workload.lists import override_shapes
 
     input_path = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
     if model := "" if arguments.run_config else model_of(arguments, input_path):
         selected = listed(model, arguments)
-        with _giving_up():
+        with _tolerate_closed_output():
             print(selected, flush=True)
         for note in selected.notes:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
         for line in selected.commands:
             print(f"serve with: {line}", file=sys.stderr)
         return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
-    source = _existing(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
+    source = _existing_file(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
     name = _op(arguments, source)
-    changes = overrides_of(arguments)
-    if changes is None:
+    overrides = overrides_of(arguments)
+    if overrides is None:
         return [_Request(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)
     rows = [Untuned(shape, count) for shape, count in requested(op, source)]
-    return [_Request(name, {row.shape: row.calls for row in changed(op, rows, changes)})]
+    return [_Request(name, {row.shape: row.calls for row in override_shapes(op, rows, overrides)})]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -271,7 +271,7 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     return name
 
 
-def _existing(text: str | None, hint: str) -> Path | None:
+def _existing_file(text: str | None, hint: str) -> Path | None:
     """Return the file that a text names, None without a text; raise UserError if it is missing."""
     from tunedgemm.table.folders import named_file
 
@@ -289,7 +289,7 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
 
     with progress:
         report = tune(request.op, request.source, arguments.output, options, progress=progress)
-    with _giving_up():
+    with _tolerate_closed_output():
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
             print(f"also captured, and not tuned: shapes of {', '.join(others)}; name one with --op")
@@ -306,7 +306,7 @@ def _compare(arguments: argparse.Namespace, request: _Request, options: Options,
         compared = compare(
             request.op, request.source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress
         )
-    with _giving_up():
+    with _tolerate_closed_output():
         print_compared(compared, console())
     return 1 if compared.failed else 0
 
@@ -317,19 +317,19 @@ def _run_config(arguments: argparse.Namespace, request: _Request, options: Optio
     from tunedgemm.tuner.report import console
 
     def print_served(served: Served) -> None:
-        with _giving_up():
+        with _tolerate_closed_output():
             print(f"{served.shape}: {served.us:.2f} us, {served.status}", flush=True)
 
     del progress
-    table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
+    table = _existing_file(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
     checked = run_config(request.op, request.source, table, options, progress=print_served)
-    with _giving_up():
+    with _tolerate_closed_output():
         print_checked(checked, console())
     return 1 if checked.failed else 0
 
 
 @contextlib.contextmanager
-def _giving_up() -> Iterator[None]:
+def _tolerate_closed_output() -> Iterator[None]:
     """Print inside; drop output that cannot be written, because the work is done and its exit code holds."""
     try:
         yield
@@ -338,7 +338,7 @@ def _giving_up() -> Iterator[None]:
         give_up_output(error)
 
 
-def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
+def _report_interrupt(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
     """Print what is kept and how to resume; return 128 plus the signal, as a shell does.
 
     Args:

@@ -22,16 +22,16 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.calls import (
     call_key,
+    capture_check,
     copying,
     eager_only,
     has_no_storage,
+    is_captured,
     is_contiguous_aligned,
     may_wait,
     needs_gradient,
     out_of_memory,
     plain,
-    recorded,
-    recording,
     watch_graphs,
     with_call_counter,
     with_gradient,
@@ -215,8 +215,8 @@ class Dispatcher:
         """
         if self._capture is None:
             return call
-        ask = recording(operands[0])
-        return with_call_counter(call, self._capture.meet(shape, recorded=recorded(ask)), ask, len(operands))
+        ask = capture_check(operands[0])
+        return with_call_counter(call, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
     def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
         """Have a shape without any row tuned, and read the tables again where it has one now."""
@@ -334,7 +334,7 @@ class Dispatcher:
         if gradient or shape.m == 0 or not plain(operands):
             call = self.torch_fallback(shape, device)
             return with_gradient(self.op.name, call) if gradient and shape.m else call, NATIVE
-        ask = recording(x)
+        ask = capture_check(x)
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):
             if shape not in self.unbound:

@@ -21,8 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare the best row of each device and shape; return 1 if any differs."""
     files = [named_file(arguments.first), named_file(arguments.second)]
     op = op_of(arguments, files)
-    first, second = (_best(read_rows(file, op)[0]) for file in files)
-    alone = [(file, row) for file, rows, others in ((files[0], first, second), (files[1], second, first)) for row in _without(rows, others)]
+    first, second = (_winning_rows(read_rows(file, op)[0]) for file in files)
+    sides = (files[0], first, second), (files[1], second, first)
+    alone = [(file, row) for file, rows, others in sides for row in _rows_only_in(rows, others)]
     for file, row in alone:
         print(f"only in {file}: {shape_text(row)}: {solution_text(row)}")
     winners = times = 0
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if winners or times or alone else 0
 
 
-def _best(rows: Iterable[Row]) -> dict[Key, Row]:
+def _winning_rows(rows: Iterable[Row]) -> dict[Key, Row]:
     """Return the winning row of each device and shape; leave out rows that never win."""
     best: dict[Key, Row] = {}
     for row in rows:
@@ -49,5 +50,5 @@ def _best(rows: Iterable[Row]) -> dict[Key, Row]:
     return best
 
 
-def _without(rows: dict[Key, Row], others: dict[Key, Row]) -> list[Row]:
+def _rows_only_in(rows: dict[Key, Row], others: dict[Key, Row]) -> list[Row]:
     return [row for key, row in rows.items() if key not in others]

@@ -13,7 +13,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.table.folders import named_model
 from tunedgemm.workload.models.fuse import Latent, fused
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.listing import Formats, listed, rows_of, together
+from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
 from tunedgemm.workload.models.parallel import sharded
 from tunedgemm.workload.models.scheme import REFUSED, scheme_of
 from tunedgemm.workload.models.source import ModelSource, number_of, read
@@ -30,10 +30,10 @@ __all__ = [
     "Layer",
     "ModelShapes",
     "layers_of_model",
-    "only",
+    "merge_lists",
     "rows_of",
+    "select_layers",
     "shapes_of_model",
-    "together",
     "with_shapes",
 ]
 
@@ -121,7 +121,7 @@ def with_shapes(model: ModelShapes, rows: Iterable[int], formats: Formats) -> Mo
     return attrs.evolve(model, by_op=by_op, notes=(*model.notes, *notes))
 
 
-def only(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
+def select_layers(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
     """Restrict a model to the layers whose names match an `fnmatch` pattern.
 
     Numbers in a pattern stand for all layers.

@@ -98,7 +98,7 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     return {name: tuple(shapes.values()) for name, shapes in by_op.items()}, tuple(notes)
 
 
-def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
+def merge_lists(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
     """Merge the lists of several models or degrees of parallelism; a shape gets its highest count."""
     merged: dict[str, dict[Shape, Untuned]] = {}
     for by_op in lists:
