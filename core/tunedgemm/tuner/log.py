@@ -66,7 +66,7 @@ class Line:
         Raises:
             TableError: the line has an impossible value.
         """
-        with self._blamed():
+        with self._naming_line():
             return Timing.from_json(self.text)
 
     def where(self) -> tuple[Device, Shape]:
@@ -75,12 +75,12 @@ class Line:
         Raises:
             TableError: the line lacks one of them, or has an impossible value.
         """
-        with self._blamed():
+        with self._naming_line():
             fields = self.fields
             return Device(fields["gfx"], fields["cu_num"], fields["device"]), Shape.from_dict(fields["shape"])
 
     @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _naming_line(self) -> Iterator[None]:
         try:
             yield
         except (TunedGemmError, ValueError, KeyError, TypeError, AttributeError) as error:

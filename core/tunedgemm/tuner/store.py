@@ -101,10 +101,10 @@ class Store:
         with self._mutex:
             try:
                 with locked(self.trials):
-                    alive = self._living()
+                    alive = self._running_runs()
                     history = History.read(self.trials)
                     reusable = history.reusable(self.op.name, identity, alive) if resume else Reusable()
-                    self._hold()
+                    self._lock_run()
                     header = line(
                         "run", self.run, op=self.op.name, version=__version__, host=socket.gethostname(), pid=os.getpid(),
                         started=started.isoformat(timespec="seconds"), identity=dict(identity), resumes=reusable.runs,
@@ -168,7 +168,7 @@ class Store:
             fields = {"winner": winner.solution.to_dict(), **{name: getattr(winner, name) for name in _REPEATED}, "libver": outcome.libver}
         fields |= {"incumbent": incumbent and incumbent.to_dict(), "tied": outcome.tied, "reason": outcome.reason}
         fields |= {"seconds": {activity: round(seconds, 3) for activity, seconds in outcome.seconds}}
-        ending = line("shape", self.run, **_written(place), shape=shape.to_dict(), **fields)
+        ending = line("shape", self.run, **_place_fields(place), shape=shape.to_dict(), **fields)
         with self._mutex:
             if winner is not None:
                 self._waiting.append(self._row(place.device, shape, winner, outcome.libver))
@@ -240,7 +240,7 @@ class Store:
     def _lock_of(self, run: str) -> Path:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")
 
-    def _hold(self) -> None:
+    def _lock_run(self) -> None:
         """Take the lock of this run: the kernel releases it when the process dies."""
         path = self._lock_of(self.run)
         self._alive = filelock.FileLock(path, thread_local=False)
@@ -256,7 +256,7 @@ class Store:
             with contextlib.suppress(OSError):
                 self._lock_of(self.run).unlink()
 
-    def _living(self) -> set[str]:
+    def _running_runs(self) -> set[str]:
         """Return the runs that hold their locks, and remove the locks of dead runs.
 
         The caller holds the log's lock.
@@ -292,7 +292,7 @@ class Store:
             winner = _winner(outcome, trials)
             if winner is not None:
                 row = self._row(*where, winner, str(outcome.fields.get("libver", "")))
-                if outcome.number in reusable.last and _unwritten(outcome, rows.get(row.key), row):
+                if outcome.number in reusable.last and _died_before_table(outcome, rows.get(row.key), row):
                     self._waiting.append(row)
                 elif row.key not in rows:
                     continue  # the user removed the row: the shape is tuned again
@@ -310,7 +310,7 @@ class Store:
         versions = self._versions.get(place.device, {})
         libvers = [{"libver": text} if (text := versions.get(timing.solution.libtype)) else {} for timing in fresh.values()]
         of_trials = zip(fresh.values(), libvers, strict=True)
-        lines = [line("trial", self.run, **_written(place), **_fields_of(timing), **libver) for timing, libver in of_trials]
+        lines = [line("trial", self.run, **_place_fields(place), **_fields_of(timing), **libver) for timing, libver in of_trials]
         if not lines and not ending:
             return
         with locked(self.trials):
@@ -358,7 +358,7 @@ class Store:
         }  # fmt: skip
 
 
-def _written(place: Place) -> dict[str, object]:
+def _place_fields(place: Place) -> dict[str, object]:
     """Return a place as fields of a line; the GPU's index is -1 for a CPU."""
     device = place.device
     return {"node": place.node, "gpu": device.index, "gfx": device.gfx, "cu_num": device.cu_num, "device": device.name}
@@ -379,7 +379,7 @@ def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
     return attrs.evolve(timing, **{name: outcome.fields[name] for name in _REPEATED})
 
 
-def _unwritten(outcome: Line, present_row: Row | None, row: Row) -> bool:
+def _died_before_table(outcome: Line, present_row: Row | None, row: Row) -> bool:
     """Return whether the run died between the log and the table.
 
     Then the table has the row from before that run, or none.

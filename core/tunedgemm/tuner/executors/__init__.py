@@ -123,7 +123,7 @@ class WorkerGroup:
                 earlier = {timing.solution: timing for timing in (*self.earlier.get(task.shape, ()), *final.values())}
                 tuner.tune(task, tuple(earlier.values()), emit, self.deadline)
                 task = None  # done: a device lost later must not hand it back
-                self._done()
+                self._task_done()
         except DeviceLost as error:
             if not self._stopping:
                 _log.warning("%s is lost: %s", tuner.place, error)
@@ -135,7 +135,7 @@ class WorkerGroup:
     def _next(self, number: int, tuner: AnyDeviceTuner) -> Task | None:
         """Claim enough tasks for the compilers, and return the next one; None once none can come back."""
         claimed = self._claimed[number]
-        while not self._over():
+        while not self._is_over():
             with self._changed:
                 fair = -(-len(self.tasks) // (2 * len(self.tuners)))
                 if not self.tasks or len(claimed) >= min(self.ahead, max(fair, 2)):
@@ -144,7 +144,7 @@ class WorkerGroup:
                 claimed.append(fresh)
             tuner.ahead(fresh)
         with self._changed:
-            while not self._over():
+            while not self._is_over():
                 longest = max(self._claimed.values(), key=len)
                 if claimed or longest or self.tasks:
                     self._running += 1
@@ -154,10 +154,10 @@ class WorkerGroup:
                 self._changed.wait(timeout=0.5)
         return None
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._stopping or time.monotonic() >= self.deadline
 
-    def _done(self) -> None:
+    def _task_done(self) -> None:
         with self._changed:
             self._running -= 1
             self._changed.notify_all()

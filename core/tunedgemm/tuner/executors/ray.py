@@ -29,7 +29,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.executors.cluster import joined
+from tunedgemm.tuner.executors.cluster import connect
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
 from tunedgemm.tuner.worker import Worker
@@ -234,7 +234,7 @@ def device_tuners(
         pickled = pickle.dumps(bench)
     except Exception as error:
         raise UserError(f"--executor ray: the bench must be importable on the nodes, and cannot be pickled: {error}") from error
-    with joined(options.ray_address):
+    with connect(options.ray_address):
         actors = _create_actors(op, options, ranks, pickled)
         try:
             yield _begin(actors, ranks, options)
