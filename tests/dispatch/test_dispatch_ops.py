@@ -183,7 +183,7 @@ def test_a_kernel_that_raises_is_demoted_with_its_fields(flipped: str, tmp_path:
 def test_every_question_goes_to_the_op_of_its_shape(flipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """explain, is_tuned, prewarm, reload and fingerprint know all ops; operands need the op's name and fields."""
     before = tunedgemm.fingerprint()
-    monkeypatch.setattr(tunedgemm.tgemm, "_given", (turbo([]), None))
+    monkeypatch.setattr(tunedgemm.tgemm, "_configured", (turbo([]), None))
     monkeypatch.setattr(tunedgemm.tgemm, "_dispatchers", {})
     monkeypatch.setenv("FLIPPED", str(rows_of(tmp_path / "t.csv", (shape_of(-1), Solution("turbo", "fake")))))
     tunedgemm.reload()

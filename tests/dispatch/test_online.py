@@ -241,7 +241,7 @@ def test_who_had_to_wait_does_not_tune(stores: bool, home: Path, notes: Path, ca
     held, waits = threading.Event(), threading.Event()
 
     def other() -> None:
-        with Online(OP, ONLINE)._turn(SHAPE, device_of(-1)) as first:
+        with Online(OP, ONLINE)._hold_turn(SHAPE, device_of(-1)) as first:
             assert first
             held.set()
             waits.wait(60)
@@ -269,7 +269,7 @@ def test_nobody_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCaptur
     held, done = threading.Event(), threading.Event()
 
     def other() -> None:
-        with Online(OP, settings)._turn(SHAPE, device_of(-1)):
+        with Online(OP, settings)._hold_turn(SHAPE, device_of(-1)):
             held.set()
             done.wait(60)
 

@@ -166,7 +166,7 @@ def test_a_capture_asks_nothing_that_is_not_bound(gemm: TunedGemm, layouts: list
     """While a graph is captured the plain weight serves what was not met before, and the choice is not kept."""
     state = [True]
     for module in (dispatcher, preshuffle):
-        monkeypatch.setattr(module, "recording", lambda operand: lambda: state[0])
+        monkeypatch.setattr(module, "capture_check", lambda operand: lambda: state[0])
     x = x_of(FAST)
     gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
     assert layouts == [] and not gemm.dispatcher.preferences

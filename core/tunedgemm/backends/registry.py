@@ -135,7 +135,7 @@ class Backend:
             of_product = self.bind(*whole, device)
             return split.adding(of_product, shape) if isinstance(of_product, Launcher) else of_product
         answer = self.bind_as_given(solution, shape, device)
-        return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
+        return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
 
     def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Bind without the wrapper between the operands of a call and the plugin's launcher."""
@@ -172,7 +172,7 @@ class Backend:
             self.hooks["prepare"](*whole, device)
 
 
-def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
+def with_plain_weights(launcher: Launcher, shape: Shape) -> Launcher:
     """Wrap a launcher to take shuffled weights out of their type, where the shape has such.
 
     See `Backend.bind`.
@@ -269,7 +269,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     hooks = {}
     for name in HOOKS:
         for implementation in getattr(manager.hook, name).get_hookimpls():
-            hooks[name] = _bound(libtype, name, implementation.function)
+            hooks[name] = _positional(libtype, name, implementation.function)
     missing = [name for name in ("supports", "enumerate_solutions") if name not in hooks]
     missing += [] if "run" in hooks or "bind" in hooks else ["run"]
     if missing:
@@ -281,7 +281,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_of_kernels(_guarded_text(getattr(plugin, "lacks", None))),
+        lacks=_asking_kernels(_guarded_text(getattr(plugin, "lacks", None))),
         options=_options(libtype, getattr(plugin, "OPTIONS", ())),
     )
 
@@ -297,7 +297,7 @@ def _options(libtype: str, stated: object) -> tuple[Option, ...]:
     return options
 
 
-def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function to take all of the hook's arguments by position."""
     wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
     taken = inspect.signature(function).parameters
@@ -326,7 +326,7 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     return guarded
 
 
-def _of_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
+def _asking_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
     """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
     return lambda solution, device: lacks(split.base(solution), device)
 
@@ -363,7 +363,7 @@ def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[
             claims.setdefault(entry.name, []).append(entry)
     entries, rivals = {}, {}
     for name, claimants in claims.items():
-        ordered = sorted(claimants, key=lambda entry: _claim(entry, official.get(name)))
+        ordered = sorted(claimants, key=lambda entry: _claim_rank(entry, official.get(name)))
         entries[name] = ordered[0]
         if len({entry.value for entry in ordered}) > 1:
             rivals[name] = [f"{_owner(entry)} also claims libtype {name!r}; {_owner(ordered[0])} keeps it" for entry in ordered[1:]]
@@ -374,7 +374,7 @@ def _owner(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist else "tunedgemm"
 
 
-def _claim(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
+def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
     return entry is not _BUILTIN_ENTRY, _owner(entry) != official, _owner(entry), entry.value
 
 

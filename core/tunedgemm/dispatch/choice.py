@@ -91,7 +91,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield _of_row(match, match)
+        yield _offer_of_row(match, match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -104,7 +104,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _of_row(match: Match, exact_match: Match | None = None) -> Offer:
+def _offer_of_row(match: Match, exact_match: Match | None = None) -> Offer:
     """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     row = match.row
     return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
@@ -115,7 +115,7 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
     plain, product = split.unbiased(shape), split.product(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
-            offer = attrs.evolve(_of_row(match), origin="unbiased")
+            offer = attrs.evolve(_offer_of_row(match), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:

@@ -78,10 +78,10 @@ class Online:
             return False
         has_row, reason = False, ""
         try:
-            with self._turn(*key) as first:
-                if not (has_row := self._stored(shape, device)):
-                    reason = self._tuned(shape, device) if first else "another process tuned it and has stored no row"
-                    has_row = self._stored(shape, device)
+            with self._hold_turn(*key) as first:
+                if not (has_row := self._has_row(shape, device)):
+                    reason = self._tune_in_child(shape, device) if first else "another process tuned it and has stored no row"
+                    has_row = self._has_row(shape, device)
         except filelock.Timeout:
             reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
         except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
@@ -113,7 +113,7 @@ class Online:
         return True
 
     @contextlib.contextmanager
-    def _turn(self, shape: Shape, device: Device) -> Iterator[bool]:
+    def _hold_turn(self, shape: Shape, device: Device) -> Iterator[bool]:
         """Hold the lock of a shape on a kind of device, next to the table; yield whether it was free.
 
         Raises:
@@ -138,7 +138,7 @@ class Online:
                 path.unlink()  # while held: a process that opened it earlier only waits, and does not tune
             lock.release()
 
-    def _stored(self, shape: Shape, device: Device) -> bool:
+    def _has_row(self, shape: Shape, device: Device) -> bool:
         """Check whether the table on disk has a row for a shape.
 
         Raises:
@@ -149,7 +149,7 @@ class Online:
         table = Table(self._op, index=Index([[open_source(self._table, self._op)]]))
         return next(table.candidates(shape, device), None) is not None
 
-    def _tuned(self, shape: Shape, device: Device) -> str:
+    def _tune_in_child(self, shape: Shape, device: Device) -> str:
         """Tune in a child, for no longer than the bound; returns why that gave nothing, if known."""
         started, seconds = time.monotonic(), self._settings.online_seconds
         question = {

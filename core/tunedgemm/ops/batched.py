@@ -68,7 +68,7 @@ def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
     return equivalent_shapes
 
 
-def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
+def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
     """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K].
 
     Raises OperandError where they do not fit each other.

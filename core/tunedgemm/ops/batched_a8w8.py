@@ -37,7 +37,7 @@ def _shape_of(
     otype: torch.dtype | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    batches, m, n, k, dtype = batched.check_operands(NAME, _DTYPES, x, weight)
     _check_scale("x_scale", x_scale, ((batches, m, 1), (batches, m)), x.device)
     _check_scale("w_scale", w_scale, ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)

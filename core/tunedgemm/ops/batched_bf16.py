@@ -27,7 +27,7 @@ _DTYPES = ("bf16", "fp16")
 
 def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    batches, m, n, k, dtype = batched.check_operands(NAME, _DTYPES, x, weight)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
     return Shape(
         op=NAME,

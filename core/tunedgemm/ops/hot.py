@@ -59,7 +59,7 @@ def hot_function(
     else:
         name, signature = general.__name__, _signature(general)
         others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, otype))
-    make = _compiled(name, signature, names, optional, otype, tuple(fields), others)
+    make = _compile(name, signature, names, optional, otype, tuple(fields), others)
     inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def _signature(function: Call) -> str:
 
 
 @functools.cache
-def _compiled(
+def _compile(
     name: str,
     signature: str,
     names: tuple[str, ...],
@@ -147,7 +147,7 @@ def _body(required: Sequence[str], optional: Sequence[str], otype: str, fields: 
     lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
     lines += [f"    {line}" for line in _key(required, otype, fields)]
     if optional:
-        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trimmed(required, optional)}"]
+        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trim(required, optional)}"]
         lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
         operands, run = "operands", "call(*operands)"
     return [
@@ -172,7 +172,7 @@ def _any_given(names: Sequence[str]) -> str:
     return " or ".join(f"{name} is not None" for name in names)
 
 
-def _trimmed(required: Sequence[str], optional: Sequence[str]) -> str:
+def _trim(required: Sequence[str], optional: Sequence[str]) -> str:
     """Write the operands without the absent ones at the end."""
     text = _tuple(required)
     for count, name in enumerate(optional, 1):

@@ -343,7 +343,7 @@ def _two_stage_route(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Dev
     return make
 
 
-def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
+def _listed_if_few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
     """Return a list function for routes worth a try where the product of these numbers is small."""
 
     def listed(shape: Shape, device: Device) -> tuple[int, ...]:
@@ -353,7 +353,7 @@ def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]
     return listed
 
 
-def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+def _with_plain_weights(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to take both weights in order; each route puts the shuffled scales in order."""
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
@@ -381,11 +381,11 @@ family = Family(
             "scaled_grouped_mm": Route(_two_stage_route(_scaled_grouped_mm), _no_scaled_grouped_mm),
             "grouped_mm": Route(_two_stage_route(_grouped_mm), _no_grouped_mm),
             "sorted": Route(_two_stage_route(_sorted), graph_safe=False),
-            "gather": Route(_two_stage_route(_gather), listed=_few(_FEW_PAIRS, "m", "topk")),
-            "dense": Route(_two_stage_route(_dense), listed=_few(_FEW_EXPERTS, "expert")),
+            "gather": Route(_two_stage_route(_gather), listed=_listed_if_few(_FEW_PAIRS, "m", "topk")),
+            "dense": Route(_two_stage_route(_dense), listed=_listed_if_few(_FEW_EXPERTS, "expert")),
             "blocks": Route(_two_stage_route(_blocks)),
         }
     ),
     _native,
-    _in_order,
+    _with_plain_weights,
 )

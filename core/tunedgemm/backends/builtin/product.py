@@ -121,7 +121,7 @@ def rounded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.matmul(x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)).to(torch.float32)
 
 
-def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
+def rescale(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
     """Scale a float32 or int32 product by rows and columns, add the bias in float32, and round once.
 
     A float32 product is overwritten.
@@ -132,10 +132,10 @@ def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tenso
     keeps_gradients = out.requires_grad or by_column.requires_grad
     if bias is None and dtype is not torch.float32 and not keeps_gradients:
         return torch.mul(out, by_column, out=torch.empty(out.shape, dtype=dtype, device=out.device))
-    return finished(out.mul_(by_column), bias, dtype, tuple(out.shape))
+    return finish(out.mul_(by_column), bias, dtype, tuple(out.shape))
 
 
-def finished(out: torch.Tensor, bias: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+def finish(out: torch.Tensor, bias: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
     """Add a bias to a float32 result, round it once, and reshape it.
 
     The result is overwritten.
