@@ -43,7 +43,7 @@ def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         row = Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0)
         write_rows(path, op_named("a16w16"), [row])
         monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
-        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None, None))
+        monkeypatch.setattr(tgemm.dispatcher, "_configured", (registry, None, None))
         tunedgemm.reload()
         return calls
 
@@ -63,7 +63,7 @@ def numpys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
         return torch.from_numpy(out if bias is None else out + bias.detach().numpy())
 
     registry = fake_registry(fake_backend("turbo", call=product, heuristic="fake"))
-    monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, Settings(untuned=("turbo",)), None))
+    monkeypatch.setattr(tgemm.dispatcher, "_configured", (registry, Settings(untuned=("turbo",)), None))
     tunedgemm.reload()
     yield calls
     monkeypatch.undo()

@@ -33,7 +33,7 @@ def fresh() -> Iterator[None]:
         yield
 
 
-def kept(function: Callable[..., Any], *operands: Any) -> list[str]:
+def add_layer(function: Callable[..., Any], *operands: Any) -> list[str]:
     """The code of the graphs that torch.compile makes of a call."""
     graphs: list[str] = []
 
@@ -73,7 +73,7 @@ def test_a_call_of_any_op_is_one_node_with_the_same_result(name: str, shape: Sha
     def model(*operands: torch.Tensor) -> torch.Tensor:
         return tunedgemm.call(name, *operands, **keywords)
 
-    [code] = kept(model, *operands)
+    [code] = add_layer(model, *operands)
     assert code.count(f"tunedgemm.{name}") == 1
     out = torch.compile(model, backend="aot_eager", fullgraph=True)(*operands)
     assert torch.equal(out, expected)
@@ -103,7 +103,7 @@ def test_every_public_function_compiles_whole(name: str) -> None:
     function, operands = public_call(name)
     expected = function(*operands)
 
-    [code] = kept(function, *operands)
+    [code] = add_layer(function, *operands)
     assert code.count("torch.ops.tunedgemm.") == 1
     assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
 
@@ -117,7 +117,7 @@ def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
         function = functional.linear if name == "linear" else torch.mm if name == "mm" else operator.attrgetter(name)(tunedgemm)
         operands = ("a16w16", *operands) if name == "call" else (operands[0], operands[1].t()) if name == "mm" else operands
 
-        [code] = kept(function, *operands)
+        [code] = add_layer(function, *operands)
         assert code.count("torch.ops.tunedgemm.") == 1
         torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
         torch.testing.assert_close(function(*operands), expected)
@@ -136,7 +136,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.T
 def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
     """vmap batches, and grad and jvp differentiate; no kernel gets operands without memory, and none is blamed for it."""
     weight = torch.linspace(-1, 1, 512).view(16, 32)
-    own = TunedGemm(*tgemm.dispatcher._given[:1], settings=tgemm.dispatcher.settings)
+    own = TunedGemm(*tgemm.dispatcher._configured[:1], settings=tgemm.dispatcher.settings)
     products = {
         "function": lambda x: tunedgemm.gemm_a16w16(x, weight),
         "call": lambda x: tunedgemm.call("a16w16", x, weight),

@@ -19,7 +19,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_timing import Arms, faster
-from tunedgemm.integrations.torch_compile import opaque, plain
+from tunedgemm.integrations.torch_compile import define_op, plain
 from tunedgemm.shape import Shape
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
@@ -76,7 +76,7 @@ class Route:
         call = self.calls.get(m)
         if call is None:
             op_dispatcher = dispatcher(self.shape.op)
-            if self.theirs is not None and not op_dispatcher.settings.capture and self._waits(m):
+            if self.theirs is not None and not op_dispatcher.settings.capture and self._is_rare(m):
                 return self.theirs
             if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
                 call = self.ours
@@ -85,7 +85,7 @@ class Route:
             self.calls[m] = call
         return call
 
-    def _waits(self, m: int) -> bool:
+    def _is_rare(self, m: int) -> bool:
         """Count a call of M rows; return whether M is still too rare for a row.
 
         Most M of prefill come once, and binding a kernel to an M takes the host longer than the
@@ -158,7 +158,7 @@ def _fake(
 
 
 _SCHEMA = "vllm_linear(Tensor x, Tensor weight, Tensor? x_scale, Tensor? w_scale, Tensor? bias, ScalarType dtype, str route) -> Tensor"
-_op = opaque(_SCHEMA, run=_run, fake=_fake)
+_op = define_op(_SCHEMA, run=_run, fake=_fake)
 
 
 def product(*operands: Any) -> torch.Tensor:
@@ -167,7 +167,7 @@ def product(*operands: Any) -> torch.Tensor:
     return out
 
 
-def kept(route: Route, module: Any, name: str = "") -> Route:
+def add_layer(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, or to this one as its first; return that route."""
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)

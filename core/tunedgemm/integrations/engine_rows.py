@@ -40,26 +40,26 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except UserError as error:
         reason = str(error)
-    keep(reason, layer)
+    record_unrouted(reason, layer)
     return reason
 
 
-def keep(reason: str, layer: str) -> bool:
+def record_unrouted(reason: str, layer: str) -> bool:
     """Record for `unrouted` why a layer keeps the engine's kernels; return True."""
     _left.setdefault(reason, []).append(layer)
     return True
 
 
-def drop(reason: str) -> bool:
-    """Undo one record of `keep`; return False."""
+def forget_unrouted(reason: str) -> bool:
+    """Undo one record of `record_unrouted`; return False."""
     _left[reason].pop()
     return False
 
 
 def unrouted(engine: str = "vLLM") -> list[str]:
     """Return one line for each reason why layers keep the engine's kernels."""
-    kept = [(reason, names) for reason, names in _left.items() if names]
-    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in kept]
+    add_layer = [(reason, names) for reason, names in _left.items() if names]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in add_layer]
 
 
 @functools.lru_cache(maxsize=16)

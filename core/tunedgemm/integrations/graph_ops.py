@@ -21,8 +21,8 @@ from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.hot import register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, plain, unseen
+from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
@@ -68,7 +68,7 @@ def _define(op: Op) -> Any:
         values = dict(zip(names, arguments, strict=False)) | named
         return op.fake(*map(values.get, names[: -len(_LAST)]), otype=values.get("otype"))
 
-    return opaque(schema, run=run, fake=fake)
+    return define_op(schema, run=run, fake=fake)
 
 
 def _is_defined(name: str) -> bool:
@@ -87,7 +87,7 @@ def _encode_fields(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
     return json.dumps(fields, default=lambda value: int(getattr(value, "value", value)), sort_keys=True)
 
 
-# Called by Python itself while a graph is traced, as `unseen` is.
+# Called by Python itself while a graph is traced, as `inside_transform` is.
 _encode_fields._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _is_defined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -111,7 +111,7 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
         else:
             plain.append(operand)
     torch_fits = differentiable and layout == "row" and plain[0].dtype in _FLOATS and all(scale is None for scale in plain[3:])
-    if torch_fits and (gradient or unseen()):
+    if torch_fits and (gradient or inside_transform()):
         return torch_fallback(plain[0], plain[1], plain[2] if len(plain) > 2 else None, otype)
     if gradient:
         torch._dynamo.graph_break(msg="an op of tunedgemm in a graph gives no gradient; call it under torch.no_grad()")
@@ -148,7 +148,7 @@ class _OfDefaultInstance:
     def add(self, function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> None:
         """Have compilers trace the op of a function; the compiler keeps that setting for good."""
         if any(dispatcher is used for used in tgemm.dispatchers):
-            teach(function, _traced_by(dispatcher.op.name, arrange))
+            trace_instead(function, _traced_by(dispatcher.op.name, arrange))
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the op of a call that is traced by running it, as torch.export does without strict."""
@@ -159,4 +159,4 @@ class _OfDefaultInstance:
 
 
 register_graph_ops(_OfDefaultInstance())
-teach(call, _traced_call)
+trace_instead(call, _traced_call)

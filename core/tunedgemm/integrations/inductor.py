@@ -23,7 +23,7 @@ from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
 from tunedgemm.integrations.graph_ops import graph_op, torch_fallback
-from tunedgemm.integrations.lowering import straight
+from tunedgemm.integrations.lowering import as_direct_call
 from tunedgemm.ops import DEFAULT_OP
 
 #: Dtypes that torch multiplies without scales.
@@ -167,6 +167,6 @@ def _lower_under_max_autotune(choosing: Any, decomposition: Any, itself: Any) ->
         tunes, bound = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
         scaled = any(bound.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
         product = bound.get("weight_layout", "row") == "row" and not scaled and bound["x"].get_dtype() in _FLOATS
-        return straight(choosing(*arguments, **named)) if tunes and product else itself(*arguments, **named)
+        return as_direct_call(choosing(*arguments, **named)) if tunes and product else itself(*arguments, **named)
 
     return lowered

@@ -17,8 +17,8 @@ import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler fun
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, plain, unseen
+from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
 Function = Callable[..., Any]
@@ -40,7 +40,7 @@ class _Serving(threading.local):
 _serving = _Serving()
 
 
-def _itself(launcher: Function) -> Function:
+def _identity(launcher: Function) -> Function:
     return launcher
 
 
@@ -58,7 +58,7 @@ class Route:
     dispatcher: Dispatcher
     original: Function
     operands: Callable[..., tuple[torch.Tensor | None, ...] | None]
-    adapted: Callable[[Function], Function] = _itself
+    adapted: Callable[[Function], Function] = _identity
 
     def first(self, key: tuple[Any, ...], *arguments: Any, failed: Exception | None = None) -> Any:
         """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
@@ -109,10 +109,10 @@ class Route:
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)
-        return _guarded(call, self.original) if _serving.reentered else call
+        return _guard_reentry(call, self.original) if _serving.reentered else call
 
 
-def _guarded(call: Function, original: Function) -> Function:
+def _guard_reentry(call: Function, original: Function) -> Function:
     """Wrap a launcher that calls F.linear or torch.mm, so that it gets torch's own function."""
 
     def guarded(*arguments: Any) -> Any:
@@ -180,7 +180,7 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight),
-                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and not (at | kept) & 15
+                    (at := input.data_ptr()) and (add_layer := weight.data_ptr()) and not (at | add_layer) & 15
                     and input.is_contiguous() and weight.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad),
                 )  # fmt: skip
@@ -188,8 +188,8 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and (added := bias.data_ptr())
-                    and not (at | kept | added) & 15 and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
+                    (at := input.data_ptr()) and (add_layer := weight.data_ptr()) and (added := bias.data_ptr())
+                    and not (at | add_layer | added) & 15 and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
                 )  # fmt: skip
             call = get(key)
@@ -219,7 +219,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
     return _original(x, weight, bias)
 
 
-op = opaque(
+op = define_op(
     'linear(Tensor x, Tensor weight, Tensor? bias=None, str weight_layout="row") -> Tensor',
     run=_run,
     fake=_fake,
@@ -229,7 +229,7 @@ op = opaque(
 def stays_torch_in_graph(*operands: torch.Tensor | None) -> bool:
     """Return whether a traced product stays torch's, for a gradient, autocast or a functional transform."""
     needed = any(operand is not None and operand.requires_grad for operand in operands)
-    return (needed and torch.is_grad_enabled()) or _autocast() or unseen()
+    return (needed and torch.is_grad_enabled()) or _autocast() or inside_transform()
 
 
 def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
@@ -241,4 +241,4 @@ def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return op(input, weight, bias)
 
 
-teach(linear, _traced)
+trace_instead(linear, _traced)

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
-from tunedgemm.integrations.dynamo import teach
+from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.linear import Function, Route, op, stays_torch_in_graph
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -73,7 +73,7 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
                 key = (
                     name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
                     type(input), type(mat2),
-                    (at := input.data_ptr()) and (kept := mat2.data_ptr()) and not (at | kept) & 15 and input.is_contiguous(),
+                    (at := input.data_ptr()) and (add_layer := mat2.data_ptr()) and not (at | add_layer) & 15 and input.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -109,8 +109,8 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
                 key = (
                     "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
                     input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
-                    (added := input.data_ptr()) and (at := mat1.data_ptr()) and (kept := mat2.data_ptr())
-                    and not (added | at | kept) & 15 and input.is_contiguous() and mat1.is_contiguous(),
+                    (added := input.data_ptr()) and (at := mat1.data_ptr()) and (add_layer := mat2.data_ptr())
+                    and not (added | at | add_layer) & 15 and input.is_contiguous() and mat1.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -153,6 +153,6 @@ def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *
     return op(mat1, mat2.t(), input)
 
 
-teach(mm, _traced_mm)
-teach(matmul, _traced_matmul)
-teach(addmm, _traced_addmm)
+trace_instead(mm, _traced_mm)
+trace_instead(matmul, _traced_matmul)
+trace_instead(addmm, _traced_addmm)

@@ -213,7 +213,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.platforms import current_platform
 
     from tunedgemm.dtype import short_dtype
-    from tunedgemm.integrations.engine_routes import Route, adds_bias, kept
+    from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias
     from tunedgemm.integrations.linear import linear
     from tunedgemm.integrations.torch_compile import plain
     from tunedgemm.shape import Shape
@@ -229,7 +229,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return gemm(None, x, weight, bias)
 
-    return kept(
+    return add_layer(
         Route(
             name=f"{shape}", shape=shape, device=device, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
             inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),

@@ -17,8 +17,8 @@ from tunedgemm.device import device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
-from tunedgemm.integrations.engine_routes import Route, kept, rows_of
-from tunedgemm.integrations.engine_rows import keep
+from tunedgemm.integrations.engine_routes import Route, add_layer, rows_of
+from tunedgemm.integrations.engine_rows import record_unrouted
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -102,7 +102,7 @@ def route_experts(model: torch.nn.Module) -> None:
         except (AttributeError, UserError) as error:
             reason = str(error) if isinstance(error, UserError) else f"this vLLM describes experts in another form ({error})"
         if reason:
-            keep(f"experts: {reason}", name)
+            record_unrouted(f"experts: {reason}", name)
 
 
 def _route(layer: Any, kernel: Any, name: str) -> str:
@@ -128,8 +128,8 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
     op_dispatcher = dispatcher("fmoe")
     if not (op_dispatcher.settings.capture or op_dispatcher.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
         return f"no row of {shape}"
-    layer.prefix = getattr(layer, "prefix", "") or name  # `kept` takes a layer's name from it
-    _put_before(kernel, kept(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))
+    layer.prefix = getattr(layer, "prefix", "") or name  # `add_layer` takes a layer's name from it
+    _put_before(kernel, add_layer(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))
     return ""
 
 

@@ -14,10 +14,10 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
-from tunedgemm.integrations.engine_rows import keep, left
+from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
+from tunedgemm.integrations.engine_rows import left, record_unrouted
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, put
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter
 from tunedgemm.shape import Shape
 
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
@@ -65,17 +65,17 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
             self._theirs = own(self.config, self.layer_param_names)
             self._theirs.process_weights_after_loading(layer)
             if not reason and own.__name__ == _CUTLASS:
-                self._route = kept(self._make_route(layer, n, k), layer).name
+                self._route = add_layer(self._make_route(layer, n, k), layer).name
             elif not reason:
-                keep(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
+                record_unrouted(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
             return
         scale = getattr(layer, scale_name)
         if len(layer.logical_widths) > 1 and not self.config.is_channelwise:
             scale = convert_to_channelwise(scale, layer.logical_widths)
-        put(layer, weight_name, getattr(layer, weight_name).data)
-        put(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
+        replace_parameter(layer, weight_name, getattr(layer, weight_name).data)
+        replace_parameter(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
         if self.config.is_static_input_scheme:
-            put(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
+            replace_parameter(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
         else:
             setattr(layer, x_scale_name, None)
 

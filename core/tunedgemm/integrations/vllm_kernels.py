@@ -29,12 +29,12 @@ def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
     return next((kernel for kernel in theirs if linear.is_supported_and_can_implement_kernel(kernel, config, None)[0]), None)
 
 
-def put(layer: Any, name: str, value: torch.Tensor) -> None:
+def replace_parameter(layer: Any, name: str, value: torch.Tensor) -> None:
     """Replace a parameter of vLLM's classes by one of torch's own, because tables serve no subclasses."""
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
-def answer(reason: str) -> Answer:
+def support_answer(reason: str) -> Answer:
     """Answer vLLM that a kernel can run, or the reason against it."""
     return not reason, reason or None
 

@@ -43,10 +43,10 @@ def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Rep
         us_from="guess",
         why=explanation.refused or offer.why,
         row_m=match.row.shape.m if match and not explanation.refused else -1,
-        passed=tuple(_passed(explanation)),
+        passed=tuple(_skipped_rows(explanation)),
         layer=call.layer,
     )
-    return _timed(entry, dispatcher.op, offer, device, times)
+    return _add_times(entry, dispatcher.op, offer, device, times)
 
 
 def word_of(origin: str, match: Match | None) -> str:
@@ -56,7 +56,7 @@ def word_of(origin: str, match: Match | None) -> str:
     return match.granularity if match.same_device else "other device"
 
 
-def _passed(explanation: Explanation) -> Iterator[Passed]:
+def _skipped_rows(explanation: Explanation) -> Iterator[Passed]:
     """Yield the skipped rows, and for a refused shape the last row tried."""
     over = explanation.passed_over
     for offer, reason in (*over, (explanation.offer, explanation.refused)) if explanation.refused else over:
@@ -64,7 +64,7 @@ def _passed(explanation: Explanation) -> Iterator[Passed]:
             yield Passed(offer.solution, word_of(offer.origin, offer.match), _LIBTYPE.sub("", reason))
 
 
-def _timed(entry: Entry, op: Op, offer: Offer, device: Device, times: KnownTimes) -> Entry:
+def _add_times(entry: Entry, op: Op, offer: Offer, device: Device, times: KnownTimes) -> Entry:
     """Add the time of a call from its best source, and the best known solution."""
     shape, match = entry.shape, offer.match if entry.how != "refused" else None
     trial = times.of(op, shape, entry.solution) if entry.how != "refused" else None

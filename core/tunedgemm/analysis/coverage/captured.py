@@ -136,7 +136,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
             shape = key_shape(call.shape)
             earlier = folded.get(shape, Untuned(shape, 0, 0, call.layer))
             folded[shape] = attrs.evolve(earlier, count=earlier.count + call.count, graph=earlier.graph + call.graph)
-    _called(files, folded.values(), problems)
+    _require_calls(files, folded.values(), problems)
     return Captured(files, tuple(folded.values()), tuple(problems), tuple(notes))
 
 
@@ -149,7 +149,7 @@ def _of_user_folder(op: Op | None) -> list[Path]:
     return files
 
 
-def _called(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence[Problem]) -> None:
+def _require_calls(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence[Problem]) -> None:
     """Raise UserError without any call, because a check of no calls must not pass."""
     if any(call.calls for call in listed):
         return

@@ -98,14 +98,14 @@ def _read(times: KnownTimes, log: Path, op: Op, device: Device, wanted: Collecti
         shape = line.fields.get("shape")
         if line.kind != "trial" or line.fields.get("status") != "ok" or not isinstance(shape, dict) or shape.get("op") != op.name:
             continue
-        if (shape.get("m"), shape.get("n"), shape.get("k")) not in sizes or not _of(device, line):
+        if (shape.get("m"), shape.get("n"), shape.get("k")) not in sizes or not _ran_on(device, line):
             continue
         timing = line.timing()
         if timing.ok and (key := key_shape(timing.shape)) in wanted:
             times.note(key, timing.solution, Time(timing.us, "trial", log))
 
 
-def _of(device: Device, line: Line) -> bool:
+def _ran_on(device: Device, line: Line) -> bool:
     """Return whether a trial ran on the device; a described device without a name is any of its kind."""
     fields = line.fields
     name = fields.get("device", "")
