@@ -33,7 +33,7 @@ def fresh() -> Iterator[None]:
         yield
 
 
-def add_layer(function: Callable[..., Any], *operands: Any) -> list[str]:
+def kept(function: Callable[..., Any], *operands: Any) -> list[str]:
     """The code of the graphs that torch.compile makes of a call."""
     graphs: list[str] = []
 
@@ -73,7 +73,7 @@ def test_a_call_of_any_op_is_one_node_with_the_same_result(name: str, shape: Sha
     def model(*operands: torch.Tensor) -> torch.Tensor:
         return tunedgemm.call(name, *operands, **keywords)
 
-    [code] = add_layer(model, *operands)
+    [code] = kept(model, *operands)
     assert code.count(f"tunedgemm.{name}") == 1
     out = torch.compile(model, backend="aot_eager", fullgraph=True)(*operands)
     assert torch.equal(out, expected)
@@ -103,7 +103,7 @@ def test_every_public_function_compiles_whole(name: str) -> None:
     function, operands = public_call(name)
     expected = function(*operands)
 
-    [code] = add_layer(function, *operands)
+    [code] = kept(function, *operands)
     assert code.count("torch.ops.tunedgemm.") == 1
     assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
 
@@ -117,7 +117,7 @@ def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
         function = functional.linear if name == "linear" else torch.mm if name == "mm" else operator.attrgetter(name)(tunedgemm)
         operands = ("a16w16", *operands) if name == "call" else (operands[0], operands[1].t()) if name == "mm" else operands
 
-        [code] = add_layer(function, *operands)
+        [code] = kept(function, *operands)
         assert code.count("torch.ops.tunedgemm.") == 1
         torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
         torch.testing.assert_close(function(*operands), expected)

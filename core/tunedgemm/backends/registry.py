@@ -299,17 +299,17 @@ def _options(libtype: str, stated: object) -> tuple[Option, ...]:
 
 def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function to take all of the hook's arguments by position."""
-    wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
-    taken = inspect.signature(function).parameters
-    for parameter in taken.values():
-        fault = "" if parameter.name in wanted else f"is not one of {', '.join(wanted)}"
+    order = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    hook_parameters = inspect.signature(function).parameters
+    for parameter in hook_parameters.values():
+        fault = "" if parameter.name in order else f"is not one of {', '.join(order)}"
         fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
         if fault:
             written = str(parameter).split("=")[0].split(":")[0]
             raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
-    if list(taken) == wanted:
+    if list(hook_parameters) == order:
         return function
-    positions = [wanted.index(argument) for argument in taken]
+    positions = [order.index(argument) for argument in hook_parameters]
     return lambda *arguments: function(*(arguments[position] for position in positions))
 
 

@@ -78,14 +78,14 @@ def add_overrides(group: argparse._ArgumentGroup) -> None:
     add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="format of fp8: e4m3fnuz on MI300 (default: %(default)s)")
 
 
-def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
+def default(flag_value: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
     """Return a flag's value, else the environment variable's, else *otherwise*.
 
     Raises:
         UserError: the variable's value is invalid.
     """
-    if said is not None:
-        return said
+    if flag_value is not None:
+        return flag_value
     text = os.environ.get(variable, "").strip()
     try:
         return kind(text) if text else otherwise
@@ -105,8 +105,8 @@ def model_of(arguments: argparse.Namespace, other: str | None = None) -> str:
     if arguments.model_dir and other:
         raise UserError("-i and --model_dir: are mutually exclusive; leave out one of them")
     model: str = arguments.model_dir or ("" if other else os.environ.get("GTUNE_MODEL", "").strip())
-    if said := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
-        flag = said[0] if said[0] in ("batch_size", "nsets") else said[0].replace("_", "-")
+    if flags_set := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
+        flag = flags_set[0] if flags_set[0] in ("batch_size", "nsets") else flags_set[0].replace("_", "-")
         raise UserError(f"--{flag}: requires a model; name one with --model_dir")
     return model
 

@@ -145,11 +145,11 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     solution_and_shape = split.of(offer.solution, shape)
     if isinstance(solution_and_shape, Unsupported):
         return solution_and_shape
-    wanted, shape = solution_and_shape
+    kernel, shape = solution_and_shape
     solution: Solution | Unsupported
     why = offer.why
-    if wanted.kernel_name:
-        solution = _named(wanted, backend, shape, device)
+    if kernel.kernel_name:
+        solution = _named(kernel, backend, shape, device)
     else:
         solution = backend.heuristic_fallback(shape, device) or Unsupported(f"heuristic of {backend.libtype} has no choice")
         why = f"{offer.why}; heuristic of {backend.libtype}"

@@ -163,14 +163,14 @@ class Online:
             text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                said, complained = process.communicate(timeout=seconds)
+                printed, errors = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 return f"it took more than {seconds:g} s; TUNEDGEMM_ONLINE_SECONDS allows more, TUNEDGEMM_ONLINE_LIBTYPE tries less"
             finally:
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
         _log.info("%s: the tuner took %.1f s", shape, time.monotonic() - started)
-        reasons = said.split("\n") if not process.returncode else complained.split("\n")
+        reasons = printed.split("\n") if not process.returncode else errors.split("\n")
         return next((line.strip() for line in reversed(reasons) if line.strip()), "")
 
 
@@ -198,8 +198,8 @@ def child() -> None:
     try:
         report = tune(shape.op, [shape], Path(question["table"]), options)
     except UserError as error:
-        said = [" ".join(str(error).split())]
+        reasons = [" ".join(str(error).split())]
     else:
-        said = [why_failed(outcome) for outcome in report.failed]
-        said += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
-    sys.stdout.write("\n".join(["", *said, ""]))
+        reasons = [why_failed(outcome) for outcome in report.failed]
+        reasons += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
+    sys.stdout.write("\n".join(["", *reasons, ""]))

@@ -58,8 +58,8 @@ def forget_unrouted(reason: str) -> bool:
 
 def unrouted(engine: str = "vLLM") -> list[str]:
     """Return one line for each reason why layers keep the engine's kernels."""
-    add_layer = [(reason, names) for reason, names in _left.items() if names]
-    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in add_layer]
+    reasons = [(reason, names) for reason, names in _left.items() if names]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
 
 
 @functools.lru_cache(maxsize=16)

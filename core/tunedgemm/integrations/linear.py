@@ -180,7 +180,7 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight),
-                    (at := input.data_ptr()) and (add_layer := weight.data_ptr()) and not (at | add_layer) & 15
+                    (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and not (x_address | w_address) & 15
                     and input.is_contiguous() and weight.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad),
                 )  # fmt: skip
@@ -188,8 +188,9 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    (at := input.data_ptr()) and (add_layer := weight.data_ptr()) and (added := bias.data_ptr())
-                    and not (at | add_layer | added) & 15 and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
+                    (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and (bias_address := bias.data_ptr())
+                    and not (x_address | w_address | bias_address) & 15
+                    and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
                 )  # fmt: skip
             call = get(key)

@@ -73,7 +73,8 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
                 key = (
                     name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
                     type(input), type(mat2),
-                    (at := input.data_ptr()) and (add_layer := mat2.data_ptr()) and not (at | add_layer) & 15 and input.is_contiguous(),
+                    (x_address := input.data_ptr()) and (w_address := mat2.data_ptr())
+                    and not (x_address | w_address) & 15 and input.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -109,8 +110,8 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
                 key = (
                     "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
                     input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
-                    (added := input.data_ptr()) and (at := mat1.data_ptr()) and (add_layer := mat2.data_ptr())
-                    and not (added | at | add_layer) & 15 and input.is_contiguous() and mat1.is_contiguous(),
+                    (bias_address := input.data_ptr()) and (x_address := mat1.data_ptr()) and (w_address := mat2.data_ptr())
+                    and not (bias_address | x_address | w_address) & 15 and input.is_contiguous() and mat1.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)

@@ -73,11 +73,11 @@ def register() -> None:
     for module, name in PLAIN:
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
-    for ours, what in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
+    for module_name, layer_kind in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
         try:
-            importlib.import_module(f"tunedgemm.integrations.{ours}").install()
+            importlib.import_module(f"tunedgemm.integrations.{module_name}").install()
         except (ImportError, AttributeError) as error:
-            _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", what, error)
+            _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
     warm = CPU_WARM if current_platform.is_cpu() else WARM
     for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
         _replace(target, wrapper)

@@ -53,8 +53,8 @@ def look_alikes(columns: Sequence[str]) -> list[str]:
     """
     fits = [op for op in ops().values() if set(sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
     if is_tuned(columns):
-        said = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
-        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in measures(op)} <= said]
+        in_file = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
+        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in measures(op)} <= in_file]
     return [op.name for op in fits if is_of_aiter(columns, op)] or [op.name for op in fits]
 
 

@@ -193,8 +193,8 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
 def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
     """Format a list of shapes to tune as a CSV, in their order; an empty column is left out."""
     records = [record_of_untuned(row, op) for row in rows]
-    said = {column for record in records for column in record.cells}
-    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)], records).text()
+    filled = {column for record in records for column in record.cells}
+    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in filled)], records).text()
 
 
 def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
@@ -388,8 +388,8 @@ def _refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
 
 def _widen(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
     """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
-    said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
-    return [*columns, *(column for column in in_order(op, sorted(said)) if column in said)]
+    filled = {column for record in records for column, text in record.cells.items() if text and column not in columns}
+    return [*columns, *(column for column in in_order(op, sorted(filled)) if column in filled)]
 
 
 def _columns_of(records: Iterable[Record]) -> list[str]:

@@ -326,8 +326,8 @@ class _Scanner:
             return None
         row, *probes = rows
         shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]  # type: ignore[arg-type]
-        said = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
-        return row if said and [probe.shape for probe in probes] == shapes else None
+        has_sizes = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
+        return row if has_sizes and [probe.shape for probe in probes] == shapes else None
 
 
 def _bytes(line: str) -> int:

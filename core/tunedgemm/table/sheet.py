@@ -152,10 +152,10 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     if records and not _ending(lines[-1]):
         last = records[-1]
         if last.cells and len(last.cells) < len(columns):
-            said = f"the last, is cut off after {len(last.cells)} of {len(columns)} fields; restore the file, or delete that line"
+            fault = f"the last, is cut off after {len(last.cells)} of {len(columns)} fields; restore the file, or delete that line"
             if whole:
-                raise TableError(f"{path}: line {last.line}, {said}")
-            cut = records.pop().line, said
+                raise TableError(f"{path}: line {last.line}, {fault}")
+            cut = records.pop().line, fault
     return Sheet(columns, records, "".join(lines[: header + 1]), names, cut)
 
 

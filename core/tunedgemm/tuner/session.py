@@ -207,8 +207,8 @@ class Session:
         try:
             torch.cuda.synchronize(self.index)
         except Exception as error:
-            said = blamed.detail if isinstance(blamed, Timing) else str(error)
-            raise DeviceFault(f"{said}"[:500]) from None
+            detail = blamed.detail if isinstance(blamed, Timing) else str(error)
+            raise DeviceFault(f"{detail}"[:500]) from None
 
 
 def with_tolerance(op: Op, options: Options) -> Op:

@@ -122,17 +122,15 @@ class Store:
         """
         with self._mutex:
             self._versions[device] = dict(versions)
-            for where, libvers in self._libvers.items():
-                if where[0] != device:
+            for key, libvers in self._libvers.items():
+                if key[0] != device:
                     continue
                 others = [solution for solution, libver in libvers.items() if versions.get(solution.libtype, libver) != libver]
                 for solution in others:
-                    self._trials.get(where, {}).pop(solution, None)
+                    self._trials.get(key, {}).pop(solution, None)
                 if others:
-                    self._outcomes.pop(where, None)
-                    _log.info(
-                        "%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), where[1]
-                    )
+                    self._outcomes.pop(key, None)
+                    _log.info("%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), key[1])
 
     def final_timings(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
         """Return the final trials of a shape: adopted ones, and those that this run has logged."""
@@ -281,22 +279,22 @@ class Store:
         stored = read_rows(self.table, self.op)[0] if present(self.table) else []
         rows = {row.key: row for row in stored}
         for subject in reusable.subjects:
-            where, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
+            key, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
             trials = {timing.solution: timing for timing in timings}
             libvers = [entry.fields.get("libver") for entry in subject if entry.kind == "trial"]
-            self._libvers[where] = {timing.solution: text for timing, text in zip(timings, libvers, strict=True) if isinstance(text, str)}
+            self._libvers[key] = {timing.solution: text for timing, text in zip(timings, libvers, strict=True) if isinstance(text, str)}
             outcome = next((entry for entry in reversed(subject) if entry.kind == "shape"), None)
             if outcome is None:
-                self._trials[where] = trials
+                self._trials[key] = trials
                 continue
             winner = _winner(outcome, trials)
             if winner is not None:
-                row = self._row(*where, winner, str(outcome.fields.get("libver", "")))
+                row = self._row(*key, winner, str(outcome.fields.get("libver", "")))
                 if outcome.number in reusable.last and _died_before_table(outcome, rows.get(row.key), row):
                     self._waiting.append(row)
                 elif row.key not in rows:
                     continue  # the user removed the row: the shape is tuned again
-            self._trials[where], self._outcomes[where] = trials, winner
+            self._trials[key], self._outcomes[key] = trials, winner
         count = sum(map(len, self._trials.values()))
         _log.info("%s: resumes run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
         self._put()

@@ -112,11 +112,11 @@ def _nvml(index: int) -> tuple[Any, Any]:
 
 def _nvidia_clocks(index: int) -> tuple[int, str]:
     nvml, handle = _nvml(index)
-    mhz, said = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
+    mhz, throttling = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
     with contextlib.suppress(Exception):  # not every GPU tells
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        said = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
-    return mhz, said
+        throttling = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
+    return mhz, throttling
 
 
 class Workload:

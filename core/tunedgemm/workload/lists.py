@@ -32,26 +32,26 @@ def op_of_file(path: Path) -> Op:
         return op_named(DEFAULT_OP)
 
 
-def shape_of_texts(op: Op, sizes: Iterable[str], cells_set: Mapping[str, str]) -> Shape:
+def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str]) -> Shape:
     """Parse a shape from the texts of its table's columns.
 
     Args:
         op: the op.
-        sizes: numbers for the first columns of its key that are not in *said*, in order.
-        said: further columns, of its key or ours.
+        sizes: numbers for the first columns of its key that are not in *cells*, in order.
+        cells: further columns, of its key or ours.
 
     Raises:
         UserError: a column that the op does not have, or a value that its parser rejects or misses.
     """
     columns = (*op.columns.key, *op.columns.own)
-    for column in cells_set:
+    for column in cells:
         if column not in columns:
             raise UserError(f"{op.name} has no column {column!r}; use {', '.join(columns)}")
-    free = [column for column in op.columns.key if column not in cells_set]
+    free = [column for column in op.columns.key if column not in cells]
     numbers = list(sizes)
     if len(numbers) > len(free):
         raise UserError(f"too many sizes for {op.name} (got {len(numbers)}); its key is {', '.join(op.columns.key)}")
-    texts = dict(zip(free, numbers, strict=False)) | dict(cells_set)
+    texts = dict(zip(free, numbers, strict=False)) | dict(cells)
     try:
         return op.columns.parse(texts)
     except UserError as error:

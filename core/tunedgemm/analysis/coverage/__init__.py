@@ -112,8 +112,8 @@ def _graph_notes(calls: Captured, replays: Replays) -> list[str]:
     silent = [m for m in recorded if m not in replays.by_m]
     if not silent or replays.per_graph > 1:
         return []
-    which = f" with M={', '.join(map(str, silent))}" if replays.by_m else ""
-    return [f"calls recorded into graphs{which} count once; pass the number of replays with --replays"]
+    graphs = f" with M={', '.join(map(str, silent))}" if replays.by_m else ""
+    return [f"calls recorded into graphs{graphs} count once; pass the number of replays with --replays"]
 
 
 __all__ = [

@@ -160,14 +160,14 @@ def _sorted(call: _Call) -> Stage:
     counts = torch.bincount(call.ids, minlength=experts + 1).tolist()[:experts]
     order = torch.argsort(call.ids, stable=True)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values = call.quantised(x, scale)
-        out = torch.empty(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        out = torch.empty(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         sources, start = order if len(x) == len(call.ids) else order // topk, 0
         for expert, count in enumerate(counts):
             if count:
                 part = slice(start, start + count)
-                out[order[part]] = _product(values[sources[part]], call.matrix(which, expert)).float()
+                out[order[part]] = _product(values[sources[part]], call.matrix(stage_number, expert)).float()
             start += count
         return out
 
@@ -178,11 +178,11 @@ def _dense(call: _Call) -> Stage:
     """Multiply every expert with every row, and take the results of its pairs."""
     import torch
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values = call.quantised(x, scale)
-        out = torch.zeros(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        out = torch.zeros(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         for expert in range(int(call.shape["expert"])):
-            part = call.by_pair(_product(values, call.matrix(which, expert)).float())
+            part = call.by_pair(_product(values, call.matrix(stage_number, expert)).float())
             out = torch.where((call.ids == expert).unsqueeze(1), part, out)
         return out
 
@@ -195,10 +195,10 @@ def _gather(call: _Call) -> Stage:
 
     last = int(call.shape["expert"]) - 1
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
-        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(which)
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
+        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(stage_number)
         chunks = zip(values.split(step), call.ids.clamp(max=last).split(step), strict=True)
-        return torch.cat([_product(rows, call.matrices(which, chosen)).squeeze(1) for rows, chosen in chunks])
+        return torch.cat([_product(rows, call.matrices(stage_number, chosen)).squeeze(1) for rows, chosen in chunks])
 
     return stage
 
@@ -259,12 +259,12 @@ def _blocks(call: _Call) -> Stage:
     indices = torch.where(ids < experts, indices, count * size)
     owners = torch.searchsorted(block_ends, torch.arange(count, device=ids.device), right=True).clamp(max=experts - 1)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
-        values, step = call.quantised(x, scale), call.step(which)
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
+        values, step = call.quantised(x, scale), call.step(stage_number)
         padded = values.new_zeros(count * size + 1, values.shape[1])
         padded[indices] = values[groups.input_rows(x)]
         chunks = zip(padded[:-1].view(count, size, -1).split(step), owners.split(step), strict=True)
-        outputs = torch.cat([_product(rows, call.matrices(which, chosen)).flatten(0, 1) for rows, chosen in chunks])
+        outputs = torch.cat([_product(rows, call.matrices(stage_number, chosen)).flatten(0, 1) for rows, chosen in chunks])
         return groups.put_back(outputs[indices.clamp(max=len(outputs) - 1)])
 
     return stage
@@ -275,9 +275,9 @@ def _grouped_mm(call: _Call) -> Stage:
 
     groups = _Groups.of(call)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         rows = call.quantised(x, scale)[groups.input_rows(x)]
-        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(which)).transpose(1, 2), offs=groups.ends))
+        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(stage_number)).transpose(1, 2), offs=groups.ends))
 
     return stage
 
@@ -302,12 +302,12 @@ def _scaled_grouped_mm(call: _Call) -> Stage:
 
     groups, experts = _Groups.of(call), int(call.shape["expert"])
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values, by_row = _fp8_rows(call.shape, x, scale)
-        indices, weight_scale = groups.input_rows(x), call.scales[which]
-        by_column = weight_scale.reshape(experts, -1).expand(-1, call.size(which)[0]).contiguous()  # type: ignore[union-attr]
+        indices, weight_scale = groups.input_rows(x), call.scales[stage_number]
+        by_column = weight_scale.reshape(experts, -1).expand(-1, call.size(stage_number)[0]).contiguous()  # type: ignore[union-attr]
         rows = values.view(torch.uint8)[indices].view(values.dtype)
-        weight = call.weights[which].transpose(1, 2)
+        weight = call.weights[stage_number].transpose(1, 2)
         outputs = torch._scaled_grouped_mm(rows, weight, by_row[indices], by_column, offs=groups.ends, out_dtype=torch.bfloat16)
         return groups.put_back(outputs)
 

@@ -50,8 +50,8 @@ def _duplicates(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         if len(group) == 1:
             continue
         lines = ", ".join(str(row.line) for row in group)
-        what = "all equal" if len({(row.solution, row.us) for row in group}) == 1 else ", ".join(map(solution_text, group))
-        yield f"{file}: {len(group)} rows for {shape_text(group[0])} in lines {lines}: {what}"
+        fault = "all equal" if len({(row.solution, row.us) for row in group}) == 1 else ", ".join(map(solution_text, group))
+        yield f"{file}: {len(group)} rows for {shape_text(group[0])} in lines {lines}: {fault}"
 
 
 def _unreachable(rows: Sequence[Row], op: Op) -> Iterator[str]:

@@ -168,9 +168,9 @@ def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]
         part, filled = raw.get(name), getattr(settings, name, None)
         if filled is not None:
             parts[name] = (part if isinstance(part, dict) else raw, filled)  # older files keep the text's fields at the top
-    for name, (said, filled) in parts.items():
+    for name, (in_file, filled) in parts.items():
         _check_sizes(folder, filled)
-        missing = _missing(said, filled) if not (name == "" and len(parts) > 1) else []
+        missing = _missing(in_file, filled) if not (name == "" and len(parts) > 1) else []
         if missing and name == "":
             raise UserError(f"{folder}/config.json: lacks {', '.join(missing)}, which decide shapes; {_INSTEAD}")
         if missing:
@@ -196,9 +196,9 @@ def _check_sizes(folder: Path, filled: Any) -> None:
         raise UserError(f"{folder}/config.json: num_key_value_heads ({shared}) must divide num_attention_heads ({heads})")
 
 
-def _missing(said: dict[str, Any], filled: Any) -> list[str]:
+def _missing(in_file: dict[str, Any], filled: Any) -> list[str]:
     renamed = getattr(filled, "attribute_map", {})  # common name of a field -> the class's name for it
-    stated = {renamed.get(name, name) for name in said}
+    stated = {renamed.get(name, name) for name in in_file}
     keys = dict.fromkeys(renamed.get(field, field) for field in _DECIDING)
     return [key for key in keys if key not in stated and _own(filled, key)]
 
@@ -211,8 +211,9 @@ def _own(filled: Any, field: str) -> bool:
 def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any) -> torch.nn.Module:
     import torch
 
-    said = raw.get("architectures")
-    classes = (getattr(transformers, name, None) for name in (said if isinstance(said, list) else []) if isinstance(name, str))
+    architectures = raw.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    classes = (getattr(transformers, name, None) for name in names if isinstance(name, str))
     chosen = next((candidate for candidate in classes if hasattr(candidate, "_from_config")), None)
     dtype = _dtype(settings)
     build = _by_type(transformers, settings).from_config if chosen is None else chosen._from_config
@@ -238,8 +239,8 @@ def _dtype(settings: Any) -> torch.dtype:
     import torch
 
     for part in (settings, _of_text(settings)):
-        said = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
-        dtype = getattr(torch, said, None) if isinstance(said, str) else said
+        dtype_field = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
+        dtype = getattr(torch, dtype_field, None) if isinstance(dtype_field, str) else dtype_field
         if isinstance(dtype, torch.dtype):
             return dtype
     return torch.bfloat16
