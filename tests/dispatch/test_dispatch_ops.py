@@ -20,8 +20,9 @@ from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.scan import Reader
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune

@@ -23,7 +23,8 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_rows, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, read_rows, write_rows
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio

@@ -20,8 +20,9 @@ from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")

@@ -10,9 +10,9 @@ import time
 import pytest
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.sheet import locked
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import Capture, recorder
 
 pytestmark = pytest.mark.usefixtures("no_writer")

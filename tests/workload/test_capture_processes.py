@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import Capture
 
 # Forking is what these tests are about; the parent may have threads of libraries.

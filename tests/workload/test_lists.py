@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
-from tunedgemm.table.csvfile import Untuned, key_shape
+from tunedgemm.table.csvfile import key_shape
 from tunedgemm.table.sheet import Record, Sheet
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.workload.lists import ShapeOverrides, op_of_file, override_shapes, shape_of_line, shape_of_texts
 

@@ -12,7 +12,7 @@ import attrs
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
     from tunedgemm.workload.lists import ShapeOverrides
     from tunedgemm.workload.models import ModelShapes
 

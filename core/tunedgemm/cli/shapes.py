@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
     from tunedgemm.cli.flags import Listed
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import listed, model_of
     from tunedgemm.ops import op_named
-    from tunedgemm.table.csvfile import write_untuned
+    from tunedgemm.table.untuned import write_untuned
     from tunedgemm.tuner.report import console, number_of
     from tunedgemm.workload.lists import list_paths
 

@@ -232,7 +232,7 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
     from tunedgemm.cli.flags import default, listed, model_of, overrides_of
     from tunedgemm.ops import op_named
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
     from tunedgemm.tuner.plan import requested
     from tunedgemm.workload.lists import override_shapes
 

@@ -13,9 +13,10 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Row, key_shape, read_rows, read_untuned
+from tunedgemm.table.csvfile import Row, key_shape, read_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.sheet import present
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.tuner.roofline import cost
 from tunedgemm.tuner.trial import Options, Task
 

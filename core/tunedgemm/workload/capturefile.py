@@ -18,8 +18,8 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.table.columns import UNTUNED_EXTRA
-from tunedgemm.table.row import Untuned, record_of_untuned, untuned_of
 from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
+from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op

@@ -12,10 +12,11 @@ from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Untuned, infer_op, read_untuned
+from tunedgemm.table.csvfile import infer_op
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.row import shape_of
 from tunedgemm.table.sheet import present, read_sheet
+from tunedgemm.table.untuned import Untuned, read_untuned
 
 
 def op_of_file(path: Path) -> Op:

@@ -22,7 +22,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.folders import home_folder
 from tunedgemm.table.lookup import Table
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner.log import trials_path
 

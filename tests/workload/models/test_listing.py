@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned, write_untuned
+from tunedgemm.table.untuned import read_untuned, write_untuned
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
 

@@ -15,7 +15,7 @@ from tunedgemm.dispatch.choice import Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops.op import Op
 from tunedgemm.table.lookup import Match
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.tuner.roofline import guess_us
 
 _ORIGINS = {"unbiased": "unbiased", "heuristic": "heuristic", "builtin": "fallback"}

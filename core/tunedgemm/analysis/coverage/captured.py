@@ -11,10 +11,10 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Problem, key_shape, read_listed
+from tunedgemm.table.csvfile import Problem, key_shape
 from tunedgemm.table.folders import home_folder, named_file, untuned_path
-from tunedgemm.table.row import MOST_CALLS, Untuned
 from tunedgemm.table.sheet import present, read_sheet
+from tunedgemm.table.untuned import MOST_CALLS, Untuned, read_listed
 from tunedgemm.workload.lists import op_of_file
 
 #: Most problems of a file that an error names; of more only the number is printed.

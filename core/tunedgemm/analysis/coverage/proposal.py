@@ -12,8 +12,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import write_untuned
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned, write_untuned
 from tunedgemm.workload.lists import list_paths
 
 #: An M with at least this share of its layer's calls, or of their lost time, gets an exact row. The

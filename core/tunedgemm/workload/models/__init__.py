@@ -21,7 +21,7 @@ from tunedgemm.workload.models.walk import generic
 from tunedgemm.workload.models.walk import layers as walked
 
 if TYPE_CHECKING:
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
 
 __all__ = [
     "NSETS",

@@ -11,8 +11,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.moe import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
-from tunedgemm.table.csvfile import Untuned
-from tunedgemm.table.row import layers_of_both
+from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.scheme import SCHEMES
 
