@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.plan import Source
-    from tunedgemm.tuner.report import Progress
+    from tunedgemm.tuner.progress import Progress
 
 #: Options that are flags of the same name.
 _SAME = (
@@ -170,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import default
     from tunedgemm.tuner import Options, stopped_by_sigterm
-    from tunedgemm.tuner.report import Progress
+    from tunedgemm.tuner.progress import Progress
 
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
