@@ -283,7 +283,7 @@ def _per_1x32(
 ) -> Quantised:
     """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
     import tunedgemm
-    from tunedgemm.ops.formats.quant import FP4
+    from tunedgemm.ops.formats.mxfp4 import FP4
 
     quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
     return quantised

@@ -164,14 +164,14 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
     """
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     kind = shape["q_type"]
     if kind == "No" or x.numel() == 0:
         return x.to(dtype)
     x = x.float()
     if kind == "per_1x32":
-        return quant.dequant_fp4(*quant.per_1x32_f4_quant(x), dtype)
+        return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x), dtype)
     q_dtype = torch_dtype(str(shape["q_dtype_a"]))
     if kind == "per_1x128":
         return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, 128))
@@ -202,11 +202,11 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     """
     import torch
 
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     kind = shape["q_type"]
     if kind == "per_1x32":  # torch indexes no 4-bit tensors
-        return quant.dequant_fp4(quant.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
+        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
     matrix = weight[expert]
     if scale is None:
         return matrix.to(dtype)

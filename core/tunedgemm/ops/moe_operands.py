@@ -234,7 +234,7 @@ def _experts(
 
 def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Quantise one expert's weights [rows, cols] as stored; the scales are None for QuantType.No."""
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     if kind == "per_Tensor":
         return quant.per_tensor_quant(values, quant_dtype=dtype)
@@ -242,4 +242,4 @@ def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[tor
         return quant.pertoken_quant(values, quant_dtype=dtype)
     if kind == "per_1x128":
         return quant.per_block_quant(values, dtype)
-    return quant.per_1x32_f4_quant(values) if kind == "per_1x32" else (values.to(dtype), None)
+    return mxfp4.per_1x32_f4_quant(values) if kind == "per_1x32" else (values.to(dtype), None)

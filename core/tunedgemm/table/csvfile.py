@@ -291,6 +291,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
 
 
 def require_columns(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise TableError if columns are missing, which another op's file would lack."""
     if missing:
         raise TableError(
             f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "

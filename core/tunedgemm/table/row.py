@@ -56,6 +56,7 @@ def key_shape(shape: Shape) -> Shape:
 
 
 def one_line(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse a text of several lines, which a CSV line could not hold."""
     if not isinstance(value, str) or "\n" in value or "\r" in value:
         raise TableError(f"{attribute.name!r} must be text on one line (got {value!r})")
 
@@ -310,6 +311,7 @@ def _time_of_rate(cells: Mapping[str, str], flops: int) -> float:
 
 
 def whole_number(cells: Mapping[str, str], column: str, default: int) -> int:
+    """Return the whole number of a column, *default* where absent; raise TableError for another text."""
     number = _number(cells, column, default)
     if not math.isfinite(number) or number != int(number):
         raise TableError(f"{column!r} must be a whole number (got {cells[column][:40]!r})")

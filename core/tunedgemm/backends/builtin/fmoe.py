@@ -71,7 +71,8 @@ class _Call:
         """Return [experts, rows, cols] of the *chosen* experts, by their indices on the device, or of all."""
         import torch
 
-        from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4, dequant_rows
+        from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4
+        from tunedgemm.ops.formats.quant import dequant_rows
 
         rows, cols = self.size(stage)
         kind, weight, scale = self.shape["q_type"], self.weights[stage], self.scales[stage]

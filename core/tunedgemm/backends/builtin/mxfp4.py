@@ -88,7 +88,7 @@ def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], 
     """Return a function that dequantises a packed operand and its scales to [rows, K]."""
     import torch
 
-    from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4
+    from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4
 
     k, inner = shape.k, torch_dtype(dtype)
 
