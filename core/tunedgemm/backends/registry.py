@@ -55,7 +55,7 @@ class Backend:
         With a *solution*, ask for the shape that its kernel runs.
         """
         if solution is not None:
-            whole = split.of(solution, shape)
+            whole = split.kernel_and_shape(solution, shape)
             if isinstance(whole, Unsupported):
                 return whole
             _, shape = whole
@@ -79,11 +79,11 @@ class Backend:
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """Return the neighbours of a solution; none where the plugin has no `refine`."""
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if "refine" not in self.hooks or isinstance(whole, Unsupported):
             return []
         neighbours = self._solutions("refine", *whole, device)
-        return [split.added(near) for near in neighbours] if split.is_split(solution) else neighbours
+        return [split.with_add(near) for near in neighbours] if split.is_split(solution) else neighbours
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
         return list(dict.fromkeys(self.iterate(hook, *arguments)))
@@ -128,16 +128,16 @@ class Backend:
         bytes are in memory. A plain `run`, which does not get the shape, gets the operands
         unchanged.
         """
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if isinstance(whole, Unsupported):
             return whole
         if split.is_split(solution):
             of_product = self.bind(*whole, device)
-            return split.adding(of_product, shape) if isinstance(of_product, Launcher) else of_product
-        answer = self.bind_as_given(solution, shape, device)
+            return split.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
+        answer = self.bind_unwrapped(solution, shape, device)
         return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
 
-    def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Bind without the wrapper between the operands of a call and the plugin's launcher."""
         if "bind" not in self.hooks:
             run = self.hooks["run"]
@@ -167,7 +167,7 @@ class Backend:
 
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile ahead, where the plugin can."""
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if "prepare" in self.hooks and not isinstance(whole, Unsupported):
             self.hooks["prepare"](*whole, device)
 
@@ -299,17 +299,17 @@ def _options(libtype: str, stated: object) -> tuple[Option, ...]:
 
 def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function to take all of the hook's arguments by position."""
-    order = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    spec_parameters = list(inspect.signature(getattr(hookspecs, name)).parameters)
     hook_parameters = inspect.signature(function).parameters
     for parameter in hook_parameters.values():
-        fault = "" if parameter.name in order else f"is not one of {', '.join(order)}"
+        fault = "" if parameter.name in spec_parameters else f"is not one of {', '.join(spec_parameters)}"
         fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
         if fault:
             written = str(parameter).split("=")[0].split(":")[0]
             raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
-    if list(hook_parameters) == order:
+    if list(hook_parameters) == spec_parameters:
         return function
-    positions = [order.index(argument) for argument in hook_parameters]
+    positions = [spec_parameters.index(argument) for argument in hook_parameters]
     return lambda *arguments: function(*(arguments[position] for position in positions))
 
 
@@ -328,7 +328,7 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
 
 def _asking_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
     """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
-    return lambda solution, device: lacks(split.base(solution), device)
+    return lambda solution, device: lacks(split.without_add(solution), device)
 
 
 def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
@@ -378,7 +378,7 @@ def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
     return entry is not _BUILTIN_ENTRY, _owner(entry) != official, _owner(entry), entry.value
 
 
-def order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
+def tie_order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
     """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
     named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
     ranked = sorted((backend.libtype for backend in backends), key=rank)

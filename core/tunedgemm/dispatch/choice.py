@@ -112,14 +112,14 @@ def _offer_of_row(match: Match, exact_match: Match | None = None) -> Offer:
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
     """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
-    plain, product = split.unbiased(shape), split.product(shape)
+    plain, product = split.unbiased_shape(shape), split.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
             offer = attrs.evolve(_offer_of_row(match), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:
-                yield attrs.evolve(offer, solution=split.added(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
+                yield attrs.evolve(offer, solution=split.with_add(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
@@ -142,7 +142,7 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     """
     if not offer.partial:
         return offer
-    solution_and_shape = split.of(offer.solution, shape)
+    solution_and_shape = split.kernel_and_shape(offer.solution, shape)
     if isinstance(solution_and_shape, Unsupported):
         return solution_and_shape
     kernel, shape = solution_and_shape
@@ -155,7 +155,7 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
         why = f"{offer.why}; heuristic of {backend.libtype}"
     if isinstance(solution, Unsupported):
         return solution
-    return attrs.evolve(offer, solution=split.added(solution) if split.is_split(offer.solution) else solution, why=why)
+    return attrs.evolve(offer, solution=split.with_add(solution) if split.is_split(offer.solution) else solution, why=why)
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from tunedgemm import __version__
-from tunedgemm.backends.registry import Backend, Registry, order
+from tunedgemm.backends.registry import Backend, Registry, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
@@ -78,7 +78,7 @@ def tune(
     store = Store(family, output, options.profile, options.sort)
     # With --stale, the table alone says which shapes are done.
     store.open(_identity(options, backends), options.resume and not options.stale)
-    ranks = order(backends, options.libtype)
+    ranks = tie_order(backends, options.libtype)
     with contextlib.closing(store), stopped_by_sigterm(), device_tuners(family, options, ranks, registry, bench) as tuners:
         report = _Run(family, options, store, tuners, progress or (lambda *_: None)).report(listed, output)
         if not (report.unbegun or report.lost):

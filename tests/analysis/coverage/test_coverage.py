@@ -89,13 +89,13 @@ class TestAnswers:
     def test_a_row_that_serves_as_the_product_of_a_split_bias_is_in_use(self, row, own):
         """A kernel that takes no bias answers with an add behind it: under its own row or as unbiased, and no row counts as not used."""
         kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
-        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
+        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.with_add(kernel)), shape=biased)] if own else [])]
         mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
         dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
         entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), KnownTimes()) for shape in (product(4), biased)]
 
         assert [(entry.how, entry.solution) for entry in entries] == [
-            ("exact", kernel), ("exact" if own else "unbiased", split.added(kernel))
+            ("exact", kernel), ("exact" if own else "unbiased", split.with_add(kernel))
         ]  # fmt: skip
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 

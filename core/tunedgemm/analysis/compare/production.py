@@ -146,7 +146,7 @@ class _Callers(Backend):
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Bind without unwrapping shuffled weights."""
-        return self.bind_as_given(solution, shape, device)
+        return self.bind_unwrapped(solution, shape, device)
 
 
 class _Dispatched:

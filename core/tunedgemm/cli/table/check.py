@@ -77,7 +77,7 @@ def _unreached_reason(shape: Shape, op: Op) -> str:
 def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that add a bias after a kernel where none can be added."""
     for row in rows:
-        whole = split.of(row.solution, row.shape)
+        whole = split.kernel_and_shape(row.solution, row.shape)
         if isinstance(whole, Unsupported):
             yield f"{row.source}:{row.line}: {row.solution}: {whole.reason}"
 
