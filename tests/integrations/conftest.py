@@ -127,7 +127,7 @@ def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))
     monkeypatch.setattr(engine_routes, "routes", {})
-    monkeypatch.setattr(engine_rows, "_left", {})
+    monkeypatch.setattr(engine_rows, "_unrouted", {})
     engine_rows._weights.cache_clear()
     if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
         importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cpu"))
@@ -186,7 +186,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
     monkeypatch.setattr(sglang_plugin, "_registered", False)
     monkeypatch.setattr(engine_routes, "routes", {})
-    monkeypatch.setattr(engine_rows, "_left", {})
+    monkeypatch.setattr(engine_rows, "_unrouted", {})
     monkeypatch.setattr(sglang_fp8, "_routes", {})
     engine_rows._weights.cache_clear()
     importlib.import_module("sglang.srt.layers.quantization.fp8")

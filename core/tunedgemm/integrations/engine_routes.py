@@ -93,9 +93,9 @@ class Route:
         """
         if self.waiting is None:
             return False
-        left = self.waiting.setdefault(m, _STEPS * len(self.layers))
-        self.waiting[m] = left - 1
-        return left > 0
+        remaining = self.waiting.setdefault(m, _STEPS * len(self.layers))
+        self.waiting[m] = remaining - 1
+        return remaining > 0
 
     def serves(self, m: int, device: Device) -> bool:
         """Return whether a row serves calls of M rows and was not slower here than the engine's kernel."""
@@ -214,7 +214,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
         route.verdicts[m] = gain
 
 
-def settle(device: Device) -> None:
+def end_warm_up(device: Device) -> None:
     """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
     for route in routes.values():
         route.waiting = dict.fromkeys(rows_of(route.shape, device), 0)

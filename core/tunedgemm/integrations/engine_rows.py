@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from tunedgemm.table.lookup import Table
 
 #: Reasons why layers stay the engine's, with the names of those layers.
-_left: dict[str, list[str]] = {}
+_unrouted: dict[str, list[str]] = {}
 
 
-def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
+def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
     """Return why a layer's calls stay the engine's, "" if they go through the tables.
 
     Args:
@@ -46,19 +46,19 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
 
 def record_unrouted(reason: str, layer: str) -> bool:
     """Record for `unrouted` why a layer keeps the engine's kernels; return True."""
-    _left.setdefault(reason, []).append(layer)
+    _unrouted.setdefault(reason, []).append(layer)
     return True
 
 
 def forget_unrouted(reason: str) -> bool:
     """Undo one record of `record_unrouted`; return False."""
-    _left[reason].pop()
+    _unrouted[reason].pop()
     return False
 
 
 def unrouted(engine: str = "vLLM") -> list[str]:
     """Return one line for each reason why layers keep the engine's kernels."""
-    reasons = [(reason, names) for reason, names in _left.items() if names]
+    reasons = [(reason, names) for reason, names in _unrouted.items() if names]
     return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
 
 

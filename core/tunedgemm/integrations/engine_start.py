@@ -36,7 +36,7 @@ def read_switch(variable: str, *others: str) -> str:
     return "" if value in _OFF else "1" if value in _ON else value
 
 
-def is_known(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+def is_supported_version(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
     """Return whether a version is in the known range; if not, warn that the plugin is off."""
     parts = tuple(int(part) for part in version.split(".")[: len(supported[0])] if part.isdecimal())
     if supported[0] <= parts <= supported[1]:

@@ -17,7 +17,7 @@ import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import left, record_unrouted
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -35,7 +35,7 @@ _routes: dict[tuple[str, int, int, torch.dtype], str] = {}
 _probed: list[tuple[str, tuple[Any, ...]]] | None = None
 
 
-def own(target: str) -> Callable[..., Any]:
+def original_of(target: str) -> Callable[..., Any]:
     """Return SGLang's own function inside our wrapper."""
     function: Any = pkgutil.resolve_name(target)
     return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]
@@ -79,7 +79,7 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
         record_unrouted("tables have no such kind of scales", name)
         return
     op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
-    if left(op, n, k, scale=scale, dtype="fp8", layer=name):
+    if unserved_reason(op, n, k, scale=scale, dtype="fp8", layer=name):
         return
     biased = adds_bias(module) and not block  # SGLang adds the bias after a product with scales of blocks
     weight_dtype, epilogue = short_dtype(module.weight.dtype), "bias" if biased else "none"
@@ -89,7 +89,7 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
 
 def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
     """Make the route of a product."""
-    block, biased, device, multiply = target in BLOCKS, shape.epilogue == "bias", module.weight.device, own(target)
+    block, biased, device, multiply = target in BLOCKS, shape.epilogue == "bias", module.weight.device, original_of(target)
     first = weakref.ref(module)
 
     def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:

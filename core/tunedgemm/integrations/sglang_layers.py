@@ -11,9 +11,9 @@ import torch
 
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import left, record_unrouted
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.sglang_fp8 import own, route_fp8
+from tunedgemm.integrations.sglang_fp8 import original_of, route_fp8
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -49,11 +49,11 @@ def _route(name: str, module: Any, head: bool) -> str:
     if getattr(module, "use_intel_amx_backend", False):
         record_unrouted("SGLang packs the weights for this CPU", name)
         return ""
-    if left("a16w16", n, k, dtype=short_dtype(dtype), layer=name):
+    if unserved_reason("a16w16", n, k, dtype=short_dtype(dtype), layer=name):
         return ""
     biased = adds_bias(module) and not head
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if biased else "none")
-    method, apply = module.quant_method, own(_APPLY)
+    method, apply = module.quant_method, original_of(_APPLY)
 
     def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return linear(x, weight, bias)

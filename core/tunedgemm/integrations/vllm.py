@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_rows import left
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
+from tunedgemm.integrations.engine_rows import unserved_reason
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 
@@ -61,7 +61,7 @@ def register() -> None:
         return
     import vllm
 
-    if not is_known(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
+    if not is_supported_version(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
         return
     from vllm.platforms import current_platform
 
@@ -138,7 +138,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(self: Any) -> Any:
         result = theirs(self)
         from tunedgemm.device import current_device
-        from tunedgemm.integrations.engine_routes import settle, summary
+        from tunedgemm.integrations.engine_routes import end_warm_up, summary
         from tunedgemm.integrations.engine_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
@@ -146,7 +146,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
             _log.info("%s", line)
         for line in _differing():
             _log.warning("%s", line)
-        settle(current_device())
+        end_warm_up(current_device())
         return result
 
     return compile_or_warm_up_model
@@ -199,7 +199,7 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
         matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
         matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
         layer.tunedgemm_route = ""
-        if not matrix or left("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
+        if not matrix or unserved_reason("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
             theirs(self, layer)
             return
         layer.tunedgemm_route = _plain_route(self, layer)

@@ -100,7 +100,7 @@ def _wrap_choice(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., An
         call.apply_defaults()
         config, *_ = call.arguments.values()
         try:
-            reason = left(config, call.arguments.get("weight_key"), call.arguments.get("activation_key"))
+            reason = unserved_reason(config, call.arguments.get("weight_key"), call.arguments.get("activation_key"))
         except AttributeError as error:
             reason = f"vLLM describes them in an unknown form: {error}"
         _log_once(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
@@ -115,7 +115,7 @@ def _log_once(text: str) -> None:
     _log_of_vllm.info(text)
 
 
-def left(config: Any, weight_key: Any, activation_key: Any) -> str:
+def unserved_reason(config: Any, weight_key: Any, activation_key: Any) -> str:
     """Return why vLLM computes a layer of experts, "" if it goes through the tables.
 
     Args:
@@ -234,7 +234,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         The names are those of vLLM's signature.
 
         Raises:
-            OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
+            OperandError: some experts are on other ranks; `unserved_reason` names such layers.
         """
         if others.get("expert_map") is not None:
             raise OperandError("fmoe: TunedGemmExperts needs every expert on its rank (got a map of experts from vLLM)")

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import forget_unrouted, left, record_unrouted
+from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter, support_answer
 from tunedgemm.shape import Shape
@@ -92,7 +92,7 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
             return False, "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
             return False, "needs symmetric scales and an output of bfloat16 or float16"
-        reason = left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
+        reason = unserved_reason("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
         return support_answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
 
     def input_quant_key(self) -> Any:
@@ -218,7 +218,7 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
             return False, f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
         if config.out_dtype not in _OUTPUTS:
             return False, "needs an output of bfloat16 or float16"
-        reason = left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
+        reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
         return support_answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
 
     def process_weights_after_loading(self, layer: Any) -> None:

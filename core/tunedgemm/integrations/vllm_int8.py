@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from tunedgemm import gemm_a8w8
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import left, record_unrouted
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter
 from tunedgemm.shape import Shape
@@ -57,7 +57,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         """
         weight_name, scale_name, x_scale_name = self.layer_param_names[:3]
         (n, k), name = getattr(layer, weight_name).shape, getattr(layer, "prefix", "")
-        reason = left("a8w8", n, k, scale="row", dtype="int8", layer=name)
+        reason = unserved_reason("a8w8", n, k, scale="row", dtype="int8", layer=name)
         own = chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
         if own is None and reason:
             raise ValueError(f"{name or 'an int8 layer'}: neither vLLM nor the tables have a kernel for it ({reason})")
