@@ -2,7 +2,8 @@
 
 For each quantised layer vLLM asks its kernels, in order of preference, whether they implement it on
 the platform (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take
-the layers for which `unserved_reason` gives no reason. They are in `vllm_fp8` and `vllm_int8`, which `tunedgemm.integrations.vllm` loads.
+the layers for which `unserved_reason` gives no reason. They are in `vllm_fp8` and
+`vllm_int8`, which `tunedgemm.integrations.vllm` loads.
 """
 
 from __future__ import annotations
