@@ -33,7 +33,7 @@ _SAME = (
 
 
 @attrs.frozen
-class _Request:
+class _TuneRequest:
     """One run of the tuner.
 
     Attributes:
@@ -201,7 +201,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     return max(code, int(refused > 0))
 
 
-def _part_of_budget(left: float, requests: list[_Request]) -> float:
+def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:
     """Return the first run's positive share of the seconds that are left, by its number of shapes."""
     counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
     return max(left * counts[0] / sum(counts), 0.001)
@@ -219,7 +219,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--min_improvement_pct: must be at least 0 (got {arguments.min_improvement_pct:g})")
 
 
-def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> None:
+def _check_several(arguments: argparse.Namespace, requests: list[_TuneRequest]) -> None:
     """Raise UserError for flags that name one file for several ops."""
     names = ", ".join(request.op for request in requests)
     files = {"-o (or GTUNE_TUNED)": arguments.output, "-o2": arguments.profile}
@@ -228,7 +228,7 @@ def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> N
             raise UserError(f"{flag} {file}: is one file, and the shapes are of several ops ({names}); pick one with --op, or leave it out")
 
 
-def _requests(arguments: argparse.Namespace) -> list[_Request]:
+def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
     from tunedgemm.cli.flags import default, listed, model_of, overrides_of
     from tunedgemm.ops import op_named
@@ -245,15 +245,15 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
         for line in selected.commands:
             print(f"serve with: {line}", file=sys.stderr)
-        return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
+        return [_TuneRequest(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
     source = _existing_file(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
     name = _op(arguments, source)
     overrides = overrides_of(arguments)
     if overrides is None:
-        return [_Request(name, source, captured=source is None and not arguments.op)]
+        return [_TuneRequest(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)
     rows = [Untuned(shape, count) for shape, count in requested(op, source)]
-    return [_Request(name, {row.shape: row.calls for row in override_shapes(op, rows, overrides)})]
+    return [_TuneRequest(name, {row.shape: row.calls for row in override_shapes(op, rows, overrides)})]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -281,7 +281,7 @@ def _existing_file(text: str | None, hint: str) -> Path | None:
     return path
 
 
-def _tune(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     from tunedgemm.ops import op_named
     from tunedgemm.tuner import tune
     from tunedgemm.tuner.plan import captured_ops
@@ -296,7 +296,7 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
     return 1 if report.failed or report.lost else 0
 
 
-def _compare(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Tune into a candidate table, and time the op with the present table and with the candidate."""
     from tunedgemm.analysis.compare import compare, print_compared
     from tunedgemm.tuner.report import console
@@ -311,7 +311,7 @@ def _compare(arguments: argparse.Namespace, request: _Request, options: Options,
     return 1 if compared.failed else 0
 
 
-def _run_config(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; print a line a shape as progress."""
     from tunedgemm.analysis.compare import print_checked, run_config
     from tunedgemm.tuner.report import console

@@ -72,7 +72,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 _ALIASES = {"dtypes": "aiter.utility.dtypes"}
 
 
-class _Served(types.ModuleType):
+class _ServedModule(types.ModuleType):
     """A module with the names of `SERVED`."""
 
     def __init__(self, name: str) -> None:
@@ -113,7 +113,7 @@ def install(*, force: bool = False) -> None:
     if not force and (NAME in sys.modules or importlib.util.find_spec(NAME) is not None):
         raise UserError("AITER is installed, and would be hidden; import from tunedgemm instead, or call install(force=True)")
     _before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == NAME}
-    modules = {name: _Served(name) for name in SERVED}
+    modules = {name: _ServedModule(name) for name in SERVED}
     for name, module in modules.items():
         parent, _, child = name.rpartition(".")
         if parent:

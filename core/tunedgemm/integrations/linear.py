@@ -1,6 +1,6 @@
 """Route F.linear through the tables: `linear` is a drop-in for ``torch.nn.functional.linear``.
 
-`Route` also makes the drop-ins of `products`.
+`FunctionRoute` also makes the drop-ins of `products`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _native = torch._C._nn.linear
 _autocast = torch._C._is_any_autocast_enabled
 
 
-class _Serving(threading.local):
+class _ThreadState(threading.local):
     """Flags of a thread: inside a launcher, and a routed function was called from there."""
 
     inside = False
     reentered = False
 
 
-_serving = _Serving()
+_serving = _ThreadState()
 
 
 def _identity(launcher: Function) -> Function:
@@ -45,7 +45,7 @@ def _identity(launcher: Function) -> Function:
 
 
 @attrs.frozen
-class Route:
+class FunctionRoute:
     """The mapping of calls of one function of torch to calls of a16w16.
 
     Attributes:
@@ -160,7 +160,7 @@ def _operands(
 def routed_linear(dispatcher: Dispatcher) -> Function:
     """Make `linear` over the launchers of a dispatcher of a16w16; a closure needs no attribute look-ups."""
     original, get = _original, dispatcher.launchers.get
-    first = Route(dispatcher, original, _operands).first
+    first = FunctionRoute(dispatcher, original, _operands).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import trace_instead
-from tunedgemm.integrations.linear import Function, Route, op, stays_torch_in_graph
+from tunedgemm.integrations.linear import Function, FunctionRoute, op, stays_torch_in_graph
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -59,7 +59,7 @@ def _with_bias(call: Function) -> Function:
 def routed_product(dispatcher: Dispatcher, original: Function, operands: Callable[..., Any]) -> Function:
     """Make a drop-in for torch.mm or torch.matmul over the launchers of a dispatcher of a16w16."""
     get, name = dispatcher.launchers.get, original.__name__
-    first = Route(dispatcher, original, operands, _with_weight).first
+    first = FunctionRoute(dispatcher, original, operands, _with_weight).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def product(input: torch.Tensor, mat2: Any = None, *rest: Any, **named: Any) -> Any:
@@ -96,7 +96,7 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
 def routed_addmm(dispatcher: Dispatcher) -> Function:
     """Make a drop-in for torch.addmm over the launchers of a dispatcher of a16w16."""
     original, get = _addmm, dispatcher.launchers.get
-    first = Route(dispatcher, original, _of_addmm, _with_bias).first
+    first = FunctionRoute(dispatcher, original, _of_addmm, _with_bias).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:

@@ -46,7 +46,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 @attrs.frozen
-class Driver:
+class DriverSettings:
     """Settings that actors copy from the driver: its log level, and its torch threads."""
 
     level: int
@@ -80,7 +80,9 @@ class TunerActor:
         driver: the driver's log level and torch threads.
     """
 
-    def __init__(self, op: str, options: Options, ranks: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: Driver) -> None:
+    def __init__(
+        self, op: str, options: Options, ranks: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: DriverSettings
+    ) -> None:
         import ray
 
         context = ray.get_runtime_context()
@@ -273,7 +275,7 @@ def _create_actors(op: Op, options: Options, ranks: Mapping[str, int], bench: by
         node: max(1, (options.jobs or int(resources.get("CPU", 1))) // max(1, int(resources.get("GPU", 0)) if gpus else 1))
         for node, resources in nodes.items()
     }
-    driver = Driver(_log.getEffectiveLevel(), os.environ.get(_THREADS, ""))
+    driver = DriverSettings(_log.getEffectiveLevel(), os.environ.get(_THREADS, ""))
     actor = ray.remote(TunerActor)
     return [actor.options(**resources).remote(op.name, options, ranks, jobs, bench, driver) for resources in wanted]
 
