@@ -42,6 +42,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import moe, op_named, scaled_blocks
 from tunedgemm.ops.formats import quant
+from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -142,7 +143,7 @@ def mxfp4(layout: str = "") -> Callable[[Draw], Case]:
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
-        (xq, x_scale), (wq, w_scale) = (quant.per_1x32_f4_quant(part, shuffle=bool(layout)) for part in (x, weight))
+        (xq, x_scale), (wq, w_scale) = (per_1x32_f4_quant(part, shuffle=bool(layout)) for part in (x, weight))
         return (xq, shuffle_weight(wq, layout) if layout else wq, x_scale, w_scale), exact(x, weight), {}
 
     return case
@@ -153,7 +154,7 @@ def weight_mxfp4(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
-        wq, w_scale = quant.per_1x32_f4_quant(weight, shuffle=bool(layout))
+        wq, w_scale = per_1x32_f4_quant(weight, shuffle=bool(layout))
         return (x.to(dtype), shuffle_weight(wq, layout) if layout else wq, w_scale), exact(x, weight), {}
 
     return case
@@ -186,7 +187,7 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
         if kind == "per_1x128":
             return quant.per_block_quant(weight, dtype)
         if kind == "per_1x32":
-            return quant.per_1x32_f4_quant(weight)
+            return per_1x32_f4_quant(weight)
         if kind == "per_Token":
             return quant.pertoken_quant(weight, quant_dtype=dtype)
         parts = [quant.per_tensor_quant(matrix, quant_dtype=dtype) for matrix in weight]

@@ -35,10 +35,11 @@ from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
-from tunedgemm.table.csvfile import Problem, infer_op, read_rows, read_untuned, upsert
+from tunedgemm.table.csvfile import Problem, infer_op, read_rows, upsert
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import read_sheet
+from tunedgemm.table.untuned import read_untuned
 
 if TYPE_CHECKING:
     from tunedgemm_asm import packs

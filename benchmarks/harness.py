@@ -98,7 +98,7 @@ def shapes_of(words: Sequence[str], op: str = OP, layout: str = "") -> list[tupl
     """
     from tunedgemm.ops import op_named
     from tunedgemm.shape import Shape
-    from tunedgemm.table.csvfile import read_untuned
+    from tunedgemm.table.untuned import read_untuned
 
     fields = FIELDS.get(op, {}) | ({"layout": layout} if layout else {})
     named: dict[Shape, str] = {}

@@ -33,9 +33,10 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_rows, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.table.row import key_shape
 from tunedgemm.table.sheet import Record, Sheet
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error

@@ -24,8 +24,7 @@ from pathlib import Path
 import attrs
 from harness import SHAPES, add_shapes, parser_of, shapes_of
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import write_untuned
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned, write_untuned
 
 COLUMNS = ("model", "tp", "layer", "N", "K", "M", "subsets")
 TPS = (1, 8)

@@ -13,7 +13,8 @@ from tunedgemm import cli
 from tunedgemm.backends.registry import HOOKS, Registry
 from tunedgemm.libtypes import owners
 from tunedgemm.ops import ops
-from tunedgemm.table.csvfile import read_untuned, write_rows
+from tunedgemm.table.csvfile import write_rows
+from tunedgemm.table.untuned import read_untuned
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))

@@ -12,7 +12,7 @@ from tunedgemm.libtypes import (
     UNTUNED,
     absent,
     canonical,
-    known,
+    is_known,
     libtype_of_kernel,
     owners,
     pip_hint,
@@ -62,15 +62,15 @@ def test_the_pip_command_comes_from_our_extras(monkeypatch):
 
 def test_what_aiter_names():
     """Every libtype of AITER's tables is known; those that only AITER has have no plugin to install."""
-    assert all(known(libtype) for libtype in AITER)
+    assert all(is_known(libtype) for libtype in AITER)
     assert [libtype for libtype in AITER if absent(libtype)] == list(AITERS_OWN)
     assert not {*AITERS_OWN} & {*RANK} and not any(map(pip_hint, AITERS_OWN))
-    assert known("hipblast") and not known("asmm")
+    assert is_known("hipblast") and not is_known("asmm")
 
 
 def test_joint_libtypes():
     """A row with stages of two backends is known where both are, and neither runs it."""
-    assert known("asm+ck") and not known("asm+ckk")
+    assert is_known("asm+ck") and not is_known("asm+ckk")
     assert absent("asm+ck") == "its stages belong to asm and ck: no installed backend runs both"
     assert absent("ck") == ""
 

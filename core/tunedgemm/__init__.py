@@ -30,11 +30,11 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.integrations.patching import unpatch as unpatch
     from tunedgemm.ops.fmoe import ActivationType as ActivationType
     from tunedgemm.ops.fmoe import QuantType as QuantType
-    from tunedgemm.ops.formats.quant import as_fp4 as as_fp4
+    from tunedgemm.ops.formats.mxfp4 import as_fp4 as as_fp4
+    from tunedgemm.ops.formats.mxfp4 import dequant_fp4 as dequant_fp4
+    from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant as per_1x32_f4_quant
     from tunedgemm.ops.formats.quant import dequant_blocks as dequant_blocks
-    from tunedgemm.ops.formats.quant import dequant_fp4 as dequant_fp4
     from tunedgemm.ops.formats.quant import dequant_rows as dequant_rows
-    from tunedgemm.ops.formats.quant import per_1x32_f4_quant as per_1x32_f4_quant
     from tunedgemm.ops.formats.quant import per_1x128_quant as per_1x128_quant
     from tunedgemm.ops.formats.quant import per_block_quant as per_block_quant
     from tunedgemm.ops.formats.quant import per_tensor_quant as per_tensor_quant
@@ -56,11 +56,9 @@ _HOME = {
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
     "convert": "tunedgemm.integrations.convert",
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),
+    **dict.fromkeys(("as_fp4", "dequant_fp4", "per_1x32_f4_quant"), "tunedgemm.ops.formats.mxfp4"),
     **dict.fromkeys(
-        (
-            "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
-            "per_tensor_quant", "pertoken_quant",
-        ),
+        ("dequant_blocks", "dequant_rows", "per_1x128_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant"),
         "tunedgemm.ops.formats.quant",
     ),
     **dict.fromkeys(("shuffle_scale", "unshuffle_scale"), "tunedgemm.ops.formats.scales"),

@@ -61,7 +61,7 @@ def stand_in(libtype: str) -> tuple[str, str] | None:
     return STAND_INS.get(libtype.strip())
 
 
-def known(libtype: str) -> bool:
+def is_known(libtype: str) -> bool:
     """Tell whether AITER's tables or our extras know a libtype, and each part of a joint one."""
     return all(part in AITER or part in RANK or part in owners() for part in canonical(libtype).split(JOINT))
 

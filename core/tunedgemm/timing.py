@@ -88,8 +88,8 @@ class Timing:
         fields = json.loads(line)
         if not isinstance(fields, dict) or fields.pop("schema", None) not in range(1, SCHEMA + 1):
             raise ValueError(f"a trial must be a JSON object of schema 1 to {SCHEMA} (got {line[:80]!r})")
-        known = {a.name for a in attrs.fields(cls)}
-        fields = {name: value for name, value in fields.items() if name in known}
+        names = {a.name for a in attrs.fields(cls)}
+        fields = {name: value for name, value in fields.items() if name in names}
         fields["shape"] = Shape.from_dict(fields["shape"])
         fields["solution"] = Solution.from_dict(fields["solution"])
         return cls(**fields)

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight, unshuffle_weight
     from tunedgemm.tuner import Options, tune
     from tunedgemm.tuner.log import read_log
-    from tunedgemm.tuner.report import Progress, console, summary
+    from tunedgemm.tuner.progress import Progress
+    from tunedgemm.tuner.report import console, summary
     from tunedgemm.tuner.trial import Outcome, Planned
 
 _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
-    **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.tuner.report"),
+    "Progress": "tunedgemm.tuner.progress",
+    **dict.fromkeys(("console", "summary"), "tunedgemm.tuner.report"),
     "read_log": "tunedgemm.tuner.log",
     "torch_launcher": "tunedgemm.backends.builtin",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),

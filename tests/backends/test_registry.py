@@ -3,7 +3,7 @@
 import pytest
 from tunedgemm.backends import registry as registry_module
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry, make_backend, order
+from tunedgemm.backends.registry import Backend, Registry, make_backend, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.libtypes import BUILTIN, owners
@@ -161,8 +161,8 @@ def test_selection_keeps_the_order_of_the_list():
 def test_ties_follow_the_list_then_the_rank():
     """Places: those named first, in their order, then the others by rank."""
     backends = [fake_backend(libtype) for libtype in ("torch", "mine", "triton", "asm")]
-    assert list(order(backends, "all")) == ["asm", "triton", "mine", "torch"]
-    assert list(order(backends, "torch,mine")) == ["torch", "mine", "asm", "triton"]
+    assert list(tie_order(backends, "all")) == ["asm", "triton", "mine", "torch"]
+    assert list(tie_order(backends, "torch,mine")) == ["torch", "mine", "asm", "triton"]
 
 
 def test_optional_hooks_are_optional(shape, cpu):

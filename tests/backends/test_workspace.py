@@ -50,7 +50,7 @@ def test_both_at_once_are_those_of_each(monkeypatch):
     assert (buffer.data_ptr(), counters.data_ptr()) == (workspace(64, CPU).data_ptr(), semaphores(4, CPU).data_ptr())
     assert scratch(128, 4, CPU)[0].numel() == 128
     asked: list[torch.device] = []
-    monkeypatch.setattr(workspace_module, "_place", asked.append)
+    monkeypatch.setattr(workspace_module, "_stream_key", asked.append)
     buffer, counters = scratch(64, 4, CPU)
     assert asked == [CPU]
     assert (buffer.numel(), counters.tolist()) == (64, [0] * 4)
@@ -59,7 +59,7 @@ def test_both_at_once_are_those_of_each(monkeypatch):
 
 def test_captures_own_theirs(monkeypatch):
     """During a capture no buffer is shared with calls outside it."""
-    monkeypatch.setattr(workspace_module, "_place", lambda device: None)
+    monkeypatch.setattr(workspace_module, "_stream_key", lambda device: None)
     assert workspace(64, CPU).numel() == 64
     assert workspace(64, CPU).data_ptr() != semaphores(4, CPU).data_ptr()
     assert not workspace_module._buffers

@@ -17,8 +17,9 @@ import tunedgemm
 from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import read_untuned, write_rows
+from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.row import Row
+from tunedgemm.table.untuned import read_untuned
 
 pytest.importorskip("transformers")
 

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import named_file
+from tunedgemm.table.untuned import read_untuned
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "benchmarks" / "shapes.csv"

@@ -15,7 +15,7 @@ import attrs
 import pytest
 from tunedgemm import cli
 from tunedgemm.backends.registry import Backend
-from tunedgemm.cli.optionflags import add_options, said
+from tunedgemm.cli.optionflags import add_options, option_variables
 from tunedgemm.errors import UserError
 from tunedgemm.plugin import Option
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -38,15 +38,15 @@ def test_a_flag_holds_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> 
     """Inside, the variable has the last typed value; before and after, its old value."""
     parser = parser_of(backend("mine", SPACE))
     monkeypatch.delenv(SPACE.variable, raising=False)
-    with said(parser.parse_args(["--mine-space", "small", "--mine-space", "full"])):
+    with option_variables(parser.parse_args(["--mine-space", "small", "--mine-space", "full"])):
         assert SPACE.value() == "full"
     assert SPACE.variable not in os.environ
 
     monkeypatch.setenv(SPACE.variable, "full")
-    with said(parser.parse_args(["--mine-space", "small"])):
+    with option_variables(parser.parse_args(["--mine-space", "small"])):
         assert SPACE.value() == "small"
     assert SPACE.value() == "full"
-    with said(parser.parse_args([])):
+    with option_variables(parser.parse_args([])):
         assert SPACE.value() == "full", "a flag that is not typed says nothing"
 
 

@@ -9,8 +9,8 @@ import pytest
 from tunedgemm.cli import main
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Untuned, read_untuned, write_untuned
 from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
 
 A16W16 = op_named("a16w16")
 

@@ -15,8 +15,9 @@ from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Untuned, read_rows, read_untuned, write_untuned
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import home_folder, untuned_path
+from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
 from tunedgemm.tuner.trial import Place, Planned, Report
 
 A16W16, FMOE = op_named("a16w16"), op_named("fmoe")

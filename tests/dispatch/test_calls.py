@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tunedgemm.dispatch.calls import recorded, recording, watch_graphs, with_call_counter
+from tunedgemm.dispatch.calls import capture_check, is_captured, watch_graphs, with_call_counter
 from tunedgemm.testing.listed import listed
 
 
@@ -48,7 +48,7 @@ def test_a_call_that_raises_is_not_counted() -> None:
 
 def test_calls_on_the_cpu_are_never_asked_whether_they_are_recorded() -> None:
     """A graph has none of them, and a torch without CUDA cannot answer."""
-    assert recording(torch.ones(1)) is None
+    assert capture_check(torch.ones(1)) is None
 
 
 class Graph:
@@ -78,16 +78,16 @@ def test_calls_ask_only_while_a_graph_is_captured(graphs: type[Graph]) -> None:
     """Calls ask about capture only from the first open capture to the last; failed starts and
     second ends do not count."""
     one, two = graphs(), graphs()
-    assert not recorded(lambda: True)
+    assert not is_captured(lambda: True)
     with pytest.raises(RuntimeError, match="no"):
         one.capture_begin(fail=True)
-    assert not recorded(lambda: True)
+    assert not is_captured(lambda: True)
 
     one.capture_begin()
     two.capture_begin()
-    assert recorded(lambda: True) and not recorded(lambda: False) and not recorded(None)
+    assert is_captured(lambda: True) and not is_captured(lambda: False) and not is_captured(None)
     one.capture_end()
     one.capture_end()
-    assert recorded(lambda: True)
+    assert is_captured(lambda: True)
     two.capture_end()
-    assert not recorded(lambda: True)
+    assert not is_captured(lambda: True)

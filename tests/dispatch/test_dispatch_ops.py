@@ -20,8 +20,9 @@ from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.scan import Reader
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
@@ -187,7 +188,7 @@ def test_every_question_goes_to_the_op_of_its_shape(flipped: str, tmp_path: Path
     """explain, is_tuned, prewarm, reload and fingerprint know all ops;
     operands need the op's name and fields."""
     before = tunedgemm.fingerprint()
-    monkeypatch.setattr(tunedgemm.tgemm, "_given", (turbo([]), None))
+    monkeypatch.setattr(tunedgemm.tgemm, "_configured", (turbo([]), None))
     monkeypatch.setattr(tunedgemm.tgemm, "_dispatchers", {})
     monkeypatch.setenv("FLIPPED", str(rows_of(tmp_path / "t.csv", (shape_of(-1), Solution("turbo", "fake")))))
     tunedgemm.reload()

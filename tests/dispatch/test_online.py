@@ -24,7 +24,8 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_rows, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, read_rows, write_rows
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio
@@ -248,7 +249,7 @@ def test_a_process_that_waited_does_not_tune(stores: bool, home: Path, notes: Pa
     held, waits = threading.Event(), threading.Event()
 
     def other() -> None:
-        with Online(OP, ONLINE)._turn(SHAPE, device_of(-1)) as first:
+        with Online(OP, ONLINE)._hold_turn(SHAPE, device_of(-1)) as first:
             assert first
             held.set()
             waits.wait(60)
@@ -277,7 +278,7 @@ def test_no_process_waits_longer_than_the_bound(home: Path, caplog: pytest.LogCa
     held, done = threading.Event(), threading.Event()
 
     def other() -> None:
-        with Online(OP, settings)._turn(SHAPE, device_of(-1)):
+        with Online(OP, settings)._hold_turn(SHAPE, device_of(-1)):
             held.set()
             done.wait(60)
 

@@ -167,7 +167,7 @@ def test_a_capture_binds_nothing(gemm: TunedGemm, layouts: list[str], monkeypatc
     """During a capture the plain weight serves an unbound call, and the choice is not kept."""
     state = [True]
     for module in (dispatcher, preshuffle):
-        monkeypatch.setattr(module, "recording", lambda operand: lambda: state[0])
+        monkeypatch.setattr(module, "capture_check", lambda operand: lambda: state[0])
     x = x_of(FAST)
     gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
     assert layouts == [] and not gemm.dispatcher.preferences

@@ -137,7 +137,7 @@ def test_a_kernel_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, cap
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Say of calls on the CPU that they are captured, or not."""
     state = [False]
-    monkeypatch.setattr("tunedgemm.dispatch.dispatcher.recording", lambda operand: lambda: state[0])
+    monkeypatch.setattr("tunedgemm.dispatch.dispatcher.capture_check", lambda operand: lambda: state[0])
     return lambda now: state.__setitem__(0, now)
 
 
@@ -185,7 +185,7 @@ def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: 
 
     biased, here = shape(3, 16, 32, bias=True), device_of(-1)
     plain = Solution("turbo", "k")
-    tuned, solution = (biased, split.added(plain)) if own else (shape(3, 16, 32), plain)
+    tuned, solution = (biased, split.with_add(plain)) if own else (shape(3, 16, 32), plain)
     row = Row(shape=tuned, gfx=here.gfx, cu_num=here.cu_num, device="", solution=solution, us=1.0)
     write_rows(tmp_path / "t.csv", op_named("a16w16"), [row])
     no_bias = Capturable("turbo", solutions=("k",), call=call, supports=lambda asked, _: Unsupported("no bias") if asked.bias else True)

@@ -20,8 +20,9 @@ from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
@@ -44,7 +45,7 @@ def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         row = Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0)
         write_rows(path, op_named("a16w16"), [row])
         monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
-        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None, None))
+        monkeypatch.setattr(tgemm.dispatcher, "_configured", (registry, None, None))
         tunedgemm.reload()
         return calls
 
@@ -65,7 +66,7 @@ def numpys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
         return torch.from_numpy(out if bias is None else out + bias.detach().numpy())
 
     registry = fake_registry(fake_backend("turbo", call=product, heuristic="fake"))
-    monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, Settings(untuned=("turbo",)), None))
+    monkeypatch.setattr(tgemm.dispatcher, "_configured", (registry, Settings(untuned=("turbo",)), None))
     tunedgemm.reload()
     yield calls
     monkeypatch.undo()
@@ -130,7 +131,7 @@ def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))
     monkeypatch.setattr(engine_routes, "routes", {})
-    monkeypatch.setattr(engine_rows, "_left", {})
+    monkeypatch.setattr(engine_rows, "_unrouted", {})
     engine_rows._weights.cache_clear()
     if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
         importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cpu"))
@@ -190,7 +191,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
     monkeypatch.setattr(sglang_plugin, "_registered", False)
     monkeypatch.setattr(engine_routes, "routes", {})
-    monkeypatch.setattr(engine_rows, "_left", {})
+    monkeypatch.setattr(engine_rows, "_unrouted", {})
     monkeypatch.setattr(sglang_fp8, "_routes", {})
     engine_rows._weights.cache_clear()
     importlib.import_module("sglang.srt.layers.quantization.fp8")

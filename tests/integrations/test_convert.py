@@ -35,7 +35,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
 
     dispatcher = tunedgemm.tgemm.dispatcher
     backend = fake_backend("turbo", heuristic="fake", call=call)
-    monkeypatch.setattr(dispatcher, "_given", (fake_registry(backend), Settings(untuned=("turbo",)), None))
+    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",)), None))
     dispatcher.reload()
     yield calls
     monkeypatch.undo()

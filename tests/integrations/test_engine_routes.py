@@ -107,7 +107,7 @@ def test_a_new_m_waits_after_the_warm_up(with_kernels, monkeypatch) -> None:
         return list(ran)
 
     assert step(15) == ["ours"] * 2
-    engine_routes.settle(current_device())
+    engine_routes.end_warm_up(current_device())
     assert step(15) == step(16) == step(8) == ["ours"] * 2
     assert [step(13) for _ in range(5)] == [["theirs"] * 2] * 3 + [["ours"] * 2] * 2
     assert [step(3000) for _ in range(4)] == [["theirs"] * 2] * 4 and route.calls[3000] == route.theirs

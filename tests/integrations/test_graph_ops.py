@@ -137,7 +137,7 @@ def test_transforms_of_direct_calls_match_torchs(name: str, whose: str, numpys: 
     """vmap, grad and jvp work as on torch's op;
     no kernel gets operands without memory or is blamed for it."""
     weight = torch.linspace(-1, 1, 512).view(16, 32)
-    own = TunedGemm(*tgemm.dispatcher._given[:1], settings=tgemm.dispatcher.settings)
+    own = TunedGemm(*tgemm.dispatcher._configured[:1], settings=tgemm.dispatcher.settings)
     products = {
         "function": lambda x: tunedgemm.gemm_a16w16(x, weight),
         "call": lambda x: tunedgemm.call("a16w16", x, weight),

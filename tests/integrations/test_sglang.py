@@ -218,7 +218,7 @@ def test_hooks_reach_functions_that_were_imported_by_name(sglang_table) -> None:
     module("plugins.hook_registry").HookRegistry.apply_hooks()
 
     assert methods.fp8_scaled_mm is module("layers.quantization.fp8_utils").fp8_scaled_mm is not before
-    assert methods.fp8_scaled_mm.__wrapped__ is before and sglang_fp8.own(sglang_fp8.CHANNEL) is before
+    assert methods.fp8_scaled_mm.__wrapped__ is before and sglang_fp8.original_of(sglang_fp8.CHANNEL) is before
 
 
 @pytest.mark.parametrize(

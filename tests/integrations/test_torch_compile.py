@@ -13,8 +13,8 @@ import tunedgemm
 from torch.nn import functional
 from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import recorder
 
 OP = op_named("a16w16")

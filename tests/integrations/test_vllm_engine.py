@@ -16,8 +16,7 @@ import torch
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned, write_untuned
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
 
 pytestmark = [
     pytest.mark.slow,

@@ -212,7 +212,7 @@ def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -
     distributed experts and a named backend stay vLLM's."""
     ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     config = config_of(shape_of("16 bits"))
-    assert ours.left(config, None, None) == ""
+    assert ours.unserved_reason(config, None, None) == ""
     if "activation" in changed:
         config.activation = activation(changed["activation"])
     for name, value in changed.get("parallel", {}).items():
@@ -221,7 +221,7 @@ def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -
         if name not in ("activation", "parallel"):
             setattr(config, name, value)
 
-    assert ours.left(config, None, None)
+    assert ours.unserved_reason(config, None, None)
 
 
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
@@ -231,7 +231,7 @@ def test_experts_with_other_scales_stay_vllms(vllm_captured, kind, monkeypatch) 
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
     said = keys("other") | ({} if kind[1] else {"activation_key": None})
 
-    assert "quantization scheme" in ours.left(config_of(shape_of("16 bits")), said["weight_key"], said["activation_key"])
+    assert "quantization scheme" in ours.unserved_reason(config_of(shape_of("16 bits")), said["weight_key"], said["activation_key"])
 
 
 def test_router_weights_on_the_input_count_once(vllm_captured) -> None:

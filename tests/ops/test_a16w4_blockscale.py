@@ -10,7 +10,8 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.quant import per_1x32_f4_quant, shuffle_scale
+from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
+from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op

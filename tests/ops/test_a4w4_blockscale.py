@@ -9,7 +9,8 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.quant import dequant_fp4, shuffle_scale
+from tunedgemm.ops.formats.mxfp4 import dequant_fp4
+from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed

@@ -23,8 +23,9 @@ from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_rows, read_untuned
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.row import key_shape
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.listed import listed
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune

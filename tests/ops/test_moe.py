@@ -8,7 +8,7 @@ import pytest
 import torch
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import moe, op_named
-from tunedgemm.ops.formats import quant
+from tunedgemm.ops.formats import mxfp4, scales
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe import ActivationType, QuantType
 from tunedgemm.testing.listed import listed
@@ -143,7 +143,7 @@ def by_hand(shape, operands):
 
     def wide(weights, scale, expert):
         if kind == "per_1x32":
-            return quant.dequant_fp4(weights.view(torch.uint8)[expert].view(weights.dtype), scale[expert], torch.float64)
+            return mxfp4.dequant_fp4(weights.view(torch.uint8)[expert].view(weights.dtype), scale[expert], torch.float64)
         one = weights[expert].double()
         if kind == "per_1x128":
             rows, cols = one.shape
@@ -155,7 +155,7 @@ def by_hand(shape, operands):
         if kind == "No":
             return x.double()
         if kind == "per_1x32":
-            return quant.dequant_fp4(*quant.per_1x32_f4_quant(x.float()[None]), torch.float64)[0]
+            return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x.float()[None]), torch.float64)[0]
         limit = 127.0 if q_dtype == "int8" else torch.finfo(getattr(torch, "float8_" + q_dtype[4:])).max
         parts = []
         for part in x.float().split(128 if kind == "per_1x128" else len(x)):
@@ -208,7 +208,7 @@ class TestReference:
         wanted = OP.reference(shape, tuple(operands))
         operands[1], operands[2] = shuffle_weight(operands[1]), shuffle_weight(operands[2])
         if shape["q_type"] == "per_1x32":
-            operands[5:] = [quant.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:]]
+            operands[5:] = [scales.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:]]
         shuffled = OP.shape_of(*operands, **OP.fields(shape))
         assert shuffled.layout == "aiter16x16"
         assert torch.equal(OP.reference(shuffled, tuple(operands)), wanted)

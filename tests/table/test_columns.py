@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import ops
-from tunedgemm.table.csvfile import infer_op, read_rows, read_untuned
+from tunedgemm.table.csvfile import infer_op, read_rows
+from tunedgemm.table.untuned import read_untuned
 
 
 def written(path: Path, *lines: str) -> Path:

@@ -12,7 +12,8 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, Untuned, fold, read_listed, read_rows, read_untuned, upsert, write_rows, write_untuned
+from tunedgemm.table.csvfile import Row, fold, read_rows, upsert, write_rows
+from tunedgemm.table.untuned import Untuned, read_listed, read_untuned, write_untuned
 
 OP = op_named("a16w16")
 AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"

@@ -63,8 +63,8 @@ def agree(file: Path, op=OP) -> None:
     source = open_source(file, op)
     rows, problems = read_rows(file, op)
     assert (list(source), source.problems) == (rows, problems)
-    fresh = scan.scan(file, op, scan.normalised(file.read_bytes()))
-    for name in ("keys", "us", "place", "starts", "lines", "places", "kinds", "sorted", "pinned", "content"):
+    fresh = scan.scan(file, op, scan.normalise(file.read_bytes()))
+    for name in ("keys", "us", "device_numbers", "starts", "lines", "devices", "kinds", "sorted", "pinned", "content"):
         assert getattr(source, name) == getattr(fresh, name), name
     assert source.split() == fresh.split()
 
@@ -75,7 +75,7 @@ def test_the_second_load_scans_nothing(file, scans):
     assert (len(scans), len(kept())) == (1, 1)
     source = open_source(file, OP)
     assert len(scans) == 1
-    assert not source.made
+    assert not source.parsed
     agree(file)
     assert [problem.line for problem in source.problems] == [202, 203]
 

@@ -14,7 +14,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.table import scan as module
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.indexfile import open_source
-from tunedgemm.table.scan import normalised, scan
+from tunedgemm.table.scan import normalise, scan
 
 OP = op_named("a16w16")
 HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
@@ -68,7 +68,7 @@ def lines(seed: int, count: int, oddness: float) -> list[str]:
 def same(path: Path, op=OP) -> int:
     """Compare a scan with a reading line by line; returns how many rows there are."""
     rows, problems = read_rows(path, op)
-    source = scan(path, op, normalised(path.read_bytes()))
+    source = scan(path, op, normalise(path.read_bytes()))
     assert source is not None
     assert len(source) == len(rows)
     found = list(source)
@@ -262,11 +262,11 @@ def test_rows_are_made_when_asked_for(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("\n".join([HEADER, *lines(3, 500, 0.0), ""]))
     source = scan(file, OP, file.read_bytes())
-    assert not source.made
+    assert not source.parsed
     assert source.row(77) is source.row(77)
-    assert list(source.made) == [77]
+    assert list(source.parsed) == [77]
     assert source.peek(78).line == 80
-    assert list(source.made) == [77]
+    assert list(source.parsed) == [77]
 
 
 def test_garbage_collection_is_as_it_was(tmp_path):

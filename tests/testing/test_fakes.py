@@ -8,12 +8,13 @@ import time
 import attrs
 import pytest
 import torch
+from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.testing import conformance
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
 from tunedgemm.testing.launching import DrawnCache
@@ -33,7 +34,7 @@ class InProcess(BackendConformance):
 
     @classmethod
     def backend(cls):
-        return conformance.make_backend(cls.libtype, cls.object_)
+        return make_backend(cls.libtype, cls.object_)
 
     test_other_processes_list_the_same_solutions = None
     test_loading_needs_no_device_and_no_other_plugin = None
@@ -158,7 +159,7 @@ def test_the_suite_finds_bind_that_takes_any_name():
     """A bind that accepts a kernel that does not exist fails."""
 
     class Any_(FakePlugin):
-        @conformance.hookspecs.hookimpl
+        @hookimpl
         def bind(self, solution, shape, device):
             return Launcher(lambda *operands: exact(solution, shape, *operands))
 

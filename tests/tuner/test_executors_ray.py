@@ -27,7 +27,7 @@ from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.executors import cluster as joining
-from tunedgemm.tuner.executors.cluster import joined
+from tunedgemm.tuner.executors.cluster import connect
 from tunedgemm.tuner.executors.ray import RayDeviceTuner, Started, _answer
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
 from tunedgemm.tuner.worker_client import DeviceLost
@@ -145,7 +145,7 @@ def gone(seconds: float = 60.0) -> bool:
 @pytest.fixture
 def connected(cluster: TwoNodes) -> Iterator[TwoNodes]:
     """The cluster, with this process as a driver of it."""
-    with joined(cluster.address):
+    with connect(cluster.address):
         yield cluster
 
 

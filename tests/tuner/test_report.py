@@ -16,7 +16,8 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import STATUSES, Timing
-from tunedgemm.tuner.report import Progress, console, summary
+from tunedgemm.tuner.progress import Progress
+from tunedgemm.tuner.report import console, summary
 from tunedgemm.tuner.trial import Outcome, Place, Planned, Report, Step, Task, Trials
 
 TABLE = Path("folder/bf16_tuned_gemm.csv")
@@ -203,7 +204,7 @@ def test_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatc
     Unknown at first.
     """
     clock = [100.0]
-    monkeypatch.setattr("tunedgemm.tuner.report.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("tunedgemm.tuner.progress.time.monotonic", lambda: clock[0])
     progress, short = (Progress(output=told(), budget=budget) for budget in (0.0, 15.0))
     for each in (progress, short):
         clock[0] = 100.0

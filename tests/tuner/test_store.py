@@ -107,7 +107,7 @@ class TestLog:
 
         assert store.trials.read_bytes().startswith(old)
         assert read_trials(store.trials) == [*before, timing(SHAPES[0], "a")]
-        assert store.known(H200, before[0].shape) == ()
+        assert store.final_timings(H200, before[0].shape) == ()
 
     def test_passes_over_what_a_killed_writer_left_half_written(self, begin, caplog):
         """A partial line costs itself only, and a cut header does not make the file foreign."""
@@ -179,8 +179,8 @@ class TestResume:
         assert second.done(H200, SHAPES[0]) == timing(SHAPES[0], "good", 5.0)
         assert second.done(H200, SHAPES[1]) is None
         assert second.done(H200, SHAPES[2]) is MISSING
-        assert second.known(attrs.evolve(H200, index=7), SHAPES[2]) == (timing(SHAPES[2], "bad"),)
-        assert second.known(Device("sm_90", 114, "nvidia-h200"), SHAPES[2]) == ()
+        assert second.final_timings(attrs.evolve(H200, index=7), SHAPES[2]) == (timing(SHAPES[2], "bad"),)
+        assert second.final_timings(Device("sm_90", 114, "nvidia-h200"), SHAPES[2]) == ()
         second.record(outcome(SHAPES[2], 7.0))
 
         names = [(t.shape.m, t.solution.kernel_name) for t in read_trials(second.trials)]
@@ -196,11 +196,11 @@ class TestResume:
             store.close()
 
         store = begin()
-        assert [t.solution.kernel_name for t in store.known(H200, SHAPES[0])] == ["a", "b"]
+        assert [t.solution.kernel_name for t in store.final_timings(H200, SHAPES[0])] == ["a", "b"]
         store.record(outcome(SHAPES[0]))
         store.finish()
 
-        assert begin().known(H200, SHAPES[0]) == ()
+        assert begin().final_timings(H200, SHAPES[0]) == ()
 
     def test_reuses_nothing_of_a_finished_run(self, begin):
         """Tuning again (--all) is measuring again, also after a run that had been resumed."""
@@ -221,8 +221,8 @@ class TestResume:
         other.finish()
 
         third = begin()
-        assert third.known(H200, SHAPES[0]) == ()
-        assert len(third.known(H200, SHAPES[1])) == 1
+        assert third.final_timings(H200, SHAPES[0]) == ()
+        assert len(third.final_timings(H200, SHAPES[1])) == 1
 
     def test_reuses_nothing_measured_with_other_options(self, begin, caplog):
         """Trials of other options or versions are not reused, and a log line says so; --no-resume reuses none."""
@@ -232,13 +232,13 @@ class TestResume:
         first.close()
 
         other = begin({**SAME, "iters": "51"})
-        assert other.known(H200, SHAPES[0]) == ()
+        assert other.final_timings(H200, SHAPES[0]) == ()
         assert f"run {first.run} are not reused: it had iters '101' instead of '51'" in caplog.text
         other.close()
         fresh = begin(resume=False)
-        assert fresh.known(H200, SHAPES[0]) == ()
+        assert fresh.final_timings(H200, SHAPES[0]) == ()
         fresh.close()
-        assert len(begin().known(H200, SHAPES[0])) == 1
+        assert len(begin().final_timings(H200, SHAPES[0])) == 1
 
     def test_leaves_a_running_run_alone(self, begin):
         """Neither its trials nor those that it resumed are taken; when it dies they are free."""
@@ -249,12 +249,12 @@ class TestResume:
         alive.log(PLACE, [timing(SHAPES[1], "a")])
 
         beside = begin()
-        assert beside.known(H200, SHAPES[0]) == beside.known(H200, SHAPES[1]) == ()
+        assert beside.final_timings(H200, SHAPES[0]) == beside.final_timings(H200, SHAPES[1]) == ()
         beside.close()
         alive.close()
 
         heir = begin()
-        assert len(heir.known(H200, SHAPES[0])) == len(heir.known(H200, SHAPES[1])) == 1
+        assert len(heir.final_timings(H200, SHAPES[0])) == len(heir.final_timings(H200, SHAPES[1])) == 1
 
     def test_writes_the_row_that_a_killed_run_had_not_written(self, begin, monkeypatch):
         """The next open writes a row that only the log has, with its version."""
@@ -304,7 +304,7 @@ class TestResume:
 
         second = begin()
         assert second.done(H200, SHAPES[1]) is MISSING
-        assert second.known(H200, SHAPES[1]) == ()
+        assert second.final_timings(H200, SHAPES[1]) == ()
         assert second.done(H200, SHAPES[0]) is not MISSING
         assert set(rows(second)) == {1, 3}
 
@@ -445,5 +445,5 @@ def test_trials_of_another_version_are_measured_again(begin: Callable[..., Store
     again = begin()
     for device, found in ((attrs.evolve(H200, name="another"), {"turbo": "5"}), (H200, versions)):
         again.use(device, found)
-    assert bool(again.known(H200, SHAPES[1])) is kept
+    assert bool(again.final_timings(H200, SHAPES[1])) is kept
     assert (again.done(H200, SHAPES[0]) is not MISSING) is kept

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import unwrapping
+from tunedgemm.backends.registry import with_plain_weights
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -266,7 +266,7 @@ def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
         return out
 
     def check(call):
-        timing = verifier.check(solution, unwrapping(Launcher(call), shape))
+        timing = verifier.check(solution, with_plain_weights(Launcher(call), shape))
         return timing.status, timing.detail
 
     assert check(right) == ("ok", "")
@@ -291,7 +291,7 @@ def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
             out = exact(solution, at, *operands)
             return out * 1.03125 if wrong and at.m == 17 else out
 
-        return unwrapping(Launcher(call), at)
+        return with_plain_weights(Launcher(call), at)
 
     assert verifier.batch_invariant(lambda at: bind(at, False)) == ""
     assert "M = 17" in verifier.batch_invariant(lambda at: bind(at, True))

@@ -10,9 +10,9 @@ import time
 import pytest
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.sheet import locked
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import Capture, recorder
 
 pytestmark = pytest.mark.usefixtures("no_writer")
@@ -30,7 +30,7 @@ def shape(m: int, **more: object) -> Shape:
 
 
 def call(capture: Capture, m: int, times: int = 1) -> None:
-    counter = capture.meet(shape(m))
+    counter = capture.register(shape(m))
     for _ in range(times):
         counter[0] += 1
 
@@ -47,7 +47,7 @@ def test_a_shape_is_on_disk_at_its_first_call(path):
     """A shape's row is written at once, in AITER's columns and a count;
     calls after it are added by a flush."""
     capture = Capture(OP, path)
-    counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
+    counter = capture.register(shape(3, outdtype="fp32", epilogue="bias"))
     assert path.read_text().splitlines() == [
         "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph",
         "3,64,64,True,torch.bfloat16,torch.float32,False,False,1,0",
@@ -61,9 +61,9 @@ def test_a_shape_is_on_disk_at_its_first_call(path):
 def test_a_second_call_gets_the_same_counter(path):
     """A shape has one counter in a process; the bias's dtype, which no table tells apart, makes no other."""
     capture = Capture(OP, path)
-    counter = capture.meet(shape(3, epilogue="bias"))
-    assert capture.meet(shape(3, epilogue="bias", bias_dtype="fp32")) is counter
-    assert capture.meet(shape(3)) is not counter
+    counter = capture.register(shape(3, epilogue="bias"))
+    assert capture.register(shape(3, epilogue="bias", bias_dtype="fp32")) is counter
+    assert capture.register(shape(3)) is not counter
     assert len(read_untuned(path, OP)) == 2
 
 
@@ -79,7 +79,7 @@ def test_layouts_and_scales_are_kept(path):
     """Shapes that AITER's columns cannot tell apart stay apart, in columns after them."""
     shapes = [shape(1), shape(1, layout="ck-n64"), shape(1, layout="aiter16x16"), shape(1, dtype="fp8_e4m3fn", scale="row")]
     for met in shapes:
-        Capture(OP, path).meet(met)
+        Capture(OP, path).register(met)
     assert [entry.shape for entry in read_untuned(path, OP)] == shapes
     assert path.read_text().startswith("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph,layout")
 
@@ -184,7 +184,7 @@ def test_the_recorder_of_an_op():
     capture = recorder(OP)
     assert capture is recorder(OP)
     assert capture.path == untuned_path(OP)
-    capture.meet(shape(9))
+    capture.register(shape(9))
     assert counts(untuned_path(OP)) == {9: 1}
 
 
@@ -195,14 +195,14 @@ def test_calling_a_known_shape_writes_nothing(path):
     path.unlink()
     for _ in range(100):
         call(capture, 1)
-    assert capture.meet(shape(1)) == [101, 0]
+    assert capture.register(shape(1)) == [101, 0]
     assert not path.exists()
 
 
 def test_calls_of_two_kinds_are_counted_apart(path):
     """Recorded calls are counted apart from eager ones, from the first row on."""
     capture = Capture(OP, path)
-    first, second = capture.meet(shape(1), recorded=True), capture.meet(shape(2))
+    first, second = capture.register(shape(1), recorded=True), capture.register(shape(2))
     assert both(path) == {1: (0, 1), 2: (1, 0)}
     first[1] += 3
     second[0] += 1

@@ -11,8 +11,8 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import recorder
 
 pytestmark = [

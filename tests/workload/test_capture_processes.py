@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capture import Capture
 
 # Forking is what these tests are about; the parent may have threads of libraries.
@@ -28,7 +28,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 capture = Capture(op_named("a16w16"), Path({path!r}))
 def call(m, times=1):
-    counter = capture.meet(Shape("a16w16", m, 64, 64))
+    counter = capture.register(Shape("a16w16", m, 64, 64))
     for _ in range(times):
         counter[0] += 1
 """
@@ -40,7 +40,7 @@ def path(tmp_path):
 
 
 def call(capture: Capture, m: int, times: int = 1) -> None:
-    counter = capture.meet(Shape("a16w16", m, 64, 64))
+    counter = capture.register(Shape("a16w16", m, 64, 64))
     for _ in range(times):
         counter[0] += 1
 
@@ -228,9 +228,9 @@ tunedgemm.workload.capture._PATIENCE, tunedgemm.workload.capture._LAST_PATIENCE 
 captures = [Capture(op_named("a16w16"), Path({str(path)!r} + str(number))) for number in range(5)]
 locks = [locked(capture.path) for capture in captures]
 for lock, capture in zip(locks, captures):
-    capture.meet(Shape("a16w16", 1, 64, 64))
+    capture.register(Shape("a16w16", 1, 64, 64))
     lock.__enter__()
-    capture.meet(Shape("a16w16", 1, 64, 64))[0] += 5
+    capture.register(Shape("a16w16", 1, 64, 64))[0] += 5
 start = time.monotonic()
 tunedgemm.workload.capture._end()
 multiprocessing.util._run_finalizers(0)

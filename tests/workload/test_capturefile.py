@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload.capturefile import CaptureFile
 
 OP = op_named("a16w16")

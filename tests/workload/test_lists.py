@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
-from tunedgemm.table.csvfile import Untuned, key_shape
+from tunedgemm.table.csvfile import key_shape
 from tunedgemm.table.sheet import Record, Sheet
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.workload.lists import Changes, changed, op_of_file, shape_of_line, shape_of_texts
+from tunedgemm.workload.lists import ShapeOverrides, op_of_file, override_shapes, shape_of_line, shape_of_texts
 
 
 def header(path: Path, *columns: str) -> Path:
@@ -100,16 +101,16 @@ def test_changes_keep_all_else_of_a_shape(faults_of):
         columns = (*op.columns.key, *op.columns.own)
         for shape in shapes_of(name):
             row = Untuned(key_shape(shape), 3, graph=2, layer="some layer")
-            assert changed(op, [row], Changes()) == (row,)
+            assert override_shapes(op, [row], ShapeOverrides()) == (row,)
             if "bias" in columns:
-                pair = changed(op, [row], Changes(all_bias=True))
+                pair = override_shapes(op, [row], ShapeOverrides(all_bias=True))
                 assert {(found.shape.bias, found.calls, found.layer) for found in pair} == {
                     (False, 5, "some layer"),
                     (True, 5, "some layer"),
                 }
                 assert all(op.columns.format(found.shape) | {"bias": ""} == op.columns.format(shape) | {"bias": ""} for found in pair)
             if "outdtype" in columns:
-                (found,) = changed(op, [row], Changes(outdtype="f16"))
+                (found,) = override_shapes(op, [row], ShapeOverrides(outdtype="f16"))
                 assert found.shape.outdtype == "fp16"
                 assert op.columns.format(found.shape) | {"outdtype": ""} == op.columns.format(shape) | {"outdtype": ""}
 

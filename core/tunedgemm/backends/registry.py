@@ -55,7 +55,7 @@ class Backend:
         With a *solution*, ask for the shape that its kernel runs.
         """
         if solution is not None:
-            whole = split.of(solution, shape)
+            whole = split.kernel_and_shape(solution, shape)
             if isinstance(whole, Unsupported):
                 return whole
             _, shape = whole
@@ -79,11 +79,11 @@ class Backend:
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """Return the neighbours of a solution; none where the plugin has no `refine`."""
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if "refine" not in self.hooks or isinstance(whole, Unsupported):
             return []
         neighbours = self._solutions("refine", *whole, device)
-        return [split.added(near) for near in neighbours] if split.is_split(solution) else neighbours
+        return [split.with_add(near) for near in neighbours] if split.is_split(solution) else neighbours
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
         return list(dict.fromkeys(self.iterate(hook, *arguments)))
@@ -128,16 +128,16 @@ class Backend:
         bytes are in memory. A plain `run`, which does not get the shape, gets the operands
         unchanged.
         """
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if isinstance(whole, Unsupported):
             return whole
         if split.is_split(solution):
             of_product = self.bind(*whole, device)
-            return split.adding(of_product, shape) if isinstance(of_product, Launcher) else of_product
-        answer = self.bind_as_given(solution, shape, device)
-        return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
+            return split.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
+        answer = self.bind_unwrapped(solution, shape, device)
+        return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
 
-    def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Bind without the wrapper between the operands of a call and the plugin's launcher."""
         if "bind" not in self.hooks:
             run = self.hooks["run"]
@@ -167,12 +167,12 @@ class Backend:
 
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile ahead, where the plugin can."""
-        whole = split.of(solution, shape)
+        whole = split.kernel_and_shape(solution, shape)
         if "prepare" in self.hooks and not isinstance(whole, Unsupported):
             self.hooks["prepare"](*whole, device)
 
 
-def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
+def with_plain_weights(launcher: Launcher, shape: Shape) -> Launcher:
     """Wrap a launcher to take shuffled weights out of their type, where the shape has such.
 
     See `Backend.bind`.
@@ -195,8 +195,8 @@ class Registry:
     """The installed backends by libtype, each loaded on first use."""
 
     def __init__(self, entries: Iterable[EntryPoint] | None = None) -> None:
-        found = entry_points(group=GROUP) if entries is None else entries
-        self._entries, self._rivals = _by_name(found)
+        points = entry_points(group=GROUP) if entries is None else entries
+        self._entries, self._rivals = _by_name(points)
         self._loaded: dict[str, Backend | Unsupported] = {}
 
     @property
@@ -269,7 +269,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     hooks = {}
     for name in HOOKS:
         for implementation in getattr(manager.hook, name).get_hookimpls():
-            hooks[name] = _bound(libtype, name, implementation.function)
+            hooks[name] = _positional(libtype, name, implementation.function)
     missing = [name for name in ("supports", "enumerate_solutions") if name not in hooks]
     missing += [] if "run" in hooks or "bind" in hooks else ["run"]
     if missing:
@@ -281,7 +281,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_of_kernels(_guarded_text(getattr(plugin, "lacks", None))),
+        lacks=_asking_kernels(_guarded_text(getattr(plugin, "lacks", None))),
         options=_options(libtype, getattr(plugin, "OPTIONS", ())),
     )
 
@@ -297,20 +297,20 @@ def _options(libtype: str, stated: object) -> tuple[Option, ...]:
     return options
 
 
-def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function to take all of the hook's arguments by position."""
-    wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
-    taken = inspect.signature(function).parameters
-    for parameter in taken.values():
-        fault = "" if parameter.name in wanted else f"is not one of {', '.join(wanted)}"
+    spec_parameters = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    hook_parameters = inspect.signature(function).parameters
+    for parameter in hook_parameters.values():
+        fault = "" if parameter.name in spec_parameters else f"is not one of {', '.join(spec_parameters)}"
         fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
         if fault:
             written = str(parameter).split("=")[0].split(":")[0]
             raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
-    if list(taken) == wanted:
+    if list(hook_parameters) == spec_parameters:
         return function
-    places = [wanted.index(argument) for argument in taken]
-    return lambda *arguments: function(*(arguments[place] for place in places))
+    positions = [spec_parameters.index(argument) for argument in hook_parameters]
+    return lambda *arguments: function(*(arguments[position] for position in positions))
 
 
 def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
@@ -326,9 +326,9 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     return guarded
 
 
-def _of_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
+def _asking_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
     """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
-    return lambda solution, device: lacks(split.base(solution), device)
+    return lambda solution, device: lacks(split.without_add(solution), device)
 
 
 def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
@@ -354,16 +354,16 @@ def _load(entry: EntryPoint) -> Backend | Unsupported:
         return Unsupported(f"{distribution} cannot be imported: {type(error).__name__}: {error}")
 
 
-def _by_name(found: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
+def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
     """Return one entry per libtype: of several claimants our distribution's, else the first by name."""
     official = owners()
     claims: dict[str, list[EntryPoint]] = {BUILTIN: [_BUILTIN_ENTRY]}
-    for entry in found:
+    for entry in points:
         if (entry.name, entry.value) != (_BUILTIN_ENTRY.name, _BUILTIN_ENTRY.value):
             claims.setdefault(entry.name, []).append(entry)
     entries, rivals = {}, {}
     for name, claimants in claims.items():
-        ordered = sorted(claimants, key=lambda entry: _claim(entry, official.get(name)))
+        ordered = sorted(claimants, key=lambda entry: _claim_rank(entry, official.get(name)))
         entries[name] = ordered[0]
         if len({entry.value for entry in ordered}) > 1:
             rivals[name] = [f"{_owner(entry)} also claims libtype {name!r}; {_owner(ordered[0])} keeps it" for entry in ordered[1:]]
@@ -374,12 +374,12 @@ def _owner(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist else "tunedgemm"
 
 
-def _claim(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
+def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
     return entry is not _BUILTIN_ENTRY, _owner(entry) != official, _owner(entry), entry.value
 
 
-def order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
+def tie_order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
     """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
     named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
     ranked = sorted((backend.libtype for backend in backends), key=rank)
-    return {libtype: place for place, libtype in enumerate(dict.fromkeys([*named, *ranked]))}
+    return {libtype: position for position, libtype in enumerate(dict.fromkeys([*named, *ranked]))}

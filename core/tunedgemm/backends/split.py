@@ -29,62 +29,62 @@ def is_split(solution: Solution) -> bool:
     return solution.kernel_name.endswith(ADD)
 
 
-def base(solution: Solution) -> Solution:
+def without_add(solution: Solution) -> Solution:
     """Return the solution of the kernel alone."""
     return attrs.evolve(solution, kernel_name=solution.kernel_name.removesuffix(ADD)) if is_split(solution) else solution
 
 
-def added(solution: Solution) -> Solution:
+def with_add(solution: Solution) -> Solution:
     """Return the solution that adds a bias after this one."""
     return attrs.evolve(solution, kernel_name=solution.kernel_name + ADD)
 
 
 @functools.lru_cache(1024)  # called for each solution of a shape; a new Shape takes microseconds
-def unbiased(shape: Shape) -> Shape | None:
+def unbiased_shape(shape: Shape) -> Shape | None:
     """Return the shape without its bias; None where it has none, or the op cannot express that."""
     op = ops().get(shape.op)
     return None if op is None or not shape.bias else op.unbiased(shape)
 
 
-def product(shape: Shape) -> Shape | None:
+def product_shape(shape: Shape) -> Shape | None:
     """Return the shape of the product before the bias.
 
-    It is `unbiased`, in float32 where the bias has another dtype than a 16-bit output.
+    It is `unbiased_shape`, in float32 where the bias has another dtype than a 16-bit output.
     """
-    plain = unbiased(shape)
+    plain = unbiased_shape(shape)
     if plain is None or shape.bias_dtype == shape.outdtype or shape.outdtype in _WIDE:
         return plain
     return attrs.evolve(plain, outdtype="fp32") if shape.outdtype in _NARROW else None
 
 
-def of(solution: Solution, shape: Shape) -> tuple[Solution, Shape] | Unsupported:
+def kernel_and_shape(solution: Solution, shape: Shape) -> tuple[Solution, Shape] | Unsupported:
     """Return the solution and shape to ask a backend about: unchanged, or those of the product alone."""
     if not solution.kernel_name.endswith(ADD):
         return solution, shape
     if solution.libtype == BUILTIN:
         return Unsupported(f"{BUILTIN} adds a bias in its routes, not by {ADD}")
-    plain = product(shape)
+    plain = product_shape(shape)
     if plain is None:
         return Unsupported(f"{ADD} needs a bias that is added last" if shape.bias else f"{ADD} needs a bias")
-    return base(solution), plain
+    return without_add(solution), plain
 
 
-def adding(launcher: Launcher, shape: Shape) -> Launcher:
+def wrap_with_add(launcher: Launcher, shape: Shape) -> Launcher:
     """Wrap a launcher of the product to add the bias of the shape."""
-    plain = product(shape)
+    plain = product_shape(shape)
     if plain is None:
         raise AssertionError(f"{shape} has a bias that is split off")
-    call, place = launcher.call, ops()[shape.op].operands.index("bias?")
+    call, bias_index = launcher.call, ops()[shape.op].operands.index("bias?")
     rounded = None if plain.outdtype == shape.outdtype else torch_dtype(shape.outdtype)
 
     def sum_of(*operands: Any) -> Any:
-        return add(call(*operands[:place]), operands[place], rounded)
+        return add_bias(call(*operands[:bias_index]), operands[bias_index], rounded)
 
     float32_bytes = 0 if rounded is None else 4 * shape.m * shape.n  # the product in float32
     return attrs.evolve(launcher, call=sum_of, workspace_bytes=launcher.workspace_bytes + float32_bytes)
 
 
-def add(out: Any, bias: Any, rounded: Any = None) -> Any:
+def add_bias(out: Any, bias: Any, rounded: Any = None) -> Any:
     """Add a bias [N] or [1, N] to *out* [..., N] in place, then convert to the dtype *rounded*, if any."""
     out = out.add_(bias if bias.dim() == 1 else bias.view(-1))
     return out if rounded is None else out.to(rounded)

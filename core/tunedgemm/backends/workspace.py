@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_Place = tuple[int, int, int]
-_buffers: dict[_Place, torch.Tensor] = {}
-_semaphores: dict[tuple[_Place, int], torch.Tensor] = {}
+_StreamKey = tuple[int, int, int]
+_buffers: dict[_StreamKey, torch.Tensor] = {}
+_semaphores: dict[tuple[_StreamKey, int], torch.Tensor] = {}
 _ident = threading.get_ident
 
 
-def _place(device: torch.device) -> _Place | None:
+def _stream_key(device: torch.device) -> _StreamKey | None:
     """Return (device index, stream handle, thread), or None while that stream is being captured."""
     if device.type != "cuda":
         return -1, 0, _ident()
@@ -36,39 +36,39 @@ def workspace(nbytes: int, device: torch.device) -> torch.Tensor:
 
     Those calls must be on the same stream.
     """
-    return _buffer(_place(device), nbytes, device)
+    return _buffer(_stream_key(device), nbytes, device)
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
     """Return *count* int32 counters, zero at entry. The kernel must leave them zero outside graphs."""
-    return _counters(_place(device), count, device)
+    return _counters(_stream_key(device), count, device)
 
 
 def scratch(nbytes: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `workspace` and `semaphores` with one stream look-up, which is most of their cost."""
-    place = _place(device)
-    return _buffer(place, nbytes, device), _counters(place, count, device)
+    stream_key = _stream_key(device)
+    return _buffer(stream_key, nbytes, device), _counters(stream_key, count, device)
 
 
-def _buffer(place: _Place | None, nbytes: int, device: torch.device) -> torch.Tensor:
-    found = None if place is None else _buffers.get(place)
-    if found is not None and found.numel() >= nbytes:
-        return found
+def _buffer(stream_key: _StreamKey | None, nbytes: int, device: torch.device) -> torch.Tensor:
+    buffer = None if stream_key is None else _buffers.get(stream_key)
+    if buffer is not None and buffer.numel() >= nbytes:
+        return buffer
     import torch
 
-    made = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if place is not None:
-        _buffers[place] = made
-    return made
+    buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if stream_key is not None:
+        _buffers[stream_key] = buffer
+    return buffer
 
 
-def _counters(place: _Place | None, count: int, device: torch.device) -> torch.Tensor:
-    key = None if place is None else (place, count)
-    if key is not None and (found := _semaphores.get(key)) is not None:
-        return found
+def _counters(stream_key: _StreamKey | None, count: int, device: torch.device) -> torch.Tensor:
+    key = None if stream_key is None else (stream_key, count)
+    if key is not None and (buffer := _semaphores.get(key)) is not None:
+        return buffer
     import torch
 
-    made = torch.zeros(count, dtype=torch.int32, device=device)
+    buffer = torch.zeros(count, dtype=torch.int32, device=device)
     if key is not None:
-        _semaphores[key] = made
-    return made
+        _semaphores[key] = buffer
+    return buffer

@@ -106,7 +106,7 @@ def commands() -> list[Command]:
     return [module.command for module in (coverage, explain, new_plugin, plugins, shapes, table, tune)]
 
 
-def _of_plugin(entry: EntryPoint, wanted: str) -> Command:
+def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:
     """Load a plugin's command if it is *wanted*; else return its name and owner without an import.
 
     Raises:
@@ -129,7 +129,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     choices = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((word for word in words if not word.startswith("-")), "")
     of_plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
-    for command in (*commands(), *(_of_plugin(of_plugins[name], wanted) for name in sorted(of_plugins))):
+    for command in (*commands(), *(_load_plugin_command(of_plugins[name], wanted) for name in sorted(of_plugins))):
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="also print skipped shapes, every solution's status, full errors")
         command.add_arguments(sub)
@@ -138,7 +138,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return top
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; an error for unknown words names the help of the command."""
     words = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser(words).parse_known_args(words)
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = _Output(sys.stdout)
         with contextlib.redirect_stdout(cast(TextIO, output)):
             try:
-                arguments = _parsed(argv)
+                arguments = _parse(argv)
             except SystemExit:  # of --help and --version
                 output.settle()
                 raise

@@ -78,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print_next(following, output, verbose=arguments.verbose)
     for line in [*lines, *([f"every shape: {arguments.csv}"] if arguments.csv is not None else [])]:
         print(line)
-    return _verdict(result, least)
+    return _exit_code(result, least)
 
 
 def _commands(arguments: argparse.Namespace, result: Coverage, following: Sequence[Next]) -> list[str]:
@@ -115,7 +115,7 @@ def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
     return shlex.join(words)
 
 
-def _verdict(result: Coverage, least: float | None) -> int:
+def _exit_code(result: Coverage, least: float | None) -> int:
     """Return the exit code, 1 below *least* per cent; pins are deliberate and count as exact."""
     from tunedgemm.analysis.coverage import TUNED
     from tunedgemm.analysis.coverage.show import percent

@@ -43,12 +43,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.device import device_of_text
     from tunedgemm.dispatch.dispatcher import Dispatcher
 
-    op, shape = _asked(arguments)
+    op, shape = _op_and_shape(arguments)
     print(Dispatcher(op).explain(shape, device_of_text(arguments.device) if arguments.device else None))
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
+def _op_and_shape(arguments: argparse.Namespace) -> tuple[Op, Shape]:
     """Return the op and the shape of the command line."""
     from tunedgemm.ops import DEFAULT_OP, op_named
     from tunedgemm.table.folders import named_file
@@ -58,35 +58,35 @@ def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
     if colon and line.isdecimal():
         path: Path = named_file(name)
         op = op_named(arguments.op) if arguments.op else op_of_file(path)
-        if _said(arguments, op):
+        if _stated_columns(arguments, op):
             raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
         return op, shape_of_line(op, path, int(line))
     op = op_named(arguments.op or DEFAULT_OP)
     sizes = [text.strip() for text in arguments.shape.split(",")]
-    said = _said(arguments, op)
-    wanted = [column for column in op.columns.key if column not in said][:3]
+    stated = _stated_columns(arguments, op)
+    wanted = [column for column in op.columns.key if column not in stated][:3]
     if len(sizes) < 3 or not all(text.isdecimal() for text in sizes):
         raise UserError(f"expected three sizes or more, {','.join(wanted)}, or FILE:LINE (got {arguments.shape!r})")
-    return op, shape_of_texts(op, sizes, said)
+    return op, shape_of_texts(op, sizes, stated)
 
 
-def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
+def _stated_columns(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     """Return the columns that flags set, with their texts."""
     from tunedgemm.workload.lists import dtype_column
 
-    said = {}
+    stated = {}
     columns = (*op.columns.key, *op.columns.own)
     if arguments.dtype:
-        said[dtype_column(op) or "dtype"] = arguments.dtype
-    said |= {"outdtype": arguments.outdtype} if arguments.outdtype else {}
-    said |= {"bias": "True"} if arguments.bias else {}
-    said |= {"layout": arguments.layout} if arguments.layout and (arguments.layout != "row" or "layout" in columns) else {}
+        stated[dtype_column(op) or "dtype"] = arguments.dtype
+    stated |= {"outdtype": arguments.outdtype} if arguments.outdtype else {}
+    stated |= {"bias": "True"} if arguments.bias else {}
+    stated |= {"layout": arguments.layout} if arguments.layout and (arguments.layout != "row" or "layout" in columns) else {}
     for text in arguments.set:
         column, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set: expected COLUMN=TEXT, such as --set {op.columns.key[-1]}=… (got {text!r})")
-        said[column.strip()] = value.strip()
-    return said
+        stated[column.strip()] = value.strip()
+    return stated
 
 
 command = Command("explain", "show which solution serves a shape, and why others do not", _add_arguments, _run)

@@ -12,8 +12,8 @@ import attrs
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.table.csvfile import Untuned
-    from tunedgemm.workload.lists import Changes
+    from tunedgemm.table.untuned import Untuned
+    from tunedgemm.workload.lists import ShapeOverrides
     from tunedgemm.workload.models import ModelShapes
 
 #: AITER's words for dtypes in flags.
@@ -68,7 +68,7 @@ def _nsets(text: str) -> tuple[int, ...] | str:
     return text if text.strip().isalpha() else whole_numbers(text)
 
 
-def add_changes(group: argparse._ArgumentGroup) -> None:
+def add_overrides(group: argparse._ArgumentGroup) -> None:
     """Define the flags that change every shape, of a file or a model."""
     add = group.add_argument
     add("--indtype", choices=DTYPES, default="", help="dtype of the activations of all shapes")
@@ -78,14 +78,14 @@ def add_changes(group: argparse._ArgumentGroup) -> None:
     add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="format of fp8: e4m3fnuz on MI300 (default: %(default)s)")
 
 
-def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
+def default(flag_value: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
     """Return a flag's value, else the environment variable's, else *otherwise*.
 
     Raises:
         UserError: the variable's value is invalid.
     """
-    if said is not None:
-        return said
+    if flag_value is not None:
+        return flag_value
     text = os.environ.get(variable, "").strip()
     try:
         return kind(text) if text else otherwise
@@ -93,7 +93,7 @@ def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], o
         raise UserError(f"{variable}={text}: {error}") from None
 
 
-def model_said(arguments: argparse.Namespace, other: str | None = None) -> str:
+def model_of(arguments: argparse.Namespace, other: str | None = None) -> str:
     """Return the model of the flag, else of the environment unless *other* is given; "" for none.
 
     Args:
@@ -105,8 +105,8 @@ def model_said(arguments: argparse.Namespace, other: str | None = None) -> str:
     if arguments.model_dir and other:
         raise UserError("-i and --model_dir: are mutually exclusive; leave out one of them")
     model: str = arguments.model_dir or ("" if other else os.environ.get("GTUNE_MODEL", "").strip())
-    if said := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
-        flag = said[0] if said[0] in ("batch_size", "nsets") else said[0].replace("_", "-")
+    if flags_set := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
+        flag = flags_set[0] if flags_set[0] in ("batch_size", "nsets") else flags_set[0].replace("_", "-")
         raise UserError(f"--{flag}: requires a model; name one with --model_dir")
     return model
 
@@ -144,12 +144,12 @@ def _of_rows(rows: tuple[int, ...]) -> str:
 
 
 def listed(model: str, arguments: argparse.Namespace) -> Listed:
-    """Return the shapes selected by the flags of `add_model`, `add_changes`, ``--op``, ``--preshuffle``.
+    """Return the shapes selected by the flags of `add_model`, `add_overrides`, ``--op``, ``--preshuffle``.
 
     Raises:
         UserError: the model or a flag cannot be used, or no shape is left.
     """
-    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, only, rows_of, together, with_shapes
+    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
     from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
 
     ranks = dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))
@@ -164,9 +164,9 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
     models = []
     for tp in ranks:
         layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
-        shaped = with_shapes(only(layers, patterns) if patterns else layers, rows, formats)
+        shaped = with_shapes(select_layers(layers, patterns) if patterns else layers, rows, formats)
         models.append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments)))
-    by_op = together(rank.by_op for rank in models)
+    by_op = merge_lists(rank.by_op for rank in models)
     commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
     return Listed(tuple(models), by_op, rows, commands)
 
@@ -174,7 +174,7 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
 def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:
     """Return a model's shapes of the requested op, with the requested changes."""
     from tunedgemm.ops import op_named, ops
-    from tunedgemm.workload.lists import changed
+    from tunedgemm.workload.lists import override_shapes
 
     by_op, name = dict(model.by_op), arguments.op
     if not by_op:
@@ -185,13 +185,13 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tupl
         if name not in by_op:
             raise UserError(f"{model.folder}: has no products of the op {name}; it has products of {', '.join(by_op)}")
         by_op = {name: by_op[name]}
-    changes = changes_said(arguments)
-    return {name: changed(op_named(name), rows, changes) for name, rows in by_op.items()} if changes else by_op
+    overrides = overrides_of(arguments)
+    return {name: override_shapes(op_named(name), rows, overrides) for name, rows in by_op.items()} if overrides else by_op
 
 
-def changes_said(arguments: argparse.Namespace) -> Changes | None:
-    """Return the changes of the flags of `add_changes`, None without any."""
-    from tunedgemm.workload.lists import Changes
+def overrides_of(arguments: argparse.Namespace) -> ShapeOverrides | None:
+    """Return the changes of the flags of `add_overrides`, None without any."""
+    from tunedgemm.workload.lists import ShapeOverrides
 
     indtype, outdtype = (f"fp8_{arguments.fp8}" if text == "fp8" else text for text in (arguments.indtype, arguments.outdtype))
-    return Changes(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None
+    return ShapeOverrides(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None

@@ -36,7 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.ops import op_named
 
-    name = _free(arguments.name)
+    name = _require_free_name(arguments.name)
     target = arguments.folder / f"tunedgemm-{name}"
     written = write(name, op_named(arguments.op), target)
     for path in written:
@@ -87,10 +87,10 @@ def _product(op: Op) -> dict[str, str]:
     return {"product": line, "arguments": ", ".join(names)}
 
 
-def _free(name: str) -> str:
+def _require_free_name(name: str) -> str:
     """Return the name; raise UserError if it is invalid or taken."""
     from tunedgemm.backends.registry import Registry
-    from tunedgemm.libtypes import ALIASES, STAND_INS, known
+    from tunedgemm.libtypes import ALIASES, STAND_INS, is_known
 
     if not (name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")):
         raise UserError(
@@ -98,7 +98,7 @@ def _free(name: str) -> str:
         )
     if name in Registry():
         raise UserError(f"backend {name!r}: is installed already; `tunedgemm plugins` lists all")
-    if known(name) or name in ALIASES or name in STAND_INS:
+    if is_known(name) or name in ALIASES or name in STAND_INS:
         raise UserError(f"libtype {name!r}: rows of existing tables use it for another backend; choose another name")
     return name
 

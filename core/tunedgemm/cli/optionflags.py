@@ -12,10 +12,10 @@ from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry
 
 #: Attribute of the parsed arguments with the values of the flags: variable -> value.
-_SAID = "variables"
+_VARIABLES = "variables"
 
 
-class _Say(argparse.Action):
+class _StoreVariable(argparse.Action):
     """Stores a value under a variable's name."""
 
     def __init__(self, *words: Any, variable: str, **more: Any) -> None:
@@ -23,7 +23,7 @@ class _Say(argparse.Action):
         self.variable = variable
 
     def __call__(self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, __: str | None = None) -> None:
-        setattr(namespace, _SAID, {**getattr(namespace, _SAID), self.variable: value})
+        setattr(namespace, _VARIABLES, {**getattr(namespace, _VARIABLES), self.variable: value})
 
 
 def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry: Registry | None = None) -> list[str]:
@@ -37,12 +37,12 @@ def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry:
     """
     registry = registry or Registry()
     named = {text.strip() for text in libtype.split(",")}
-    answers = [registry.get(known) for known in registry.libtypes if "all" in named or known in named]
+    answers = [registry.get(name) for name in registry.libtypes if "all" in named or name in named]
     stated: dict[Option, list[Backend]] = {}
     for backend in (answer for answer in answers if isinstance(answer, Backend)):  # the run reports the faults of the others
         for option in backend.options:
             stated.setdefault(option, []).append(backend)
-    parser.set_defaults(**{_SAID: {}})
+    parser.set_defaults(**{_VARIABLES: {}})
     groups: dict[tuple[str, ...], argparse._ArgumentGroup] = {}
     owners: dict[str, str] = {}
     left_out = []
@@ -67,7 +67,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     text = f"{option.help}; default: {option.variable}{otherwise}".replace("%", "%%")
     metavar = None if option.choices else option.flag.rpartition("-")[2].upper()
     group.add_argument(
-        option.flag, action=_Say, variable=option.variable, dest=_SAID, type=option.kind, choices=option.choices or None,
+        option.flag, action=_StoreVariable, variable=option.variable, dest=_VARIABLES, type=option.kind, choices=option.choices or None,
         metavar=metavar, help=text,
     )  # fmt: skip
 
@@ -80,9 +80,9 @@ def _named(backends: Sequence[Backend]) -> str:
 
 
 @contextlib.contextmanager
-def said(arguments: argparse.Namespace) -> Iterator[None]:
+def option_variables(arguments: argparse.Namespace) -> Iterator[None]:
     """Set the variables of the flags of `add_options` for this process and its children, inside the block."""
-    variables: dict[str, str] = getattr(arguments, _SAID)
+    variables: dict[str, str] = getattr(arguments, _VARIABLES)
     before = {variable: os.environ.get(variable) for variable in variables}
     os.environ.update(variables)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.backends.command import Command
-from tunedgemm.cli.flags import add_changes, add_model
+from tunedgemm.cli.flags import add_model, add_overrides
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
     from tunedgemm.cli.flags import Listed
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,20 +26,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(model)
     model.add_argument("--op", default="", help="only the shapes of this op; default: of all ops of the model")
     shapes = parser.add_argument_group("changes of all shapes")
-    add_changes(shapes)
+    add_overrides(shapes)
     shapes.add_argument("--preshuffle", action="store_true", help="shuffled weights: the op for them if it exists, else their layout")
     written = "file to write, or a folder (existing, or ending in /) for a file of each op; default: print a table"
     parser.add_argument("-o", "--output", default="", metavar="FILE|FOLDER/", help=written)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.cli.flags import listed, model_said
+    from tunedgemm.cli.flags import listed, model_of
     from tunedgemm.ops import op_named
-    from tunedgemm.table.csvfile import write_untuned
+    from tunedgemm.table.untuned import write_untuned
     from tunedgemm.tuner.report import console, number_of
     from tunedgemm.workload.lists import list_paths
 
-    model = model_said(arguments)
+    model = model_of(arguments)
     if not model:
         raise UserError("no model is named; pass --model_dir: a folder with config.json, or a shipped model")
     selected = listed(model, arguments)
@@ -142,13 +142,13 @@ def _lines(selected: Listed, *, every: bool) -> list[dict[str, str]]:
 
 
 def _cells(row: Untuned, ranks: list[int]) -> dict[str, str]:
-    shape, known = row.shape, dict(row.shape.extra)
+    shape, extra = row.shape, dict(row.shape.extra)
     words = [shape.op]
-    words += [f"x{known['B']}"] if "B" in known else []
-    words += [f"{known['expert']} experts, top {known['topk']}"] if "expert" in known else []
+    words += [f"x{extra['B']}"] if "B" in extra else []
+    words += [f"{extra['expert']} experts, top {extra['topk']}"] if "expert" in extra else []
     words += ["+ bias"] if shape.bias else []
     words += [shape.layout] if shape.layout != "row" else []
-    multiplied = str(known.get("q_dtype_w", shape.dtype))
+    multiplied = str(extra.get("q_dtype_w", shape.dtype))
     return {
         "layer": row.layer,
         "op": " ".join(words),

@@ -15,14 +15,14 @@ import attrs
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli import give_up_output
-from tunedgemm.cli.flags import SHUFFLED, add_changes, add_model
+from tunedgemm.cli.flags import SHUFFLED, add_model, add_overrides
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.plan import Source
-    from tunedgemm.tuner.report import Progress
+    from tunedgemm.tuner.progress import Progress
 
 #: Options that are flags of the same name.
 _SAME = (
@@ -33,7 +33,7 @@ _SAME = (
 
 
 @attrs.frozen
-class _Request:
+class _TuneRequest:
     """One run of the tuner.
 
     Attributes:
@@ -65,7 +65,7 @@ def _part(text: str) -> tuple[int, int]:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_files(parser.add_argument_group("shapes and tables"))
     add_model(parser.add_argument_group("shapes of a model, instead of -i; its ops are tuned one after the other"))
-    add_changes(parser.add_argument_group("changes of all shapes"))
+    add_overrides(parser.add_argument_group("changes of all shapes"))
     _add_choices(parser.add_argument_group("which solutions may win"))
     _add_measure(parser.add_argument_group("measurement"))
     _add_machines(parser.add_argument_group("devices"))
@@ -161,16 +161,16 @@ def _libtypes_in(words: Sequence[str]) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.cli.optionflags import said
+    from tunedgemm.cli.optionflags import option_variables
 
-    with said(arguments):
+    with option_variables(arguments):
         return _run_all(arguments)
 
 
 def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import default
     from tunedgemm.tuner import Options, stopped_by_sigterm
-    from tunedgemm.tuner.report import Progress
+    from tunedgemm.tuner.progress import Progress
 
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
@@ -197,11 +197,11 @@ def _run_all(arguments: argparse.Namespace) -> int:
                         raise
                     print(f"tunedgemm: {request.op}: left out: {error}", file=sys.stderr)
     except KeyboardInterrupt as stop:
-        return _interrupted(stop, arguments, progress, [request.op for request in requests[:index]])
+        return _report_interrupt(stop, arguments, progress, [request.op for request in requests[:index]])
     return max(code, int(refused > 0))
 
 
-def _part_of_budget(left: float, requests: list[_Request]) -> float:
+def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:
     """Return the next run's share of the remaining seconds, by its number of shapes; never 0."""
     counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
     return max(left * counts[0] / sum(counts), 0.001)
@@ -219,7 +219,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--min_improvement_pct: must be at least 0 (got {arguments.min_improvement_pct:g})")
 
 
-def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> None:
+def _check_several(arguments: argparse.Namespace, requests: list[_TuneRequest]) -> None:
     """Raise UserError for flags that name one file for several ops."""
     names = ", ".join(request.op for request in requests)
     files = {"-o (or GTUNE_TUNED)": arguments.output, "-o2": arguments.profile}
@@ -228,32 +228,32 @@ def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> N
             raise UserError(f"{flag} {file}: is one file, and the shapes are of several ops ({names}); pick one with --op, or leave it out")
 
 
-def _requests(arguments: argparse.Namespace) -> list[_Request]:
+def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
-    from tunedgemm.cli.flags import changes_said, default, listed, model_said
+    from tunedgemm.cli.flags import default, listed, model_of, overrides_of
     from tunedgemm.ops import op_named
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
     from tunedgemm.tuner.plan import requested
-    from tunedgemm.workload.lists import changed
+    from tunedgemm.workload.lists import override_shapes
 
-    given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
-    if model := "" if arguments.run_config else model_said(arguments, given):
+    input_path = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
+    if model := "" if arguments.run_config else model_of(arguments, input_path):
         selected = listed(model, arguments)
-        with _giving_up():
+        with _tolerate_closed_output():
             print(selected, flush=True)
         for note in selected.notes:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
         for line in selected.commands:
             print(f"serve with: {line}", file=sys.stderr)
-        return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
-    source = _existing(given, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
+        return [_TuneRequest(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
+    source = _existing_file(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
     name = _op(arguments, source)
-    changes = changes_said(arguments)
-    if changes is None:
-        return [_Request(name, source, captured=source is None and not arguments.op)]
+    overrides = overrides_of(arguments)
+    if overrides is None:
+        return [_TuneRequest(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)
     rows = [Untuned(shape, count) for shape, count in requested(op, source)]
-    return [_Request(name, {row.shape: row.calls for row in changed(op, rows, changes)})]
+    return [_TuneRequest(name, {row.shape: row.calls for row in override_shapes(op, rows, overrides)})]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -271,7 +271,7 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     return name
 
 
-def _existing(text: str | None, hint: str) -> Path | None:
+def _existing_file(text: str | None, hint: str) -> Path | None:
     """Return the file that a text names, None without a text; raise UserError if it is missing."""
     from tunedgemm.table.folders import named_file
 
@@ -281,7 +281,7 @@ def _existing(text: str | None, hint: str) -> Path | None:
     return path
 
 
-def _tune(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     from tunedgemm.ops import op_named
     from tunedgemm.tuner import tune
     from tunedgemm.tuner.plan import captured_ops
@@ -289,14 +289,14 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
 
     with progress:
         report = tune(request.op, request.source, arguments.output, options, progress=progress)
-    with _giving_up():
+    with _tolerate_closed_output():
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
             print(f"not tuned: captured shapes of {', '.join(others)}; name one with --op")
     return 1 if report.failed or report.lost else 0
 
 
-def _compare(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Tune into a candidate table, and time the op with the present table and with the candidate."""
     from tunedgemm.analysis.compare import compare, print_compared
     from tunedgemm.tuner.report import console
@@ -306,30 +306,30 @@ def _compare(arguments: argparse.Namespace, request: _Request, options: Options,
         compared = compare(
             request.op, request.source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress
         )
-    with _giving_up():
+    with _tolerate_closed_output():
         print_compared(compared, console())
     return 1 if compared.failed else 0
 
 
-def _run_config(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
+def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; print a line a shape as progress."""
     from tunedgemm.analysis.compare import print_checked, run_config
     from tunedgemm.tuner.report import console
 
     def print_served(served: Served) -> None:
-        with _giving_up():
+        with _tolerate_closed_output():
             print(f"{served.shape}: {served.us:.2f} us, {served.status}", flush=True)
 
     del progress
-    table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
+    table = _existing_file(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
     checked = run_config(request.op, request.source, table, options, progress=print_served)
-    with _giving_up():
+    with _tolerate_closed_output():
         print_checked(checked, console())
     return 1 if checked.failed else 0
 
 
 @contextlib.contextmanager
-def _giving_up() -> Iterator[None]:
+def _tolerate_closed_output() -> Iterator[None]:
     """Drop output that cannot be written inside: the work is done, and its exit code holds."""
     try:
         yield
@@ -338,7 +338,7 @@ def _giving_up() -> Iterator[None]:
         give_up_output(error)
 
 
-def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
+def _report_interrupt(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
     """Print what is kept and how to resume; return 128 plus the signal, as a shell does.
 
     Args:

@@ -227,13 +227,13 @@ def watch_graphs() -> None:
         _captures.add(_UNSEEN)
 
 
-def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
+def capture_check(operand: torch.Tensor) -> Callable[[], bool] | None:
     """Return a function that detects whether a call on this operand is captured; None on a CPU."""
     return torch._C._cuda_isCurrentStreamCapturing if operand.is_cuda else None
 
 
-def recorded(ask: Callable[[], bool] | None) -> bool:
-    """Call what `recording` returned, but only while `watch_graphs` knows of a capture."""
+def is_captured(ask: Callable[[], bool] | None) -> bool:
+    """Call what `capture_check` returned, but only while `watch_graphs` knows of a capture."""
     return ask is not None and bool(_captures) and ask()
 
 
@@ -245,7 +245,7 @@ def with_call_counter(call: Call, counter: list[int], ask: Callable[[], bool] | 
     Args:
         call: the launcher.
         counter: the numbers of calls that ran at once, and that were recorded into graphs.
-        ask: what `recording` returned.
+        ask: what `capture_check` returned.
         operands: how many each call has.
     """
     if ask is None:

@@ -91,7 +91,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield _of_row(match, match)
+        yield _offer_of_row(match, match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -104,22 +104,22 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _of_row(match: Match, known: Match | None = None) -> Offer:
-    """Make the offer of a row; *known* is its match where the row has exactly this shape."""
+def _offer_of_row(match: Match, exact_match: Match | None = None) -> Offer:
+    """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     row = match.row
-    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
+    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
     """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
-    plain, product = split.unbiased(shape), split.product(shape)
-    for asked in dict.fromkeys((plain, product)):
-        for match in table.candidates(asked, device) if asked is not None else ():
-            offer = attrs.evolve(_of_row(match), origin="unbiased")
-            if asked == plain:
+    plain, product = split.unbiased_shape(shape), split.product_shape(shape)
+    for unbiased_shape in dict.fromkeys((plain, product)):
+        for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
+            offer = attrs.evolve(_offer_of_row(match), origin="unbiased")
+            if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
-            if asked == product and offer.solution.libtype != BUILTIN:
-                yield attrs.evolve(offer, solution=split.added(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
+            if unbiased_shape == product and offer.solution.libtype != BUILTIN:
+                yield attrs.evolve(offer, solution=split.with_add(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
@@ -142,20 +142,20 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     """
     if not offer.partial:
         return offer
-    asked = split.of(offer.solution, shape)
-    if isinstance(asked, Unsupported):
-        return asked
-    wanted, shape = asked
+    solution_and_shape = split.kernel_and_shape(offer.solution, shape)
+    if isinstance(solution_and_shape, Unsupported):
+        return solution_and_shape
+    kernel, shape = solution_and_shape
     solution: Solution | Unsupported
     why = offer.why
-    if wanted.kernel_name:
-        solution = _named(wanted, backend, shape, device)
+    if kernel.kernel_name:
+        solution = _named(kernel, backend, shape, device)
     else:
         solution = backend.heuristic_fallback(shape, device) or Unsupported(f"heuristic of {backend.libtype} has no choice")
         why = f"{offer.why}; heuristic of {backend.libtype}"
     if isinstance(solution, Unsupported):
         return solution
-    return attrs.evolve(offer, solution=split.added(solution) if split.is_split(offer.solution) else solution, why=why)
+    return attrs.evolve(offer, solution=split.with_add(solution) if split.is_split(offer.solution) else solution, why=why)
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:

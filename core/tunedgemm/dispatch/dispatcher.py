@@ -22,16 +22,16 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.calls import (
     call_key,
+    capture_check,
     copying,
     eager_only,
     has_no_storage,
+    is_captured,
     is_contiguous_aligned,
     may_wait,
     needs_gradient,
     out_of_memory,
     plain,
-    recorded,
-    recording,
     watch_graphs,
     with_call_counter,
     with_gradient,
@@ -43,7 +43,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.op import Call, Op, Place
+from tunedgemm.ops.op import ArgumentOrder, Call, Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table
@@ -90,12 +90,12 @@ class Dispatcher:
         self.op = op
         self.launchers: dict[tuple[Any, ...], Call] = {}
         self.above = tuple(above)
-        self._given = (registry, settings, table)
+        self._configured = (registry, settings, table)
         self._lock = threading.RLock()
         self._clear()
 
     def _clear(self) -> None:
-        registry, settings, self._table = self._given
+        registry, settings, self._table = self._configured
         self.registry = registry or Registry()
         self.settings = settings or Settings.from_environment()
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
@@ -141,8 +141,8 @@ class Dispatcher:
         Binds nothing if the device is not present.
         """
         device = device or current_device()
-        found = offers(shape, device, self.table, self.registry, self.settings.untuned)
-        return choose(found, shape, device, self.registry, self._veto(shape, device))[0]
+        candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
+        return choose(candidates, shape, device, self.registry, self._veto(shape, device))[0]
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call of any operands: a microsecond or two slower than the op's public functions.
@@ -166,9 +166,9 @@ class Dispatcher:
         except Exception as error:  # a kernel of a plugin may raise anything
             return self.demote(error, key, operands, otype, **fields)
 
-    def hot(self, inner: Call, place: Place) -> Call:
+    def hot(self, inner: Call, arrange: ArgumentOrder) -> Call:
         """Register a hot function; see `tunedgemm.dispatch.hot.register_hot_function`."""
-        return register_hot_function(inner, self, place)
+        return register_hot_function(inner, self, arrange)
 
     def resolve(
         self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
@@ -215,8 +215,8 @@ class Dispatcher:
         """
         if self._capture is None:
             return call
-        ask = recording(operands[0])
-        return with_call_counter(call, self._capture.meet(shape, recorded=recorded(ask)), ask, len(operands))
+        ask = capture_check(operands[0])
+        return with_call_counter(call, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
     def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
         """Have a shape without any row tuned, and read the tables again where it has one now."""
@@ -334,7 +334,7 @@ class Dispatcher:
         if gradient or shape.m == 0 or not plain(operands):
             call = self.torch_fallback(shape, device)
             return with_gradient(self.op.name, call) if gradient and shape.m else call, NATIVE
-        ask = recording(x)
+        ask = capture_check(x)
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):
             if shape not in self.unbound:

@@ -13,17 +13,17 @@ import torch
 
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.calls import Binding, needs_gradient, with_gradient
-from tunedgemm.ops.op import Call, Place
+from tunedgemm.ops.op import ArgumentOrder, Call
 
 #: The hot functions in use. Each maps to its dispatcher and to the function that turns its
 #: arguments into those of `Dispatcher.call`.
-hot_functions: weakref.WeakKeyDictionary[Call, tuple[Binding, Place]] = weakref.WeakKeyDictionary()
+hot_functions: weakref.WeakKeyDictionary[Call, tuple[Binding, ArgumentOrder]] = weakref.WeakKeyDictionary()
 
 
 class GraphOps(Protocol):
     """Ops that replace calls in traced graphs."""
 
-    def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
+    def add(self, function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> None:
         """Register a hot function, so that compilers trace an op instead of it."""
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
@@ -38,25 +38,25 @@ _graph_ops: list[GraphOps] = []
 
 def register_graph_ops(graph_ops: GraphOps) -> None:
     """Set the ops that replace calls in traced graphs, and add the existing hot functions."""
-    for function, (dispatcher, place) in list(hot_functions.items()):
-        graph_ops.add(function, dispatcher, place)
+    for function, (dispatcher, arrange) in list(hot_functions.items()):
+        graph_ops.add(function, dispatcher, arrange)
     _graph_ops[:] = [graph_ops]
 
 
-def register_hot_function(function: Call, dispatcher: Binding, place: Place) -> Call:
+def register_hot_function(function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> Call:
     """Register a hot function.
 
     Args:
         function: a closure over the dispatcher's launchers.
         dispatcher: the dispatcher that serves its calls.
-        place: from the function's arguments to those of `Dispatcher.call`.
+        arrange: from the function's arguments to those of `Dispatcher.call`.
 
     Returns:
         The function.
     """
-    hot_functions[function] = dispatcher, place
+    hot_functions[function] = dispatcher, arrange
     for graph_ops in _graph_ops:
-        graph_ops.add(function, dispatcher, place)
+        graph_ops.add(function, dispatcher, arrange)
     return function
 
 

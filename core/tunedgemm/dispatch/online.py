@@ -73,15 +73,15 @@ class Online:
 
         A failure is one warning, and is not tried again before the next `reload`.
         """
-        asked = key_shape(shape), device
-        if self._off or asked in self._tried or not self._wanted(shape, device):
+        key = key_shape(shape), device
+        if self._off or key in self._tried or not self._wanted(shape, device):
             return False
-        found, reason = False, ""
+        has_row, reason = False, ""
         try:
-            with self._turn(*asked) as first:
-                if not (found := self._stored(shape, device)):
-                    reason = self._tuned(shape, device) if first else "another process tuned it and has stored no row"
-                    found = self._stored(shape, device)
+            with self._hold_turn(*key) as first:
+                if not (has_row := self._has_row(shape, device)):
+                    reason = self._tune_in_child(shape, device) if first else "another process tuned it and has stored no row"
+                    has_row = self._has_row(shape, device)
         except filelock.Timeout:
             reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
         except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
@@ -90,10 +90,10 @@ class Online:
             return False
         except TunedGemmError as error:
             reason = str(error)
-        if not found and asked not in self._tried:  # another thread may have said so
+        if not has_row and key not in self._tried:  # another thread may have said so
             _log.warning("%s was not tuned online, and is served without: %s", shape, reason or "no row of the table answers for it")
-        self._tried.add(asked)
-        return found
+        self._tried.add(key)
+        return has_row
 
     def _wanted(self, shape: Shape, device: Device) -> bool:
         """Check whether AITER would tune it; waits for the device's earlier work.
@@ -113,15 +113,15 @@ class Online:
         return True
 
     @contextlib.contextmanager
-    def _turn(self, shape: Shape, device: Device) -> Iterator[bool]:
+    def _hold_turn(self, shape: Shape, device: Device) -> Iterator[bool]:
         """Hold the lock of a shape on a kind of device, next to the table; yield whether it was free.
 
         Raises:
             filelock.Timeout: others have kept it for the whole bound.
             OSError, NotImplementedError: there can be no such lock.
         """
-        told = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        identity = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         path = self._table.with_name(f"{self._table.name}.online-{digest}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock, first = filelock.FileLock(path), True
@@ -138,7 +138,7 @@ class Online:
                 path.unlink()  # while held: a process that opened it earlier only waits, and does not tune
             lock.release()
 
-    def _stored(self, shape: Shape, device: Device) -> bool:
+    def _has_row(self, shape: Shape, device: Device) -> bool:
         """Check whether the table on disk has a row for a shape.
 
         Raises:
@@ -149,7 +149,7 @@ class Online:
         table = Table(self._op, index=Index([[open_source(self._table, self._op)]]))
         return next(table.candidates(shape, device), None) is not None
 
-    def _tuned(self, shape: Shape, device: Device) -> str:
+    def _tune_in_child(self, shape: Shape, device: Device) -> str:
         """Tune in a child, for no longer than the bound; returns why that gave nothing, if known."""
         started, seconds = time.monotonic(), self._settings.online_seconds
         question = {
@@ -163,14 +163,14 @@ class Online:
             text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                said, complained = process.communicate(timeout=seconds)
+                printed, errors = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 return f"it took more than {seconds:g} s; TUNEDGEMM_ONLINE_SECONDS allows more, TUNEDGEMM_ONLINE_LIBTYPE tries less"
             finally:
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
         _log.info("%s: the tuner took %.1f s", shape, time.monotonic() - started)
-        reasons = said.split("\n") if not process.returncode else complained.split("\n")
+        reasons = printed.split("\n") if not process.returncode else errors.split("\n")
         return next((line.strip() for line in reversed(reasons) if line.strip()), "")
 
 
@@ -198,8 +198,8 @@ def child() -> None:
     try:
         report = tune(shape.op, [shape], Path(question["table"]), options)
     except UserError as error:
-        said = [" ".join(str(error).split())]
+        reasons = [" ".join(str(error).split())]
     else:
-        said = [why_failed(outcome) for outcome in report.failed]
-        said += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
-    sys.stdout.write("\n".join(["", *said, ""]))
+        reasons = [why_failed(outcome) for outcome in report.failed]
+        reasons += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
+    sys.stdout.write("\n".join(["", *reasons, ""]))

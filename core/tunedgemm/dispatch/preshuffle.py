@@ -10,7 +10,7 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.calls import Binding, needs_gradient, plain, recording
+from tunedgemm.dispatch.calls import Binding, capture_check, needs_gradient, plain
 from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.libtypes import BUILTIN
@@ -88,7 +88,7 @@ def _decide(
     shapes = [dispatcher.op.shape_of(x, either, *rest, otype=otype) for either in (weight, shuffled_weight)]
     if shapes[0].m == 0 or x.is_meta or not plain((x, weight)):
         return False
-    device, capturing = device_of(x.get_device()), recording(x)
+    device, capturing = device_of(x.get_device()), capture_check(x)
     if capturing is not None and capturing() and not all(dispatcher.is_bound(shape, device) for shape in shapes):
         return None
     return prefers_shuffled(dispatcher, shapes[0], shapes[1], device)

@@ -55,7 +55,7 @@ def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | I
     for shape in what:
         by_op.setdefault(shape.op, []).append(shape)
     count = sum(tgemm.of(op).prewarm(listed, device) for op, listed in by_op.items())
-    for dtype in {_whole(torch_dtype(shape.dtype)) for listed in by_op.values() for shape in listed}:
+    for dtype in {_at_least_16_bits(torch_dtype(shape.dtype)) for listed in by_op.values() for shape in listed}:
         _start_torch((device or current_device()).index, dtype)
     return count
 
@@ -88,7 +88,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
                     continue
                 met.add((shape, index))
                 count += dispatcher.warm(shape, device_of(index), operands)
-                dtype = _whole(operands[0].dtype)
+                dtype = _at_least_16_bits(operands[0].dtype)
                 if (index, dtype) not in started:
                     started.add((index, dtype))
                     _start_torch(index, dtype)
@@ -109,7 +109,7 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
             yield DEFAULT_OP, operands, None
 
 
-def _whole(dtype: torch.dtype) -> torch.dtype:
+def _at_least_16_bits(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype, or bf16 for one of less than 16 bits, which torch's plain products do not take."""
     return dtype if dtype.itemsize > 1 else torch.bfloat16
 

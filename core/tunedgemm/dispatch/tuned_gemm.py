@@ -19,7 +19,7 @@ class TunedGemm:
     """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``."""
 
     def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
-        self._given = (registry, settings)
+        self._configured = (registry, settings)
         self._dispatchers: dict[str, Dispatcher] = {}
         self._lock = threading.RLock()
         self.dispatcher = self.of(DEFAULT_OP)
@@ -32,12 +32,12 @@ class TunedGemm:
         Raises:
             UnknownOpError: no such op.
         """
-        made = self._dispatchers.get(op)
-        if made is None:
+        dispatcher = self._dispatchers.get(op)
+        if dispatcher is None:
             with self._lock:
-                registry, settings = self._given
-                made = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
-        return made
+                registry, settings = self._configured
+                dispatcher = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
+        return dispatcher
 
     @property
     def dispatchers(self) -> tuple[Dispatcher, ...]:

@@ -27,33 +27,33 @@ NAME = "aiter"
 _HERE = "tunedgemm.integrations.aiter"
 
 
-def _of(home: str, *names: str, **others: str) -> Mapping[str, tuple[str, str]]:
+def _alias(home: str, *names: str, **others: str) -> Mapping[str, tuple[str, str]]:
     """Map a name here to (module, name there); *others* have another spelling there."""
     return {**{name: (home, name) for name in names}, **{name: (home, there) for name, there in others.items()}}
 
 
 _A8W8 = {
-    **_of("tunedgemm", "gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_blockscale"),
-    **_of(_HERE, "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale_bpreshuffle", gemm_a8w8_ASM="gemm_a8w8_bpreshuffle"),
+    **_alias("tunedgemm", "gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_blockscale"),
+    **_alias(_HERE, "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale_bpreshuffle", gemm_a8w8_ASM="gemm_a8w8_bpreshuffle"),
 }
-_BATCHED = {bits: _of("tunedgemm", f"batched_gemm_{bits}_CK") for bits in ("bf16", "a8w8")}
-_TUNED = _of("tunedgemm", "TunedGemm", "gemm_a16w16", "tgemm")
-_A4W4 = _of("tunedgemm", "gemm_a4w4")
-_ENUMS = _of("tunedgemm", "ActivationType", "QuantType")
-_SHUFFLE = _of("tunedgemm", "shuffle_scale", "shuffle_weight")
+_BATCHED = {bits: _alias("tunedgemm", f"batched_gemm_{bits}_CK") for bits in ("bf16", "a8w8")}
+_TUNED = _alias("tunedgemm", "TunedGemm", "gemm_a16w16", "tgemm")
+_A4W4 = _alias("tunedgemm", "gemm_a4w4")
+_ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
+_SHUFFLE = _alias("tunedgemm", "shuffle_scale", "shuffle_weight")
 _QUANT = {
-    **_of("tunedgemm", "per_1x32_f4_quant", "per_tensor_quant", "pertoken_quant"),
-    **_of(_HERE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
+    **_alias("tunedgemm", "per_1x32_f4_quant", "per_tensor_quant", "pertoken_quant"),
+    **_alias(_HERE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
 }
 _DTYPES = {
-    **_of("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
-    **_of("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
+    **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
+    **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
 }
 #: Served names: module -> name -> (module, name there).
 SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter": {**_TUNED, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_ENUMS, **_SHUFFLE, **_QUANT},
     "aiter.tuned_gemm": _TUNED,
-    "aiter.fused_moe": _of("tunedgemm", "fused_moe"),
+    "aiter.fused_moe": _alias("tunedgemm", "fused_moe"),
     "aiter.ops": {},
     "aiter.ops.batched_gemm_op_a8w8": _BATCHED["a8w8"],
     "aiter.ops.batched_gemm_op_bf16": _BATCHED["bf16"],
@@ -63,16 +63,16 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops.quant": _QUANT,
     "aiter.ops.shuffle": _SHUFFLE,
     "aiter.ops.triton": {},
-    "aiter.ops.triton.gemm_a16w16": _of(_HERE, gemm_a16w16="triton_gemm_a16w16"),
+    "aiter.ops.triton.gemm_a16w16": _alias(_HERE, gemm_a16w16="triton_gemm_a16w16"),
     "aiter.utility": {},
-    "aiter.utility.dtypes": {**_DTYPES, **_of(_HERE, "fp8")},
-    "aiter.utility.fp4_utils": _of("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),
+    "aiter.utility.dtypes": {**_DTYPES, **_alias(_HERE, "fp8")},
+    "aiter.utility.fp4_utils": _alias("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),
 }
 #: Modules with another name in AITER's top-level namespace.
 _ALIASES = {"dtypes": "aiter.utility.dtypes"}
 
 
-class _Served(types.ModuleType):
+class _ServedModule(types.ModuleType):
     """A module with the names of `SERVED`."""
 
     def __init__(self, name: str) -> None:
@@ -113,7 +113,7 @@ def install(*, force: bool = False) -> None:
     if not force and (NAME in sys.modules or importlib.util.find_spec(NAME) is not None):
         raise UserError("AITER is installed, and would be hidden; import from tunedgemm instead, or call install(force=True)")
     _before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == NAME}
-    modules = {name: _Served(name) for name in SERVED}
+    modules = {name: _ServedModule(name) for name in SERVED}
     for name, module in modules.items():
         parent, _, child = name.rpartition(".")
         if parent:
@@ -135,7 +135,7 @@ def uninstall() -> None:
     _before = None
 
 
-def _declared(weight: torch.Tensor) -> torch.Tensor:
+def _declare_shuffled(weight: torch.Tensor) -> torch.Tensor:
     """Declare a plain weight as shuffled by (16, 16), as AITER's functions for shuffled weights read it."""
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
@@ -153,7 +153,7 @@ def gemm_a8w8_bpreshuffle(
     """Call `tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
-    return tunedgemm.gemm_a8w8_bpreshuffle(XQ, _declared(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
+    return tunedgemm.gemm_a8w8_bpreshuffle(XQ, _declare_shuffled(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
@@ -167,7 +167,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     """Call `tunedgemm.gemm_a8w8_blockscale_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
-    return tunedgemm.gemm_a8w8_blockscale_bpreshuffle(XQ, _declared(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
+    return tunedgemm.gemm_a8w8_blockscale_bpreshuffle(XQ, _declare_shuffled(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
 
 
 def triton_gemm_a16w16(
@@ -283,7 +283,7 @@ def _per_1x32(
 ) -> Quantised:
     """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
     import tunedgemm
-    from tunedgemm.ops.formats.quant import FP4
+    from tunedgemm.ops.formats.mxfp4 import FP4
 
     quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
     return quantised

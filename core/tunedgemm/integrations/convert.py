@@ -122,9 +122,9 @@ def convert(
             skipped[name] = why
         elif layout != "row":
             shuffled.append(name)
-            added += _to_shuffled(module, layout, keep_plain, undo)
+            added += _shuffle_layer(module, layout, keep_plain, undo)
         module.__class__ = TwofoldLinear if "shuffled_weight" in module._buffers else TunedLinear
-        undo.append(_class_back(module, torch.nn.Linear))
+        undo.append(_restore_class(module, torch.nn.Linear))
         done.append(name)
     return Converted(tuple(done), tuple(shuffled), skipped, added, undo)
 
@@ -192,7 +192,7 @@ def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders:
     return ""
 
 
-def _to_shuffled(module: torch.nn.Linear, layout: str, keep_plain: bool, undo: list[Callable[[], None]]) -> int:
+def _shuffle_layer(module: torch.nn.Linear, layout: str, keep_plain: bool, undo: list[Callable[[], None]]) -> int:
     """Shuffle a layer's weight, or with *keep_plain* a copy of it; return the bytes that it adds."""
     shuffled = shuffle_weight(module.weight.detach().contiguous(), layout)
     if keep_plain:
@@ -210,7 +210,7 @@ def _to_shuffled(module: torch.nn.Linear, layout: str, keep_plain: bool, undo: l
     return 0
 
 
-def _class_back(module: torch.nn.Linear, before: type[torch.nn.Linear]) -> Callable[[], None]:
+def _restore_class(module: torch.nn.Linear, before: type[torch.nn.Linear]) -> Callable[[], None]:
     def back() -> None:
         module.__class__ = before
 

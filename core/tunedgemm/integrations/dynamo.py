@@ -1,8 +1,8 @@
 """Teach torch's compiler which function to trace in place of one that reads addresses.
 
-`teach` marks the function, costs it nothing when it runs, and loads nothing of the compiler.
-It does not change torch either. What must happen when torch loads one of its modules waits
-until `watch_loading`, which `patch` and traced graphs call.
+`trace_instead` marks the function, costs it nothing when it runs, and loads nothing of the
+compiler. It does not change torch either. Actions at the loading of torch's modules wait until
+`watch_loading`, which `patch` and traced graphs call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _awaiting: dict[str, list[Callable[[], None]]] = {}
 _unrouted: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
-def teach(function: Any, traced: Callable[..., Any]) -> None:
+def trace_instead(function: Any, traced: Callable[..., Any]) -> None:
     """Have the compiler trace *traced*, which takes the same arguments, wherever *function* is called.
 
     The compiler finds both by attributes that it reads of any function.

@@ -19,7 +19,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_timing import Arms, faster
-from tunedgemm.integrations.torch_compile import opaque, plain
+from tunedgemm.integrations.torch_compile import define_op, plain
 from tunedgemm.shape import Shape
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
@@ -75,17 +75,17 @@ class Route:
         """Choose and keep the function for calls of M rows; during capture count the engine's kernel."""
         call = self.calls.get(m)
         if call is None:
-            known = dispatcher(self.shape.op)
-            if self.theirs is not None and not known.settings.capture and self._waits(m):
+            op_dispatcher = dispatcher(self.shape.op)
+            if self.theirs is not None and not op_dispatcher.settings.capture and self._is_rare(m):
                 return self.theirs
             if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
                 call = self.ours
             else:
-                call = known.with_capture(self.theirs, self.shape.with_m(m), operands)
+                call = op_dispatcher.with_capture(self.theirs, self.shape.with_m(m), operands)
             self.calls[m] = call
         return call
 
-    def _waits(self, m: int) -> bool:
+    def _is_rare(self, m: int) -> bool:
         """Count a call of M rows; return whether M is still too rare for a row.
 
         Most M of prefill come once, and binding a kernel to an M takes the host longer than the
@@ -93,9 +93,9 @@ class Route:
         """
         if self.waiting is None:
             return False
-        left = self.waiting.setdefault(m, _STEPS * len(self.layers))
-        self.waiting[m] = left - 1
-        return left > 0
+        remaining = self.waiting.setdefault(m, _STEPS * len(self.layers))
+        self.waiting[m] = remaining - 1
+        return remaining > 0
 
     def serves(self, m: int, device: Device) -> bool:
         """Return whether a row serves calls of M rows and was not slower here than the engine's kernel."""
@@ -115,13 +115,13 @@ class Route:
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
         """Return M of the row that serves M rows of x, or None and the reason."""
-        known, shape = dispatcher(self.shape.op), self.shape.with_m(m)
+        op_dispatcher, shape = dispatcher(self.shape.op), self.shape.with_m(m)
         try:
             # Prefill keeps meeting new M. They must not wait for a backend's heuristic, which
             # `explain` would bind.
-            if not any(True for variant in {shape, _unbiased(shape)} for _ in known.table.candidates(variant, device)):
+            if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
                 return None, "no row"
-            explanation = known.explain(shape, device)
+            explanation = op_dispatcher.explain(shape, device)
         except UserError as error:
             return None, str(error)
         offer = explanation.offer
@@ -158,7 +158,7 @@ def _fake(
 
 
 _SCHEMA = "vllm_linear(Tensor x, Tensor weight, Tensor? x_scale, Tensor? w_scale, Tensor? bias, ScalarType dtype, str route) -> Tensor"
-_op = opaque(_SCHEMA, run=_run, fake=_fake)
+_op = define_op(_SCHEMA, run=_run, fake=_fake)
 
 
 def product(*operands: Any) -> torch.Tensor:
@@ -167,7 +167,7 @@ def product(*operands: Any) -> torch.Tensor:
     return out
 
 
-def kept(route: Route, module: Any, name: str = "") -> Route:
+def add_layer(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, or to this one as its first; return that route."""
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
@@ -179,7 +179,7 @@ def adds_bias(layer: Any) -> bool:
     return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
 
 
-def compare(seconds: float, known: dict[str, float]) -> None:
+def compare(seconds: float, gains: dict[str, float]) -> None:
     """Time every row of every route against the engine's kernel on the model's weights.
 
     The smallest M comes first.
@@ -188,7 +188,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
 
     Args:
         seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
-        known: gains of earlier starts, by route and M; those of this start are added, without
+        gains: gains of earlier starts, by route and M; those of this start are added, without
             failures.
     """
     rows: list[tuple[int, Route]] = []
@@ -201,7 +201,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
     arms: Arms | None = None
     for m, route in sorted(rows, key=lambda row: row[0]):
         name = f"{route.name} M={m}"
-        gain = known.get(name)
+        gain = gains.get(name)
         if gain is None:
             arms = arms or Arms(seconds)
             layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
@@ -210,11 +210,11 @@ def compare(seconds: float, known: dict[str, float]) -> None:
             inputs = route.inputs(m)
             gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
             if gain > 0:  # a failure, such as out of memory, may be temporary
-                known[name] = gain
+                gains[name] = gain
         route.verdicts[m] = gain
 
 
-def settle(device: Device) -> None:
+def end_warm_up(device: Device) -> None:
     """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
     for route in routes.values():
         route.waiting = dict.fromkeys(rows_of(route.shape, device), 0)
@@ -246,18 +246,18 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
     """
     lines, used, missing, layers, captured = [], set(), set(), 0, 0
     for route in routes.values():
-        known = dispatcher(route.shape.op)
+        op_dispatcher = dispatcher(route.shape.op)
         ours = [m for m in sizes if route.serves(m, device)]
-        if known.settings.capture:
+        if op_dispatcher.settings.capture:
             captured += len(route.layers)
         else:
             missing |= {m for m in sizes if m not in ours}
-        used |= {known.explain(route.shape.with_m(m), device).libtype for m in ours}
+        used |= {op_dispatcher.explain(route.shape.with_m(m), device).libtype for m in ours}
         layers += len(route.layers) if ours else 0
         if not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")
-        elif len(ours) < len(sizes) and not known.settings.capture:
+        elif len(ours) < len(sizes) and not op_dispatcher.settings.capture:
             kept_at: dict[str, list[str]] = {}
             for m in sizes:
                 if m not in ours:

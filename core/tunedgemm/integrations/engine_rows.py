@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from tunedgemm.table.lookup import Table
 
 #: Reasons why layers stay the engine's, with the names of those layers.
-_left: dict[str, list[str]] = {}
+_unrouted: dict[str, list[str]] = {}
 
 
-def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
+def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
     """Return why a layer's calls stay the engine's, "" if they go through the tables.
 
     Args:
@@ -28,10 +28,10 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
     from tunedgemm.dispatch.tuned_gemm import dispatcher
 
     try:
-        known = dispatcher(op)
-        if known.settings.capture or known.on_miss is not None:
+        op_dispatcher = dispatcher(op)
+        if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
             return ""
-        device, table = current_device(), known.table
+        device, table = current_device(), op_dispatcher.table
         weights = _weights(table, device.index)
         if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
             return ""
@@ -40,26 +40,26 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except UserError as error:
         reason = str(error)
-    keep(reason, layer)
+    record_unrouted(reason, layer)
     return reason
 
 
-def keep(reason: str, layer: str) -> bool:
+def record_unrouted(reason: str, layer: str) -> bool:
     """Record for `unrouted` why a layer keeps the engine's kernels; return True."""
-    _left.setdefault(reason, []).append(layer)
+    _unrouted.setdefault(reason, []).append(layer)
     return True
 
 
-def drop(reason: str) -> bool:
-    """Undo one record of `keep`; return False."""
-    _left[reason].pop()
+def forget_unrouted(reason: str) -> bool:
+    """Undo one record of `record_unrouted`; return False."""
+    _unrouted[reason].pop()
     return False
 
 
 def unrouted(engine: str = "vLLM") -> list[str]:
     """Return one line for each reason why layers keep the engine's kernels."""
-    kept = [(reason, names) for reason, names in _left.items() if names]
-    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in kept]
+    reasons = [(reason, names) for reason, names in _unrouted.items() if names]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
 
 
 @functools.lru_cache(maxsize=16)

@@ -36,12 +36,12 @@ def read_switch(variable: str, *others: str) -> str:
     return "" if value in _OFF else "1" if value in _ON else value
 
 
-def is_known(log: logging.Logger, engine: str, version: str, known: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+def is_supported_version(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
     """Return whether a version is in the known range; if not, warn that the plugin is off."""
-    parts = tuple(int(part) for part in version.split(".")[: len(known[0])] if part.isdecimal())
-    if known[0] <= parts <= known[1]:
+    parts = tuple(int(part) for part in version.split(".")[: len(supported[0])] if part.isdecimal())
+    if supported[0] <= parts <= supported[1]:
         return True
-    first, last = (".".join(map(str, bound)) for bound in known)
+    first, last = (".".join(map(str, bound)) for bound in supported)
     log.warning("tunedgemm is off: unknown version of %s (got %s); known are %s to %s", engine, version, first, last)
     return False
 
@@ -57,9 +57,9 @@ def fingerprint(switch: str) -> str:
     parts = [__version__, switch]
     parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
     for op in ops():
-        known = dispatcher(op)
+        op_dispatcher = dispatcher(op)
         try:
-            parts += [op, known.table.fingerprint(), str(known.settings.capture), str(known.on_miss is not None)]
+            parts += [op, op_dispatcher.table.fingerprint(), str(op_dispatcher.settings.capture), str(op_dispatcher.on_miss is not None)]
         except UserError as error:
             parts.append(str(error))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
@@ -89,8 +89,8 @@ def compare_remembered(engine: str, variable: str, digest: str) -> None:
     except ValueError as error:
         raise UserError(f"{variable}: not a number of seconds (got {text!r}); use {_SECONDS:g}, or 0 for no comparison") from error
     key = f"gains {MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
-    known: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
-    before = len(known)
-    compare(seconds, known)
-    if len(known) > before:
-        artifact(key, json.dumps(known).encode, fresh=True)
+    gains: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
+    before = len(gains)
+    compare(seconds, gains)
+    if len(gains) > before:
+        artifact(key, json.dumps(gains).encode, fresh=True)

@@ -82,8 +82,8 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
 def _difference(ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...]) -> float:
     """Compute the relative difference of two outputs, infinite if one is not finite."""
     # Copies: an engine's kernel may return a workspace that the next call writes to.
-    out, known = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
-    difference = float((out - known).norm() / known.norm().clamp(min=1e-30))
+    out, expected = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
+    difference = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
     return difference if math.isfinite(difference) else math.inf
 
 

@@ -21,11 +21,11 @@ from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.hot import register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, plain, unseen
+from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
-from tunedgemm.ops.op import Call, Op, Place
+from tunedgemm.ops.op import ArgumentOrder, Call, Op
 
 _LAST = ("otype", "weight_layout", "fields")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -53,9 +53,9 @@ def _define(op: Op) -> Any:
 
     def run(*arguments: Any, otype: torch.dtype | None = None, weight_layout: str = "row", fields: str = "", **named: Any) -> torch.Tensor:
         if named or len(arguments) > len(op.operands):  # operands by name, or the others by position: torch leaves out defaults
-            given = {"otype": otype, "weight_layout": weight_layout, "fields": fields} | dict(zip(names, arguments, strict=False)) | named
-            arguments = tuple(map(given.get, names[: -len(_LAST)]))
-            otype, weight_layout, fields = (given[name] for name in _LAST)
+            values = {"otype": otype, "weight_layout": weight_layout, "fields": fields} | dict(zip(names, arguments, strict=False)) | named
+            arguments = tuple(map(values.get, names[: -len(_LAST)]))
+            otype, weight_layout, fields = (values[name] for name in _LAST)
         if weight_layout != "row":
             arguments = tuple(
                 operand if operand is None or not _is_matrix(op, index) else as_shuffled(operand, weight_layout)
@@ -65,13 +65,13 @@ def _define(op: Op) -> Any:
         return tgemm.of(name).call(*arguments, otype=otype, **(json.loads(fields) if fields else {})).contiguous()
 
     def fake(*arguments: Any, **named: Any) -> torch.Tensor:
-        given = dict(zip(names, arguments, strict=False)) | named
-        return op.fake(*map(given.get, names[: -len(_LAST)]), otype=given.get("otype"))
+        values = dict(zip(names, arguments, strict=False)) | named
+        return op.fake(*map(values.get, names[: -len(_LAST)]), otype=values.get("otype"))
 
-    return opaque(schema, run=run, fake=fake)
+    return define_op(schema, run=run, fake=fake)
 
 
-def _known(name: str) -> bool:
+def _is_defined(name: str) -> bool:
     """Define an op."""
     return graph_op(name) is not None
 
@@ -81,15 +81,15 @@ def _is_matrix(op: Op, index: int) -> bool:
     return index in op.weights and not any(word in op.operands[index] for word in ("scale", "bias"))
 
 
-def _encoded(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
+def _encode_fields(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
     """Encode fields as text, with members of enumerations as their numbers, which the ops take for them."""
     fields = dict(zip(names, values, strict=True))
     return json.dumps(fields, default=lambda value: int(getattr(value, "value", value)), sort_keys=True)
 
 
-# Called by Python itself while a graph is traced, as `unseen` is.
-_encoded._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Called by Python itself while a graph is traced, as `inside_transform` is.
+_encode_fields._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_defined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any], differentiable: bool) -> Any:
@@ -111,11 +111,11 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
         else:
             plain.append(operand)
     torch_fits = differentiable and layout == "row" and plain[0].dtype in _FLOATS and all(scale is None for scale in plain[3:])
-    if torch_fits and (gradient or unseen()):
+    if torch_fits and (gradient or inside_transform()):
         return torch_fallback(plain[0], plain[1], plain[2] if len(plain) > 2 else None, otype)
     if gradient:
         torch._dynamo.graph_break(msg="an op of tunedgemm in a graph has no gradient; call it under torch.no_grad()")
-    encoded = _encoded(tuple(fields), tuple(fields.values())) if fields else ""
+    encoded = _encode_fields(tuple(fields), tuple(fields.values())) if fields else ""
     return op(*plain, otype=otype, weight_layout=layout, fields=encoded)
 
 
@@ -126,11 +126,11 @@ def torch_fallback(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return _linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(out)
 
 
-def _traced_by(name: str, place: Place) -> Callable[..., Any]:
+def _traced_by(name: str, arrange: ArgumentOrder) -> Callable[..., Any]:
     op, differentiable = graph_op(name), name == DEFAULT_OP
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        operands, otype, fields = place(*arguments, **named)
+        operands, otype, fields = arrange(*arguments, **named)
         return _stand_in(op, operands, otype, fields, differentiable)
 
     return traced
@@ -138,17 +138,17 @@ def _traced_by(name: str, place: Place) -> Callable[..., Any]:
 
 def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fields: Any) -> Any:
     """Stand in for `tunedgemm.call` in a graph that is being traced."""
-    assert _known(op)
+    assert _is_defined(op)
     return _stand_in(getattr(torch.ops.tunedgemm, op).default, operands, otype, fields, op == DEFAULT_OP)
 
 
 class _OfDefaultInstance:
     """`tunedgemm.dispatch.hot.GraphOps` for the functions of the default instance."""
 
-    def add(self, function: Call, dispatcher: Binding, place: Place) -> None:
+    def add(self, function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> None:
         """Have compilers trace the op of a function; the compiler keeps that setting for good."""
         if any(dispatcher is used for used in tgemm.dispatchers):
-            teach(function, _traced_by(dispatcher.op.name, place))
+            trace_instead(function, _traced_by(dispatcher.op.name, arrange))
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
         """Return the op of a call that is traced by running it, as torch.export does without strict."""
@@ -159,4 +159,4 @@ class _OfDefaultInstance:
 
 
 register_graph_ops(_OfDefaultInstance())
-teach(call, _traced_call)
+trace_instead(call, _traced_call)

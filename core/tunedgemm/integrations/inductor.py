@@ -23,7 +23,7 @@ from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
 from tunedgemm.integrations.graph_ops import graph_op, torch_fallback
-from tunedgemm.integrations.lowering import straight
+from tunedgemm.integrations.lowering import as_direct_call
 from tunedgemm.ops import DEFAULT_OP
 
 #: Dtypes that torch multiplies without scales.
@@ -103,7 +103,7 @@ def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
     from torch._inductor.lowering import user_lowerings
 
     register_custom_op_autotuning(op, configs=[CustomOpConfig(decomposition)], name=name, min_speedup_threshold=1.0)
-    user_lowerings[op] = _where_asked(user_lowerings[op], decomposition, lambda *_, **__: None)
+    user_lowerings[op] = _lower_under_max_autotune(user_lowerings[op], decomposition, lambda *_, **__: None)
     _offered.callback(user_lowerings.pop, op, None)
 
 
@@ -125,7 +125,7 @@ def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
             return itself(*arguments, **named)
         return autotune_custom_op(f"{name}_{next(_numbers)}", [decomposition], tensors, [rest], op)
 
-    lowerings[op] = _where_asked(choosing, decomposition, itself)
+    lowerings[op] = _lower_under_max_autotune(choosing, decomposition, itself)
     _offered.callback(lowerings.__setitem__, op, itself)
 
 
@@ -158,7 +158,7 @@ def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
     return torch_fallback(x, weight, bias, otype)
 
 
-def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
+def _lower_under_max_autotune(choosing: Any, decomposition: Any, itself: Any) -> Any:
     """Make a lowering that chooses products under max-autotune, and runs the op *itself* otherwise."""
     signature = inspect.signature(decomposition)
 
@@ -167,6 +167,6 @@ def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
         tunes, bound = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
         scaled = any(bound.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
         product = bound.get("weight_layout", "row") == "row" and not scaled and bound["x"].get_dtype() in _FLOATS
-        return straight(choosing(*arguments, **named)) if tunes and product else itself(*arguments, **named)
+        return as_direct_call(choosing(*arguments, **named)) if tunes and product else itself(*arguments, **named)
 
     return lowered

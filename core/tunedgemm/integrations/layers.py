@@ -16,7 +16,7 @@ from tunedgemm.dispatch.prewarm import OpCall
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.torch_compile import unseen
+from tunedgemm.integrations.torch_compile import inside_transform
 from tunedgemm.ops import DEFAULT_OP
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
 
@@ -58,7 +58,7 @@ class TwofoldLinear(TunedLinear):
             chosen = tgemm.dispatcher.preferred(input, weight, self._buffers["shuffled_weight"], bias)
         except (UserError, RuntimeError, TypeError):  # the tables cannot serve it: torch does, or raises
             chosen = weight
-        if chosen is not weight and (_autocast() or unseen()):
+        if chosen is not weight and (_autocast() or inside_transform()):
             chosen = weight
         out: torch.Tensor = linear(input, chosen, bias)
         return out

@@ -1,6 +1,6 @@
 """Route F.linear through the tables: `linear` is a drop-in for ``torch.nn.functional.linear``.
 
-`Route` also makes the drop-ins of `products`.
+`FunctionRoute` also makes the drop-ins of `products`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler fun
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, plain, unseen
+from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
 Function = Callable[..., Any]
@@ -30,22 +30,22 @@ _native = torch._C._nn.linear
 _autocast = torch._C._is_any_autocast_enabled
 
 
-class _Serving(threading.local):
+class _ThreadState(threading.local):
     """Flags of a thread: inside a launcher, and a routed function was called from there."""
 
     inside = False
     reentered = False
 
 
-_serving = _Serving()
+_serving = _ThreadState()
 
 
-def _itself(launcher: Function) -> Function:
+def _identity(launcher: Function) -> Function:
     return launcher
 
 
 @attrs.frozen
-class Route:
+class FunctionRoute:
     """The mapping of calls of one function of torch to calls of a16w16.
 
     Attributes:
@@ -58,7 +58,7 @@ class Route:
     dispatcher: Dispatcher
     original: Function
     operands: Callable[..., tuple[torch.Tensor | None, ...] | None]
-    adapted: Callable[[Function], Function] = _itself
+    adapted: Callable[[Function], Function] = _identity
 
     def first(self, key: tuple[Any, ...], *arguments: Any, failed: Exception | None = None) -> Any:
         """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
@@ -78,7 +78,7 @@ class Route:
         # A launcher that calls torch's function, but not at its first call, is at the end of the
         # stack, without room to demote it.
         if operands is None or isinstance(failed, RecursionError):
-            return self._torchs(key, *arguments)
+            return self._keep_original(key, *arguments)
         launchers = self.dispatcher.launchers
         launchers.pop(key, None)
         trial = (key,)  # a launcher that calls torch's function returns here, and must not find itself
@@ -87,32 +87,32 @@ class Route:
             serve = self.dispatcher.resolve
             out = serve(trial, operands) if failed is None else self.dispatcher.demote(failed, trial, operands)
         except OperandError:  # not this op: torch serves it, or raises
-            return self._torchs(key, *arguments)
+            return self._keep_original(key, *arguments)
         except (UserError, RuntimeError):
             return self.original(*arguments)
         finally:
             _serving.inside = False
             launcher = launchers.pop(trial, None)
         if launcher is not None:  # a captured call may have none to keep
-            call, given = self._lasting(launcher), [argument for argument in arguments if argument is not None]
+            call, present = self._lasting_call(launcher), [argument for argument in arguments if argument is not None]
             on_cpu = arguments[0].get_device() < 0 and call is not self.original
-            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(given)) if on_cpu else call
+            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(present)) if on_cpu else call
         return out
 
-    def _torchs(self, key: tuple[Any, ...], *arguments: Any) -> Any:
+    def _keep_original(self, key: tuple[Any, ...], *arguments: Any) -> Any:
         if len(self.dispatcher.launchers) < MAX_LAUNCHERS:
             self.dispatcher.launchers[key] = self.original
         return self.original(*arguments)
 
-    def _lasting(self, launcher: Function) -> Function:
+    def _lasting_call(self, launcher: Function) -> Function:
         """Return the function for the calls of a key after its first."""
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)
-        return _guarded(call, self.original) if _serving.reentered else call
+        return _guard_reentry(call, self.original) if _serving.reentered else call
 
 
-def _guarded(call: Function, original: Function) -> Function:
+def _guard_reentry(call: Function, original: Function) -> Function:
     """Wrap a launcher that calls F.linear or torch.mm, so that it gets torch's own function."""
 
     def guarded(*arguments: Any) -> Any:
@@ -128,7 +128,7 @@ def _guarded(call: Function, original: Function) -> Function:
     return guarded
 
 
-def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> Function:
+def _on_cpu(call: Function, original: Function, is_dense: bool, arguments: int) -> Function:
     """Wrap a call on the CPU, which must check the CPU's autocast, and meta tensors unless *dense*.
 
     The caller checks the autocast of GPUs alone. Meta tensors share the key of CPU tensors that are
@@ -148,7 +148,7 @@ def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> 
     def of_three(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Any:
         return original(first, second, third) if autocast() else call(first, second, third)
 
-    return of_any if not dense else of_three if arguments == 3 else of_two
+    return of_any if not is_dense else of_three if arguments == 3 else of_two
 
 
 def _operands(
@@ -160,7 +160,7 @@ def _operands(
 def routed_linear(dispatcher: Dispatcher) -> Function:
     """Make `linear` over the launchers of a dispatcher of a16w16; a closure needs no attribute look-ups."""
     original, get = _original, dispatcher.launchers.get
-    first = Route(dispatcher, original, _operands).first
+    first = FunctionRoute(dispatcher, original, _operands).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
@@ -180,7 +180,7 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight),
-                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and not (at | kept) & 15
+                    (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and not (x_address | w_address) & 15
                     and input.is_contiguous() and weight.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad),
                 )  # fmt: skip
@@ -188,8 +188,9 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and (added := bias.data_ptr())
-                    and not (at | kept | added) & 15 and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
+                    (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and (bias_address := bias.data_ptr())
+                    and not (x_address | w_address | bias_address) & 15
+                    and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
                 )  # fmt: skip
             call = get(key)
@@ -219,26 +220,26 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
     return _original(x, weight, bias)
 
 
-op = opaque(
+op = define_op(
     'linear(Tensor x, Tensor weight, Tensor? bias=None, str weight_layout="row") -> Tensor',
     run=_run,
     fake=_fake,
 )
 
 
-def torchs_in_graph(*operands: torch.Tensor | None) -> bool:
+def stays_torch_in_graph(*operands: torch.Tensor | None) -> bool:
     """Return whether a traced product stays torch's, for a gradient, autocast or a functional transform."""
     needed = any(operand is not None and operand.requires_grad for operand in operands)
-    return (needed and torch.is_grad_enabled()) or _autocast() or unseen()
+    return (needed and torch.is_grad_enabled()) or _autocast() or inside_transform()
 
 
 def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Trace a call into a graph."""
     if isinstance(weight, ShuffledWeight):
         return op(input, weight._plain, bias, weight.layout_name)
-    if torchs_in_graph(input, weight, bias):
+    if stays_torch_in_graph(input, weight, bias):
         return _original(input, weight, bias)
     return op(input, weight, bias)
 
 
-teach(linear, _traced)
+trace_instead(linear, _traced)

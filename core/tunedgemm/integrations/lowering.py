@@ -22,7 +22,7 @@ _LOWERING = "torch._inductor.lowering"
 _STRAIGHT = "torch.ops.tunedgemm.{}_straight"
 
 
-def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
+def lower_to_direct_call(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
     """Make the code that Inductor writes from now on call *run* for an op.
 
     It calls *run* as ``torch.ops.tunedgemm.<name>_straight``.
@@ -48,13 +48,13 @@ def _lower(op: Any) -> None:
     fallback = lowerings[op]
 
     def lowered(*arguments: Any, **named: Any) -> Any:
-        return straight(fallback(*arguments, **named))
+        return as_direct_call(fallback(*arguments, **named))
 
     lowered._is_fallback_handler = True  # type: ignore[attr-defined]
     lowerings[op] = lowered
 
 
-def straight(out: Any) -> Any:
+def as_direct_call(out: Any) -> Any:
     """Make an Inductor output a direct call if it comes from one of our ops; return the output."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V

@@ -19,16 +19,16 @@ _log = logging.getLogger("tunedgemm")
 
 
 @attrs.frozen(eq=False)
-class Place:
+class PatchTarget:
     """An attribute of a module of torch, with torch's function and ours."""
 
     module: ModuleType
     name: str
     ours: Callable[..., Any]
-    torchs: Callable[..., Any] = attrs.field()
+    original: Callable[..., Any] = attrs.field()
 
-    @torchs.default
-    def _there(self) -> Callable[..., Any]:
+    @original.default
+    def _present_function(self) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.module, self.name)
         return function
 
@@ -36,33 +36,33 @@ class Place:
         return f"{self.module.__name__}.{self.name}"
 
 
-_LINEAR = (Place(torch.nn.functional, "linear", linear.linear),)
-_PRODUCTS = tuple(Place(torch, name, getattr(products, name)) for name in ("mm", "addmm", "matmul"))
+_LINEAR = (PatchTarget(torch.nn.functional, "linear", linear.linear),)
+_PRODUCTS = tuple(PatchTarget(torch, name, getattr(products, name)) for name in ("mm", "addmm", "matmul"))
 
 _lock = threading.Lock()
 #: Requests of each `patch` and of each active `patched` block.
-_asked: list[tuple[Place, ...]] = []
+_requests: list[tuple[PatchTarget, ...]] = []
 #: Requests of `patch`, in order.
-_by_patch: list[tuple[Place, ...]] = []
+_by_patch: list[tuple[PatchTarget, ...]] = []
 #: Number of modules of torch that are being loaded.
 _loading = [0]
-_strange: set[Place] = set()
+_strange: set[PatchTarget] = set()
 
 
-def _settle() -> None:
+def _apply_requests() -> None:
     """Set each place to the requested function, except one that other code has replaced; needs the lock."""
-    wanted = {place for places in _asked for place in places} if not _loading[0] else set()
-    for place in (*_LINEAR, *_PRODUCTS):
-        present = getattr(place.module, place.name)
-        if present is not place.torchs and present is not place.ours:
-            if place not in _strange:
-                _strange.add(place)
-                _log.warning("%s is %r, neither torch's nor tunedgemm's; it stays, and is not routed", place, present)
+    wanted = {target for targets in _requests for target in targets} if not _loading[0] else set()
+    for target in (*_LINEAR, *_PRODUCTS):
+        present = getattr(target.module, target.name)
+        if present is not target.original and present is not target.ours:
+            if target not in _strange:
+                _strange.add(target)
+                _log.warning("%s is %r, neither torch's nor tunedgemm's; it stays, and is not routed", target, present)
             continue
-        setattr(place.module, place.name, place.ours if place in wanted else place.torchs)
+        setattr(target.module, target.name, target.ours if target in wanted else target.original)
 
 
-def _places(linear: bool, products: bool) -> tuple[Place, ...]:
+def _targets_of(linear: bool, products: bool) -> tuple[PatchTarget, ...]:
     return (*(_LINEAR if linear else ()), *(_PRODUCTS if products else ()))
 
 
@@ -76,18 +76,18 @@ def patch(*, linear: bool = True, products: bool = True) -> None:
     """
     load_unrouted(_unrouted)
     with _lock:
-        places = _places(linear, products)
-        _asked.append(places)
-        _by_patch.append(places)
-        _settle()
+        targets = _targets_of(linear, products)
+        _requests.append(targets)
+        _by_patch.append(targets)
+        _apply_requests()
 
 
 def unpatch() -> None:
     """Undo the last `patch`, if there is one; a function that other code has replaced stays theirs."""
     with _lock:
         if _by_patch:
-            _asked.remove(_by_patch.pop())
-            _settle()
+            _requests.remove(_by_patch.pop())
+            _apply_requests()
 
 
 @contextlib.contextmanager
@@ -99,15 +99,15 @@ def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
     """
     load_unrouted(_unrouted)
     with _lock:
-        places = _places(linear, products)
-        _asked.append(places)
-        _settle()
+        targets = _targets_of(linear, products)
+        _requests.append(targets)
+        _apply_requests()
     try:
         yield
     finally:
         with _lock:
-            _asked.remove(places)
-            _settle()
+            _requests.remove(targets)
+            _apply_requests()
 
 
 @contextlib.contextmanager
@@ -115,10 +115,10 @@ def _unrouted() -> Iterator[None]:
     """Restore torch's own functions while loading a module that may keep them."""
     with _lock:
         _loading[0] += 1
-        _settle()
+        _apply_requests()
     try:
         yield
     finally:
         with _lock:
             _loading[0] -= 1
-            _settle()
+            _apply_requests()

@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
-from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.linear import Function, Route, op, torchs_in_graph
+from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.linear import Function, FunctionRoute, op, stays_torch_in_graph
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -59,7 +59,7 @@ def _with_bias(call: Function) -> Function:
 def routed_product(dispatcher: Dispatcher, original: Function, operands: Callable[..., Any]) -> Function:
     """Make a drop-in for torch.mm or torch.matmul over the launchers of a dispatcher of a16w16."""
     get, name = dispatcher.launchers.get, original.__name__
-    first = Route(dispatcher, original, operands, _with_weight).first
+    first = FunctionRoute(dispatcher, original, operands, _with_weight).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def product(input: torch.Tensor, mat2: Any = None, *rest: Any, **named: Any) -> Any:
@@ -73,7 +73,8 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
                 key = (
                     name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
                     type(input), type(mat2),
-                    (at := input.data_ptr()) and (kept := mat2.data_ptr()) and not (at | kept) & 15 and input.is_contiguous(),
+                    (x_address := input.data_ptr()) and (w_address := mat2.data_ptr())
+                    and not (x_address | w_address) & 15 and input.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -95,7 +96,7 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
 def routed_addmm(dispatcher: Dispatcher) -> Function:
     """Make a drop-in for torch.addmm over the launchers of a dispatcher of a16w16."""
     original, get = _addmm, dispatcher.launchers.get
-    first = Route(dispatcher, original, _of_addmm, _with_bias).first
+    first = FunctionRoute(dispatcher, original, _of_addmm, _with_bias).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
     def addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
@@ -109,8 +110,8 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
                 key = (
                     "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
                     input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
-                    (added := input.data_ptr()) and (at := mat1.data_ptr()) and (kept := mat2.data_ptr())
-                    and not (added | at | kept) & 15 and input.is_contiguous() and mat1.is_contiguous(),
+                    (bias_address := input.data_ptr()) and (x_address := mat1.data_ptr()) and (w_address := mat2.data_ptr())
+                    and not (bias_address | x_address | w_address) & 15 and input.is_contiguous() and mat1.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -134,13 +135,13 @@ addmm = routed_addmm(tgemm.dispatcher)
 
 
 def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, _OF_MM) or torchs_in_graph(input, mat2):
+    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, _OF_MM) or stays_torch_in_graph(input, mat2):
         return _mm(input, mat2, *rest, **named)
     return op(input, mat2.t(), None)
 
 
 def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or other.is_contiguous() or not _fits(input, other, _OF_MATMUL) or torchs_in_graph(input, other):
+    if rest or named or other.is_contiguous() or not _fits(input, other, _OF_MATMUL) or stays_torch_in_graph(input, other):
         return _matmul(input, other, *rest, **named)
     return op(input, other.t(), None)
 
@@ -148,11 +149,11 @@ def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named
 def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
     if rest or named or mat2.is_contiguous() or not _fits(mat1, mat2, _OF_MM) or not _is_bias(input, mat1, mat2):
         return _addmm(input, mat1, mat2, *rest, **named)
-    if torchs_in_graph(input, mat1, mat2):
+    if stays_torch_in_graph(input, mat1, mat2):
         return _addmm(input, mat1, mat2)
     return op(mat1, mat2.t(), input)
 
 
-teach(mm, _traced_mm)
-teach(matmul, _traced_matmul)
-teach(addmm, _traced_addmm)
+trace_instead(mm, _traced_mm)
+trace_instead(matmul, _traced_matmul)
+trace_instead(addmm, _traced_addmm)

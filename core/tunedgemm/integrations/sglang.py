@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
@@ -43,7 +43,7 @@ def register() -> None:
     _registered = True
     import sglang
 
-    if not is_known(_log, "SGLang", getattr(sglang, "__version__", "of no version"), KNOWN):
+    if not is_supported_version(_log, "SGLang", getattr(sglang, "__version__", "of no version"), KNOWN):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -80,11 +80,11 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     """Capture the graphs, then log which layers go through tables."""
     result = theirs(runner, *arguments, **named)
     from tunedgemm.device import current_device
-    from tunedgemm.integrations.engine_routes import settle, summary
+    from tunedgemm.integrations.engine_routes import end_warm_up, summary
     from tunedgemm.integrations.engine_rows import unrouted
 
     sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
     for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
         _log.info("%s", line)
-    settle(current_device())
+    end_warm_up(current_device())
     return result

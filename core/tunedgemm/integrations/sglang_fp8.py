@@ -16,8 +16,8 @@ import torch
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
-from tunedgemm.integrations.engine_rows import keep, left
+from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -35,7 +35,7 @@ _routes: dict[tuple[str, int, int, torch.dtype], str] = {}
 _probed: list[tuple[str, tuple[Any, ...]]] | None = None
 
 
-def own(target: str) -> Callable[..., Any]:
+def original_of(target: str) -> Callable[..., Any]:
     """Return SGLang's own function inside our wrapper."""
     function: Any = pkgutil.resolve_name(target)
     return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]
@@ -66,30 +66,30 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     try:
         calls = _probe(module, torch.randn(1, k, dtype=dtype, device=module.weight.device))
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        keep(f"a call of the layer failed: {error}", name)
+        record_unrouted(f"a call of the layer failed: {error}", name)
         return
     if len(calls) != 1:
-        keep("SGLang multiplies it by a kernel that is not routed", name)
+        record_unrouted("SGLang multiplies it by a kernel that is not routed", name)
         return
     [(target, (_, weight, x_scale, w_scale, _))] = calls
     n, block = weight.shape[0], target in BLOCKS
     blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
     scales = (x_scale.dtype, w_scale.dtype) == (torch.float32, torch.float32)
     if not scales or not (tuple(w_scale.shape) == blocks and w_scale.is_contiguous() if block else w_scale.numel() == n):
-        keep("tables have no such kind of scales", name)
+        record_unrouted("tables have no such kind of scales", name)
         return
     op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
-    if left(op, n, k, scale=scale, dtype="fp8", layer=name):
+    if unserved_reason(op, n, k, scale=scale, dtype="fp8", layer=name):
         return
     biased = adds_bias(module) and not block  # SGLang adds the bias after a product with scales of blocks
     weight_dtype, epilogue = short_dtype(module.weight.dtype), "bias" if biased else "none"
     shape = Shape(op, 1, n, k, weight_dtype, outdtype=short_dtype(dtype), scale=scale, epilogue=epilogue)
-    _routes[(target, n, k, dtype)] = kept(_route(target, module, shape, dtype), module, name).name
+    _routes[(target, n, k, dtype)] = add_layer(_route(target, module, shape, dtype), module, name).name
 
 
 def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
     """Make the route of a product."""
-    block, biased, device, multiply = target in BLOCKS, shape.epilogue == "bias", module.weight.device, own(target)
+    block, biased, device, multiply = target in BLOCKS, shape.epilogue == "bias", module.weight.device, original_of(target)
     first = weakref.ref(module)
 
     def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -116,7 +116,9 @@ def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
     return Route(name=name, shape=shape, device=device, ours=ours, theirs=theirs, inputs=inputs, operands=operands, engine="SGLang")
 
 
-def _routed(target: str, x: torch.Tensor, weight: torch.Tensor, xs: Any, ws: Any, bias: Any, dtype: torch.dtype) -> torch.Tensor | None:
+def _routed_product(
+    target: str, x: torch.Tensor, weight: torch.Tensor, xs: Any, ws: Any, bias: Any, dtype: torch.dtype
+) -> torch.Tensor | None:
     """Multiply by a routed weight [N, K]; return None if SGLang must do it."""
     if _probed is not None:
         _probed.append((target, (x, weight, xs, ws, bias)))
@@ -130,7 +132,7 @@ def _channel_product(
     bias: torch.Tensor | None = None,
 ) -> Any:  # fmt: skip
     """Multiply with scales of tokens and channels: ``fp8_scaled_mm``, whose weight is a view [K, N]."""
-    out = _routed(CHANNEL, x, weight.t(), xs, ws, bias, out_dtype)
+    out = _routed_product(CHANNEL, x, weight.t(), xs, ws, bias, out_dtype)
     return theirs(x, weight, xs, ws, out_dtype=out_dtype, bias=bias) if out is None else out
 
 
@@ -141,7 +143,7 @@ def _block_product(target: str) -> Callable[..., Any]:
         theirs: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, block_size: Any,
         output_dtype: torch.dtype = torch.float16,
     ) -> Any:  # fmt: skip
-        out = _routed(target, x, weight, xs, ws, None, output_dtype) if tuple(block_size) == (_BLOCK, _BLOCK) else None
+        out = _routed_product(target, x, weight, xs, ws, None, output_dtype) if tuple(block_size) == (_BLOCK, _BLOCK) else None
         return theirs(x, weight, xs, ws, block_size, output_dtype=output_dtype) if out is None else out
 
     return multiply

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
-from tunedgemm.integrations.engine_rows import keep, left
+from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.sglang_fp8 import own, route_fp8
+from tunedgemm.integrations.sglang_fp8 import original_of, route_fp8
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -47,13 +47,13 @@ def _route(name: str, module: Any, head: bool) -> str:
     """Route a layer of 16 bits; return the name of its route, "" if SGLang keeps it."""
     (n, k), dtype, device = module.weight.shape, module.weight.dtype, module.weight.device
     if getattr(module, "use_intel_amx_backend", False):
-        keep("SGLang packs the weights for this CPU", name)
+        record_unrouted("SGLang packs the weights for this CPU", name)
         return ""
-    if left("a16w16", n, k, dtype=short_dtype(dtype), layer=name):
+    if unserved_reason("a16w16", n, k, dtype=short_dtype(dtype), layer=name):
         return ""
     biased = adds_bias(module) and not head
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if biased else "none")
-    method, apply = module.quant_method, own(_APPLY)
+    method, apply = module.quant_method, original_of(_APPLY)
 
     def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return linear(x, weight, bias)
@@ -66,7 +66,7 @@ def _route(name: str, module: Any, head: bool) -> str:
         inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),
         operands=lambda inputs, layer: (*inputs, plain(layer.weight), None, None, plain(layer.bias) if biased else None),
     )  # fmt: skip
-    return kept(route, module, name).name
+    return add_layer(route, module, name).name
 
 
 def _apply(theirs: Callable[..., Any], method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:

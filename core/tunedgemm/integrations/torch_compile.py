@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from tunedgemm.integrations.dynamo import watch_loading
-from tunedgemm.integrations.lowering import call_straight
+from tunedgemm.integrations.lowering import lower_to_direct_call
 
 #: Kept alive: an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
 
-def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
+def define_op(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
     """Define ``torch.ops.tunedgemm.<name>``, without a gradient.
 
     Args:
@@ -29,7 +29,7 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
             dtype, and faults of the operands. The strides of its output do not count.
 
     Returns:
-        The op, for traced functions to call unless `unseen`.
+        The op, for traced functions to call unless `inside_transform`.
     """
     name = schema.partition("(")[0]
 
@@ -42,7 +42,7 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tunedgemm::{name}", fake_contiguous, lib=_library)
     op = getattr(torch.ops.tunedgemm, name).default
-    call_straight(op, name, run)
+    lower_to_direct_call(op, name, run)
     return op
 
 
@@ -58,7 +58,7 @@ def plain(parameter: Any) -> Any:
         return parameter.data
 
 
-def unseen() -> bool:
+def inside_transform() -> bool:
     """Check for an active functional transform (vmap, jvp, grad) or export: neither takes opaque ops."""
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
@@ -66,4 +66,4 @@ def unseen() -> bool:
 # Called once by Python itself while a graph is traced: Dynamo of torch 2.11 takes is_exporting for
 # true. torch.compiler's assume_constant_result sets the same attribute, but loads the compiler,
 # too.
-unseen._dynamo_marked_constant = True  # type: ignore[attr-defined]
+inside_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]

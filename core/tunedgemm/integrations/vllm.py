@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_rows import left
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
+from tunedgemm.integrations.engine_rows import unserved_reason
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 
@@ -52,8 +52,8 @@ def register() -> None:
         UserError: the variable has an unknown value.
     """
     global _registered
-    asked = read_switch(VARIABLE, UNPACKED)
-    if _registered or not asked:
+    switch = read_switch(VARIABLE, UNPACKED)
+    if _registered or not switch:
         return
     _registered = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
@@ -61,11 +61,11 @@ def register() -> None:
         return
     import vllm
 
-    if not is_known(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
+    if not is_supported_version(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
         return
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() and asked != UNPACKED:
+    if current_platform.is_cpu() and switch != UNPACKED:
         _log.warning(
             "tunedgemm is off: vLLM packs weights for this CPU, and its kernels are faster; %s=%s routes them unpacked", VARIABLE, UNPACKED
         )
@@ -73,25 +73,25 @@ def register() -> None:
     for module, name in PLAIN:
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
-    for ours, what in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
+    for module_name, layer_kind in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
         try:
-            importlib.import_module(f"tunedgemm.integrations.{ours}").install()
+            importlib.import_module(f"tunedgemm.integrations.{module_name}").install()
         except (ImportError, AttributeError) as error:
-            _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", what, error)
+            _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
     warm = CPU_WARM if current_platform.is_cpu() else WARM
-    for place, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
-        _replace(place, wrapper)
+    for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
+        _replace(target, wrapper)
 
 
-def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
+def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
     """Wrap a function or method of vLLM; warn if this vLLM lacks it."""
-    module, owner, name = place
+    module, owner, name = target
     try:
         holder: Any = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         theirs = getattr(holder, name)
     except (ImportError, AttributeError) as error:
-        _log.warning("tunedgemm: this vLLM has no %s: %s", ".".join(filter(None, place)), error)
+        _log.warning("tunedgemm: this vLLM has no %s: %s", ".".join(filter(None, target)), error)
         return
     ours = functools.wraps(theirs)(wrapper(theirs))
     setattr(holder, name, ours)
@@ -138,7 +138,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(self: Any) -> Any:
         result = theirs(self)
         from tunedgemm.device import current_device
-        from tunedgemm.integrations.engine_routes import settle, summary
+        from tunedgemm.integrations.engine_routes import end_warm_up, summary
         from tunedgemm.integrations.engine_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
@@ -146,7 +146,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
             _log.info("%s", line)
         for line in _differing():
             _log.warning("%s", line)
-        settle(current_device())
+        end_warm_up(current_device())
         return result
 
     return compile_or_warm_up_model
@@ -156,9 +156,9 @@ def _backends(vllm_config: Any) -> list[str]:
     """Report the requested kernels of vLLM (0.25 and newer) that exclude ours."""
     kernels = getattr(vllm_config, "kernel_config", None)
     of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
-    asked = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
-    names = ", ".join(sorted(asked))
-    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if asked else []
+    backends = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
+    names = ", ".join(sorted(backends))
+    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if backends else []
 
 
 def _ranks() -> tuple[Any, int, int]:
@@ -199,7 +199,7 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
         matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
         matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
         layer.tunedgemm_route = ""
-        if not matrix or left("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
+        if not matrix or unserved_reason("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
             theirs(self, layer)
             return
         layer.tunedgemm_route = _plain_route(self, layer)
@@ -213,7 +213,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.platforms import current_platform
 
     from tunedgemm.dtype import short_dtype
-    from tunedgemm.integrations.engine_routes import Route, adds_bias, kept
+    from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias
     from tunedgemm.integrations.linear import linear
     from tunedgemm.integrations.torch_compile import plain
     from tunedgemm.shape import Shape
@@ -229,7 +229,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return gemm(None, x, weight, bias)
 
-    return kept(
+    return add_layer(
         Route(
             name=f"{shape}", shape=shape, device=device, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
             inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),

@@ -36,7 +36,7 @@ from tunedgemm.shape import Shape
 
 _log = logging.getLogger("tunedgemm")
 #: vLLM prints the messages of loggers below its root logger.
-_told = logging.getLogger("vllm.tunedgemm")
+_log_of_vllm = logging.getLogger("vllm.tunedgemm")
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
 #: Module, the functions that choose and make a kernel, and the enumeration whose member TRITON
@@ -64,18 +64,18 @@ def install() -> None:
         return
     for module, select, make, backends in ORACLES:
         try:
-            theirs, as_loaded = _known(module, select, make, backends)
+            theirs, as_loaded = _oracle_functions(module, select, make, backends)
         except (ImportError, AttributeError) as error:
             _log.warning("vLLM's %s experts: stay vLLM's, because this vLLM has another interface: %s", module, error)
             continue
-        ours = _choosing(theirs, as_loaded)
+        ours = _wrap_choice(theirs, as_loaded)
         # Modules that were loaded earlier hold the function by its name.
         for holder in [loaded for name, loaded in sys.modules.items() if name.partition(".")[0] == "vllm"]:
             if getattr(holder, "__dict__", {}).get(select) is theirs:
                 setattr(holder, select, ours)
 
 
-def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
+def _oracle_functions(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
     """Return an oracle's choosing function, and its backend that keeps weights as loaded.
 
     Raises:
@@ -87,35 +87,35 @@ def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable
     return getattr(oracle, select), getattr(oracle, backends).TRITON
 
 
-def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
+def _wrap_choice(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
     """Wrap vLLM's function that chooses experts; *as_loaded* is the backend that keeps loaded weights."""
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
-    def select(*given: Any, **named: Any) -> Any:
+    def select(*arguments: Any, **named: Any) -> Any:
         if not current_platform.is_cpu():
             with contextlib.suppress(NotImplementedError, ValueError):
-                return theirs(*given, **named)
-        asked = signature.bind(*given, **named)
-        asked.apply_defaults()
-        config, *_ = asked.arguments.values()
+                return theirs(*arguments, **named)
+        call = signature.bind(*arguments, **named)
+        call.apply_defaults()
+        config, *_ = call.arguments.values()
         try:
-            reason = left(config, asked.arguments.get("weight_key"), asked.arguments.get("activation_key"))
+            reason = unserved_reason(config, call.arguments.get("weight_key"), call.arguments.get("activation_key"))
         except AttributeError as error:
             reason = f"vLLM describes them in an unknown form: {error}"
-        _tell(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
-        return theirs(*given, **named) if reason else (as_loaded, TunedGemmExperts)
+        _log_once(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
+        return theirs(*arguments, **named) if reason else (as_loaded, TunedGemmExperts)
 
     return select
 
 
 @functools.cache
-def _tell(text: str) -> None:
+def _log_once(text: str) -> None:
     """Log once a process, because a model has dozens of equal layers."""
-    _told.info(text)
+    _log_of_vllm.info(text)
 
 
-def left(config: Any, weight_key: Any, activation_key: Any) -> str:
+def unserved_reason(config: Any, weight_key: Any, activation_key: Any) -> str:
     """Return why vLLM computes a layer of experts, "" if it goes through the tables.
 
     Args:
@@ -128,17 +128,17 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
         return str(reason)
     if reason := refused(config):
         return reason
-    known = dispatcher("fmoe")
-    if known.settings.capture or known.on_miss is not None:
+    op_dispatcher = dispatcher("fmoe")
+    if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
         return ""
     most = get_current_vllm_config().scheduler_config.max_num_batched_tokens
     dtype = config.in_dtype if weight_key is None else weight_key.dtype
     shape = shape_of(config, _quant_type(weight_key, activation_key) or QuantType.No, dtype)
-    return _unserved(known, known.table, shape, most)
+    return _unserved(op_dispatcher, op_dispatcher.table, shape, most)
 
 
 @functools.lru_cache(maxsize=64)
-def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
+def _unserved(op_dispatcher: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """Return why rows do not serve a layer at every number of tokens up to *most*, "" if they do.
 
     All or none go through the tables, because torch's products, which serve calls without a row,
@@ -147,9 +147,10 @@ def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
-    for tokens in dict.fromkeys(list(known.op.padded_m(power, shape.n))[-1] for power in powers):
-        if not known.explain(shape.with_m(tokens)).tuned:
-            fields = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
+    for tokens in dict.fromkeys(list(op_dispatcher.op.padded_m(power, shape.n))[-1] for power in powers):
+        if not op_dispatcher.explain(shape.with_m(tokens)).tuned:
+            cells = op_dispatcher.op.columns.format(shape)
+            fields = ", ".join(f"{name}={value}" for name, value in cells.items() if value and name != "token")
             return f"no tuned row of fmoe serves token={tokens}, {fields}; each power of two up to {most} tokens needs one"
     return ""
 
@@ -161,10 +162,10 @@ def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
     keys = (activation_key, weight_key)
     kind = _SCALES.get(tuple(tuple(key.scale.group_shape) for key in keys))  # type: ignore[arg-type]
     plain = all(key.symmetric and key.scale.dtype is torch.float32 and key.scale2 is None for key in keys)
-    known = weight_key.dtype in FP8 and activation_key.dtype == weight_key.dtype
+    is_fp8 = weight_key.dtype in FP8 and activation_key.dtype == weight_key.dtype
     # Only the scale of a whole tensor can be known before its values.
     ahead = kind is QuantType.per_Tensor or not activation_key.scale.static
-    return kind if plain and known and ahead else None
+    return kind if plain and is_fp8 and ahead else None
 
 
 class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc,unused-ignore]
@@ -233,7 +234,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         The names are those of vLLM's signature.
 
         Raises:
-            OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
+            OperandError: some experts are on other ranks; `unserved_reason` names such layers.
         """
         if others.get("expert_map") is not None:
             raise OperandError("fmoe: TunedGemmExperts needs every expert on its rank (got a map of experts from vLLM)")

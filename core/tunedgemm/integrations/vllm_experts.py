@@ -17,8 +17,8 @@ from tunedgemm.device import device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
-from tunedgemm.integrations.engine_routes import Route, kept, rows_of
-from tunedgemm.integrations.engine_rows import keep
+from tunedgemm.integrations.engine_routes import Route, add_layer, rows_of
+from tunedgemm.integrations.engine_rows import record_unrouted
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -91,18 +91,18 @@ def shape_of(config: Any, quant_type: QuantType, q_dtype: torch.dtype) -> Shape:
 
 def route_experts(model: torch.nn.Module) -> None:
     """Put a route before the kernel of each layer of experts with rows; record why others keep vLLM's."""
-    seen: set[int] = set()
+    kernel_ids: set[int] = set()
     for name, layer in model.named_modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is None or id(kernel) in seen or not hasattr(layer, "w13_weight"):
+        if kernel is None or id(kernel) in kernel_ids or not hasattr(layer, "w13_weight"):
             continue
-        seen.add(id(kernel))
+        kernel_ids.add(id(kernel))
         try:
             reason = _route(layer, kernel, name)
         except (AttributeError, UserError) as error:
             reason = str(error) if isinstance(error, UserError) else f"this vLLM describes experts in another form ({error})"
         if reason:
-            keep(f"experts: {reason}", name)
+            record_unrouted(f"experts: {reason}", name)
 
 
 def _route(layer: Any, kernel: Any, name: str) -> str:
@@ -125,11 +125,11 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
     if quant_type is None or not (as_loaded and w1.is_contiguous() and w2.is_contiguous()):
         return f"their weights are {w1.dtype} {tuple(w1.shape)} with scales that the op does not take"
     shape = shape_of(config, quant_type, w1.dtype)
-    known = dispatcher("fmoe")
-    if not (known.settings.capture or known.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
+    op_dispatcher = dispatcher("fmoe")
+    if not (op_dispatcher.settings.capture or op_dispatcher.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
         return f"no row of {shape}"
-    layer.prefix = getattr(layer, "prefix", "") or name  # `kept` takes a layer's name from it
-    _put_before(kernel, kept(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))
+    layer.prefix = getattr(layer, "prefix", "") or name  # `add_layer` takes a layer's name from it
+    _put_before(kernel, add_layer(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))
     return ""
 
 
@@ -143,8 +143,8 @@ def _quant_type(experts: Any, w1: torch.Tensor, config: Any) -> QuantType | None
     count, rows, columns = w1.shape
     by_block = count * -(-rows // _BLOCK) * -(-columns // _BLOCK)
     if quant.block_shape is not None:
-        known = list(quant.block_shape) == [_BLOCK] * 2 and scale.numel() == by_block and scale.is_contiguous()
-        return QuantType.per_1x128 if known else None
+        supported = list(quant.block_shape) == [_BLOCK] * 2 and scale.numel() == by_block and scale.is_contiguous()
+        return QuantType.per_1x128 if supported else None
     kind, scales = (QuantType.per_Token, count * rows) if quant.per_act_token_quant else (QuantType.per_Tensor, count)
     return kind if scale.numel() == scales else None
 

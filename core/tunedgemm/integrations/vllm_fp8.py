@@ -19,10 +19,10 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
-from tunedgemm.integrations.engine_rows import drop, keep, left
+from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
+from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, answer, chosen_by_vllm, of_rows, prefer, put
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter, support_answer
 from tunedgemm.shape import Shape
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -48,8 +48,8 @@ def install() -> None:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
     lists = linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS
-    for kernel, known in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
-        prefer(kernel, known)
+    for kernel, kernels_by_platform in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
+        prefer(kernel, kernels_by_platform)
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
@@ -58,7 +58,7 @@ def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
     if theirs is None or theirs.__name__ in _AS_LOADED:
         return ""
     reason = f"vLLM computes fp8 by {theirs.__name__}, whose operands are unknown"
-    keep(reason, "")
+    record_unrouted(reason, "")
     return reason
 
 
@@ -81,7 +81,7 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
         self._theirs: Any = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
         self._pads = self._theirs is not None and self._theirs.get_output_padding() is not None
         self._route = ""
-        self._waits = keep(_PASSED_BY, "")
+        self._waits = record_unrouted(_PASSED_BY, "")
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
@@ -92,8 +92,8 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
             return False, "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
             return False, "needs symmetric scales and an output of bfloat16 or float16"
-        reason = left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
-        return answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
+        reason = unserved_reason("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
+        return support_answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
 
     def input_quant_key(self) -> Any:
         """Return the key of vLLM's kernel, or of static scales, whose activations a fused norm may quantise."""
@@ -104,23 +104,23 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Make the weight a view [K, N] of unpadded rows, with one scale a row unless both have a single one."""
-        self._waits = self._waits and drop(_PASSED_BY)
+        self._waits = self._waits and forget_unrouted(_PASSED_BY)
         weight_name, scale_name = self.layer_param_names[:2]
         n, k = getattr(layer, weight_name).shape[::-1]
         if self._theirs is not None:
             self._theirs.process_weights_after_loading(layer)
             weight = getattr(layer, weight_name)
             if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:
-                keep(_REORDERED, getattr(layer, "prefix", ""))
+                record_unrouted(_REORDERED, getattr(layer, "prefix", ""))
                 return
             if not weight.t().is_contiguous():  # each call would copy it
-                put(layer, weight_name, weight.data.t().contiguous().t())
+                replace_parameter(layer, weight_name, weight.data.t().contiguous().t())
         else:
             weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
-            put(layer, weight_name, weight.data.t().contiguous().t())
+            replace_parameter(layer, weight_name, weight.data.t().contiguous().t())
             single = _both_of_tensors(self.config)
-            put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
-        self._route = kept(self._make_route(layer, n, k), layer).name
+            replace_parameter(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
+        self._route = add_layer(self._make_route(layer, n, k), layer).name
         if self._theirs is not None:
             self._theirs.apply_scaled_mm = self.apply_scaled_mm
             _hand_back(layer, self)
@@ -202,10 +202,10 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
-        known = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
-        self._theirs: Any = theirs(config) if known else None
+        wraps_theirs = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
+        self._theirs: Any = theirs(config) if wraps_theirs else None
         self._route = ""
-        self._waits = keep(_PASSED_BY, "")
+        self._waits = record_unrouted(_PASSED_BY, "")
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -218,18 +218,18 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
             return False, f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
         if config.out_dtype not in _OUTPUTS:
             return False, "needs an output of bfloat16 or float16"
-        reason = left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
-        return answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
+        reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
+        return support_answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Process them by vLLM's kernel; route the layer if weight and scales are plain matrices then."""
-        self._waits = self._waits and drop(_PASSED_BY)
+        self._waits = self._waits and forget_unrouted(_PASSED_BY)
         if self._theirs is None:
             super().process_weights_after_loading(layer)
             params = self._get_layer_params(layer)
-            put(layer, params.WEIGHT, params.weight.data.contiguous())
+            replace_parameter(layer, params.WEIGHT, params.weight.data.contiguous())
             name = _scale_name(layer)
-            put(layer, name, getattr(layer, name).data.contiguous())
+            replace_parameter(layer, name, getattr(layer, name).data.contiguous())
         else:
             self._theirs.process_weights_after_loading(layer)
         weight, scale = layer.weight, getattr(layer, _scale_name(layer))
@@ -237,9 +237,9 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
         plain_scale = tuple(scale.shape) == blocks and scale.dtype is torch.float32 and scale.is_contiguous()
         if tuple(weight.shape) != (n, k) or not plain_scale or getattr(layer, "aiter_bpreshuffled", False):
-            keep(_REORDERED, getattr(layer, "prefix", ""))
+            record_unrouted(_REORDERED, getattr(layer, "prefix", ""))
             return
-        self._route = kept(self._make_route(n, k, weight.device), layer).name
+        self._route = add_layer(self._make_route(n, k, weight.device), layer).name
         if self._theirs is not None:
             self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
             _hand_back(layer, self)

@@ -14,10 +14,10 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
-from tunedgemm.integrations.engine_rows import keep, left
+from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
+from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, put
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter
 from tunedgemm.shape import Shape
 
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
@@ -57,7 +57,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         """
         weight_name, scale_name, x_scale_name = self.layer_param_names[:3]
         (n, k), name = getattr(layer, weight_name).shape, getattr(layer, "prefix", "")
-        reason = left("a8w8", n, k, scale="row", dtype="int8", layer=name)
+        reason = unserved_reason("a8w8", n, k, scale="row", dtype="int8", layer=name)
         own = chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
         if own is None and reason:
             raise ValueError(f"{name or 'an int8 layer'}: neither vLLM nor the tables have a kernel for it ({reason})")
@@ -65,17 +65,17 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
             self._theirs = own(self.config, self.layer_param_names)
             self._theirs.process_weights_after_loading(layer)
             if not reason and own.__name__ == _CUTLASS:
-                self._route = kept(self._make_route(layer, n, k), layer).name
+                self._route = add_layer(self._make_route(layer, n, k), layer).name
             elif not reason:
-                keep(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
+                record_unrouted(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
             return
         scale = getattr(layer, scale_name)
         if len(layer.logical_widths) > 1 and not self.config.is_channelwise:
             scale = convert_to_channelwise(scale, layer.logical_widths)
-        put(layer, weight_name, getattr(layer, weight_name).data)
-        put(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
+        replace_parameter(layer, weight_name, getattr(layer, weight_name).data)
+        replace_parameter(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
         if self.config.is_static_input_scheme:
-            put(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
+            replace_parameter(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
         else:
             setattr(layer, x_scale_name, None)
 
@@ -96,9 +96,9 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         def inputs(m: int) -> tuple[Any, ...]:
             return _int8(torch.randn(m, k, dtype=dtype, device=device), plain(getattr(layer, names[2], None)))
 
-        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-            weight, scale = (plain(getattr(one, name)) for name in names[:2])
-            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
+        def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
+            weight, scale = (plain(getattr(module, name)) for name in names[:2])
+            return inputs[0], weight.t(), inputs[1], scale, plain(module.bias) if biased else None
 
         return Route(f"{shape} static={single}", shape, device, ours, theirs, inputs, operands)
 
@@ -121,5 +121,5 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
 def _int8(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x [M, K] by vLLM's function: to the scale given, or to one of each row."""
     quantise = _custom_ops.onednn_scaled_int8_quant if x.device.type == "cpu" else _custom_ops.scaled_int8_quant
-    found: tuple[torch.Tensor, torch.Tensor] = quantise(x, scale, None, True)[:2]
-    return found
+    quantised: tuple[torch.Tensor, torch.Tensor] = quantise(x, scale, None, True)[:2]
+    return quantised

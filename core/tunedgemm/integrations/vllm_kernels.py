@@ -1,8 +1,8 @@
 """Shared parts of our linear kernels for vLLM.
 
 For each quantised layer vLLM asks its kernels, in order of preference, whether they implement it on
-the platform (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours
-come first and take the layers for which `left` gives no reason. They are in `vllm_fp8` and
+the platform (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take
+the layers for which `unserved_reason` gives no reason. They are in `vllm_fp8` and
 `vllm_int8`, which `tunedgemm.integrations.vllm` loads.
 """
 
@@ -18,9 +18,9 @@ from vllm.platforms import current_platform
 Answer = tuple[bool, str | None]
 
 
-def prefer(kernel: type, known: dict[Any, list[Any]]) -> None:
+def prefer(kernel: type, kernels_by_platform: dict[Any, list[Any]]) -> None:
     """Put our kernel before all others of the platform."""
-    known.setdefault(current_platform._enum, []).insert(0, kernel)
+    kernels_by_platform.setdefault(current_platform._enum, []).insert(0, kernel)
 
 
 def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
@@ -29,12 +29,12 @@ def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
     return next((kernel for kernel in theirs if linear.is_supported_and_can_implement_kernel(kernel, config, None)[0]), None)
 
 
-def put(layer: Any, name: str, value: torch.Tensor) -> None:
+def replace_parameter(layer: Any, name: str, value: torch.Tensor) -> None:
     """Replace a parameter of vLLM's classes by one of torch's own, because tables serve no subclasses."""
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
-def answer(reason: str) -> Answer:
+def support_answer(reason: str) -> Answer:
     """Answer vLLM that a kernel can run, or the reason against it."""
     return not reason, reason or None
 

@@ -28,13 +28,13 @@ def ops() -> Mapping[str, Op]:
     A broken third-party op is skipped with a warning. One that builds on ours calls this during its
     import, and gets the ops of this folder.
     """
-    found: dict[str, Op] = {}
+    by_name: dict[str, Op] = {}
     for module in pkgutil.iter_modules(__path__):
         op = getattr(importlib.import_module(f"{__name__}.{module.name}"), "op", None)
         if isinstance(op, Op):
-            found[op.name] = op
+            by_name[op.name] = op
     if getattr(_others, "loading", False):
-        return MappingProxyType(found)
+        return MappingProxyType(by_name)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         _others.loading = True
         try:
@@ -44,11 +44,11 @@ def ops() -> Mapping[str, Op]:
             continue
         finally:
             _others.loading = False
-        if not isinstance(op, Op) or op.name in found:
+        if not isinstance(op, Op) or op.name in by_name:
             _log.warning("op %r from %s skipped: %s", entry.name, entry.value, "its name is taken" if isinstance(op, Op) else "not an Op")
             continue
-        found[op.name] = op
-    return MappingProxyType(found)
+        by_name[op.name] = op
+    return MappingProxyType(by_name)
 
 
 def op_named(name: str) -> Op:
@@ -66,8 +66,8 @@ def op_named(name: str) -> Op:
 @functools.cache
 def functions() -> Mapping[str, Op]:
     """Return the op of each public function by name; the first op that names a function has it."""
-    found: dict[str, Op] = {}
+    by_name: dict[str, Op] = {}
     for op in ops().values():
         for name in op.functions if op.entry is not None else ():
-            found.setdefault(name, op)
-    return MappingProxyType(found)
+            by_name.setdefault(name, op)
+    return MappingProxyType(by_name)

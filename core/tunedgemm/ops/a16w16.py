@@ -18,7 +18,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, names_of, seen
+from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def _shape_of(
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     scales: dict[str, torch.Tensor] = {}
     if scale_a is not None or scale_b is not None or scale_c is not None:
-        given = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
-        scales = {name: scale for name, scale in given.items() if scale is not None}
+        optional = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
+        scales = {name: scale for name, scale in optional.items() if scale is not None}
     check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         raise OperandError(_mismatch(x, weight))
@@ -83,23 +83,23 @@ def _shape_of(
         if scale.numel() != 1:
             raise OperandError(f"a16w16: {name} must hold one value (got {tuple(scale.shape)}); see the a8w8 ops for other scales")
         if str(scale.dtype) not in map(table_text, BIAS_DTYPES) or scale.device != x.device:
-            raise OperandError(f"a16w16: {name} must be {names_of(BIAS_DTYPES)} on {x.device} (got {seen(scale)})")
+            raise OperandError(f"a16w16: {name} must be {names_of(BIAS_DTYPES)} on {x.device} (got {describe(scale)})")
     layout = layout_of("a16w16", weight)
-    one = _one_row(n, k, x.dtype, otype or x.dtype, None if bias is None else bias.dtype, bool(scales), layout)
-    return one.with_m(math.prod(x.shape[:-1]))
+    row_shape = _one_row(n, k, x.dtype, otype or x.dtype, None if bias is None else bias.dtype, bool(scales), layout)
+    return row_shape.with_m(math.prod(x.shape[:-1]))
 
 
 def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
     """Say why x and weight do not fit each other."""
-    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    operands = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     if weight.dim() != 2:
-        return f"a16w16: the weight must be 2-D [N, K] ({given})"
+        return f"a16w16: the weight must be 2-D [N, K] ({operands})"
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
         hint = "; a [K, N] weight must be passed as weight.t()" if transposed else ""
-        return f"a16w16: the last dimension of x must equal that of the [N, K] weight ({given}){hint}"
+        return f"a16w16: the last dimension of x must equal that of the [N, K] weight ({operands}){hint}"
     if x.dtype != weight.dtype:
-        return f"a16w16: x and weight must have one dtype ({given})"
+        return f"a16w16: x and weight must have one dtype ({operands})"
     return f"a16w16: x is on {x.device} and weight on {weight.device}"
 
 
@@ -210,11 +210,11 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
         return hot(x, weight, bias, otype)
 
-    hot = hot_function(serving, _OPERANDS[:3], general=gemm_a16w16, place=_place)
+    hot = hot_function(serving, _OPERANDS[:3], general=gemm_a16w16, arrange=_arrange)
     return {"gemm_a16w16": hot}
 
 
-def _place(  # noqa: PLR0913 - those of gemm_a16w16
+def _arrange(  # noqa: PLR0913 - those of gemm_a16w16
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,

@@ -78,7 +78,7 @@ def _shape_of(
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)
     layout = layout_of(NAME, weight)
-    n, k, found = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
+    n, k, dtype = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
     scaled_fp4.check_k(NAME, k, OperandError)
     scaled_fp4.check_scale(NAME, "w_scale", w_scale, (scaled_fp4.scale_sizes(layout, n, k // scaled_fp4.GROUP),), layout, x.device)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
@@ -87,8 +87,8 @@ def _shape_of(
         m=quantised.rows_of(x),
         n=n,
         k=k,
-        dtype=found,
-        outdtype=quantised.outdtype_of(NAME, otype, found),
+        dtype=dtype,
+        outdtype=quantised.outdtype_of(NAME, otype, dtype),
         epilogue="bias" if bias_dtype else "none",
         bias_dtype=bias_dtype,
         scale="block",

@@ -105,7 +105,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """Draw normal x [m, k/2] and weight [n, k/2], quantised, with e8m0 scales, and bias [n] if asked."""
     import torch
 
-    from tunedgemm.ops.formats.quant import per_1x32_f4_quant
+    from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 
     generator = torch.Generator(device).manual_seed(seed)
     x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=shape.layout != "row")
@@ -117,7 +117,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
     import torch
 
-    from tunedgemm.ops.formats.quant import dequant_fp4
+    from tunedgemm.ops.formats.mxfp4 import dequant_fp4
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     wide = exact_dtype(shape.m, shape.n, shape.k)

@@ -68,29 +68,29 @@ def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
     return equivalent_shapes
 
 
-def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
+def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
     """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K].
 
     Raises OperandError where they do not fit each other.
     """
     import torch
 
-    given = f"x {quantised.seen(x)}, weight {quantised.seen(weight)}"
+    operands = f"x {quantised.describe(x)}, weight {quantised.describe(weight)}"
     if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
-        raise OperandError(f"{op}: x and weight must be tensors ({given})")
+        raise OperandError(f"{op}: x and weight must be tensors ({operands})")
     plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
-        raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({given})")
+        raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({operands})")
     if x.shape[0] != weight.shape[0] or x.shape[0] == 0:
-        raise OperandError(f"{op}: x [B, M, K] and weight [B, N, K] must have the same B, at least 1 ({given})")
+        raise OperandError(f"{op}: x [B, M, K] and weight [B, N, K] must have the same B, at least 1 ({operands})")
     if x.shape[2] != weight.shape[2]:
         hint = "; a [B, K, N] weight must be passed as weight.transpose(1, 2)" if x.shape[2] == weight.shape[1] else ""
-        raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({given}){hint}")
+        raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({operands}){hint}")
     allowed = [table_text(short) for short in dtypes]
     if x.dtype != weight.dtype or str(x.dtype) not in allowed:
-        raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({given})")
+        raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({operands})")
     if x.device != weight.device:
-        raise OperandError(f"{op}: x and weight must be on one device ({given})")
+        raise OperandError(f"{op}: x and weight must be on one device ({operands})")
     batches, m, k = x.shape
     return batches, m, weight.shape[1], k, short_dtype(x.dtype)
 
@@ -108,14 +108,14 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
     fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in allowed:
         wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
-        raise OperandError(f"{op}: bias must be {wanted} (got {quantised.seen(bias)})")
+        raise OperandError(f"{op}: bias must be {wanted} (got {quantised.describe(bias)})")
     return short_dtype(bias.dtype)
 
 
 def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     """Cut the activations [B, M, K] and any scales of theirs [B, M, ...] to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
-    return tuple(operand[:, :m].contiguous() if place < count and place != 1 else operand for place, operand in enumerate(operands))
+    return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
 
 
 def flops(shape: Shape) -> int:

@@ -37,7 +37,7 @@ def _shape_of(
     otype: torch.dtype | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    batches, m, n, k, dtype = batched.check_operands(NAME, _DTYPES, x, weight)
     _check_scale("x_scale", x_scale, ((batches, m, 1), (batches, m)), x.device)
     _check_scale("w_scale", w_scale, ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
@@ -59,11 +59,11 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
     """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
-    one = isinstance(scale, torch.Tensor)
-    if not one or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
+    is_tensor = isinstance(scale, torch.Tensor)
+    if not is_tensor or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if one and scale.numel() == 1 else ""
-        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.seen(scale)}){hint}")
+        hint = "; one value for all rows must be expanded" if is_tensor and scale.numel() == 1 else ""
+        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ _DTYPES = ("bf16", "fp16")
 
 def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    batches, m, n, k, dtype = batched.check_operands(NAME, _DTYPES, x, weight)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
     return Shape(
         op=NAME,
@@ -96,7 +96,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         del splitK
         return hot(XQ, WQ, bias, dtype)
 
-    def place(
+    def arrange(
         XQ: torch.Tensor,
         WQ: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -107,7 +107,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         del splitK
         return (XQ, WQ, bias), dtype, {}
 
-    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, place=place)
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, arrange=arrange)
     return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
 
 

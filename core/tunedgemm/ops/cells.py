@@ -43,8 +43,8 @@ def size(row: Mapping[str, str], column: str) -> int:
 
 def text(row: Mapping[str, str], column: str, default: str) -> str:
     """Return the text of a column; *default* where it is absent or holds AITER's filler 0."""
-    said = row.get(column, "").strip()
-    return default if said in ("", "0") else said
+    cell = row.get(column, "").strip()
+    return default if cell in ("", "0") else cell
 
 
 def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
@@ -56,11 +56,11 @@ def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str,
     Raises:
         DtypeError, ShapeError: an unknown dtype, or one that the op does not take.
     """
-    said = text(row, column, "")
-    found = parse_dtype(said) if said else default
-    if allowed and found not in allowed:
-        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {said[:40]!r})")
-    return found
+    cell = text(row, column, "")
+    short = parse_dtype(cell) if cell else default
+    if allowed and short not in allowed:
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {cell[:40]!r})")
+    return short
 
 
 def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...]) -> str:
@@ -69,7 +69,7 @@ def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, 
     Raises:
         ShapeError: another word.
     """
-    found = text(row, column, default)
-    if found not in allowed:
-        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {found[:40]!r})")
-    return found
+    cell = text(row, column, default)
+    if cell not in allowed:
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {cell[:40]!r})")
+    return cell

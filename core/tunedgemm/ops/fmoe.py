@@ -43,8 +43,8 @@ def _parse(row: Mapping[str, str]) -> Shape:
     kind = moe.cell_word("q_type", row.get("q_type", ""), _QUANT_TEXTS)
     q_dtypes = [cells.dtype(row, column, "", WEIGHT_DTYPES[kind]) for column in ("q_dtype_a", "q_dtype_w")]
     if q_dtypes[0] != q_dtypes[1] or (kind == "No" and q_dtypes[0] != dtype):
-        given = f"dtype {dtype}, q_dtype_a {q_dtypes[0]}, q_dtype_w {q_dtypes[1]}"
-        raise ShapeError(f"both factors must have one dtype, for QuantType.No that of column 'dtype' (got {given})")
+        dtypes = f"dtype {dtype}, q_dtype_a {q_dtypes[0]}, q_dtype_w {q_dtypes[1]}"
+        raise ShapeError(f"both factors must have one dtype, for QuantType.No that of column 'dtype' (got {dtypes})")
     shape = Shape(
         op=moe.NAME,
         m=cells.size(row, "token"),
@@ -95,11 +95,11 @@ def _read(row: Mapping[str, str]) -> Mapping[str, str]:
     """
     names = [name for column in ("kernelName1", "kernelName2") if (name := row.get(column, "").strip()).lower() not in _NOTHING]
     errors = [text for column in ("err1", "err2") if (text := row.get(column, "").strip())]
-    found = {"kernelName": "+".join(names), "splitK": row.get("ksplit", ""), "us": row.get("us", "")}
-    found["libtype"] = row.get("libtype", "") or "+".join(dict.fromkeys(map(libtype_of_kernel, names)))
+    cells_read = {"kernelName": "+".join(names), "splitK": row.get("ksplit", ""), "us": row.get("us", "")}
+    cells_read["libtype"] = row.get("libtype", "") or "+".join(dict.fromkeys(map(libtype_of_kernel, names)))
     if errors:
-        found["err_ratio"] = max(errors, key=_share)
-    return {name: text for name, text in found.items() if text}
+        cells_read["err_ratio"] = max(errors, key=_share)
+    return {name: text for name, text in cells_read.items() if text}
 
 
 def _write(row: Mapping[str, str]) -> Mapping[str, str]:
@@ -153,8 +153,8 @@ def _bytes_moved(shape: Shape) -> int:
     kind, rows, bits = shape["q_type"], _rows(shape), 0
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):
         bits += high * wide * (4 if kind == "per_1x32" else dtype_bits(str(shape["q_dtype_w"])))
-        one = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
-        bits += math.prod(moe.scale_shape(one, high, wide)) * (8 if kind == "per_1x32" else 32) if kind != "No" else 0
+        expert_shape = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
+        bits += math.prod(moe.scale_shape(expert_shape, high, wide)) * (8 if kind == "per_1x32" else 32) if kind != "No" else 0
     tokens_bits = shape.n * (dtype_bits(shape.dtype) + dtype_bits(shape.outdtype)) + int(shape["topk"]) * 64
     return (hit * bits + shape.m * tokens_bits) // 8
 
@@ -175,7 +175,7 @@ def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None, **fie
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     """Cut hidden states and routing to the first *m* tokens."""
     del shape
-    return tuple(operand[:m].contiguous() if place in (0, 3, 4) else operand for place, operand in enumerate(operands))
+    return tuple(operand[:m].contiguous() if index in (0, 3, 4) else operand for index, operand in enumerate(operands))
 
 
 #: Row errors measured with silu, gelu and swiglu, 1 to 2048 tokens; each figure is the worst row.

@@ -13,7 +13,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.ops.op import Arguments, Call, Place, Serving
+from tunedgemm.ops.op import ArgumentOrder, Arguments, Call, Serving
 
 if TYPE_CHECKING:
     pass
@@ -29,7 +29,7 @@ def hot_function(
     otype: str = "otype",
     fields: Sequence[str] = (),
     general: Call | None = None,
-    place: Place | None = None,
+    arrange: ArgumentOrder | None = None,
 ) -> Call:
     """Make the function of some operands over a dispatcher's launchers.
 
@@ -45,7 +45,7 @@ def hot_function(
         general: a function whose signature and docstring the hot function gets. It is called where
             an argument is given that is neither one of the operands nor *otype*; the default of
             such an argument is None.
-        place: from the function's arguments to those of `Serving.call`; needed with *general*.
+        arrange: from the function's arguments to those of `Serving.call`; needed with *general*.
     """
     from torch import is_grad_enabled
     from torch.autograd import forward_ad
@@ -55,22 +55,22 @@ def hot_function(
     others: tuple[str, ...] = ()
     if general is None:
         name, signature = f"{serving.op.name}_hot", ", ".join((*names, *fields, otype))
-        place = functools.partial(_place, len(names), tuple(fields))
+        arrange = functools.partial(_arrange, len(names), tuple(fields))
     else:
         name, signature = general.__name__, _signature(general)
         others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, otype))
-    make = _compiled(name, signature, names, optional, otype, tuple(fields), others)
+    make = _compile(name, signature, names, optional, otype, tuple(fields), others)
     inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
         inner.__doc__, inner.__annotations__ = general.__doc__, general.__annotations__
         inner.__module__, inner.__qualname__ = general.__module__, general.__qualname__
-    if place is None:
-        raise AssertionError(f"{name}: a general function needs a place")
-    return serving.hot(inner, place)
+    if arrange is None:
+        raise AssertionError(f"{name}: a general function needs *arrange*")
+    return serving.hot(inner, arrange)
 
 
-def _place(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
+def _arrange(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
     """Return the arguments of a hot function without *general* as those of `Serving.call`."""
     return arguments[:count], arguments[-1], dict(zip(fields, arguments[count:-1], strict=True))
 
@@ -78,15 +78,15 @@ def _place(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
 def _signature(function: Call) -> str:
     """Return a function's parameters as source text, each default None; the values are set later."""
     parameters = inspect.signature(function).parameters.values()
-    parts = [f"{one.name}=None" if one.default is not one.empty else one.name for one in parameters]
-    keywords = [place for place, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]
+    parts = [f"{parameter.name}=None" if parameter.default is not parameter.empty else parameter.name for parameter in parameters]
+    keywords = [index for index, parameter in enumerate(parameters) if parameter.kind is parameter.KEYWORD_ONLY]
     if keywords:
         parts.insert(keywords[0], "*")
     return ", ".join(parts)
 
 
 @functools.cache
-def _compiled(
+def _compile(
     name: str,
     signature: str,
     names: tuple[str, ...],
@@ -106,8 +106,8 @@ def _compiled(
     linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(source, filename, "exec"), scope)
-    made: Callable[..., Call] = scope["make"]
-    return made
+    factory: Callable[..., Call] = scope["make"]
+    return factory
 
 
 _SOURCES: list[str] = []
@@ -129,8 +129,8 @@ def _source(
     if others:
         parameters = [part.removesuffix("=None") for part in signature.split(", ")]
         first = parameters.index("*") if "*" in parameters else len(parameters)
-        given = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
-        lines += [f"        if {_any_given(others)}:", f"            return general({', '.join(given)})"]
+        passed = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
+        lines += [f"        if {_any_given(others)}:", f"            return general({', '.join(passed)})"]
     if len(optional) == 1:
         lines += [f"        if {optional[0]} is None:"]
         lines += [f"            {line}" for line in _body(required, (), otype, fields, everything)]
@@ -147,7 +147,7 @@ def _body(required: Sequence[str], optional: Sequence[str], otype: str, fields: 
     lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
     lines += [f"    {line}" for line in _key(required, otype, fields)]
     if optional:
-        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trimmed(required, optional)}"]
+        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trim(required, optional)}"]
         lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
         operands, run = "operands", "call(*operands)"
     return [
@@ -172,7 +172,7 @@ def _any_given(names: Sequence[str]) -> str:
     return " or ".join(f"{name} is not None" for name in names)
 
 
-def _trimmed(required: Sequence[str], optional: Sequence[str]) -> str:
+def _trim(required: Sequence[str], optional: Sequence[str]) -> str:
     """Write the operands without the absent ones at the end."""
     text = _tuple(required)
     for count, name in enumerate(optional, 1):
@@ -184,18 +184,18 @@ def _key(names: Sequence[str], otype: str, fields: Sequence[str]) -> list[str]:
     """Write the cache key of operands that are all given.
 
     An operand may be refused where it is not contiguous while another is copied, so each has its
-    own place, but for the first two: every launcher copies or takes them alike. Reading one property
-    of all operands, then the next, takes 2 % less time than operand by operand.
+    own field, but for the first two: every launcher copies or takes them alike. Reading one
+    property of all operands, then the next, takes 2 % less time than operand by operand.
     """
     properties = ("{}.shape", "{}.dtype", "{}.get_device()", "type({})")
-    each = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
+    fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
     aligned = f"not ({' | '.join(f'{name}.data_ptr()' for name in names)}) & 15"
     first = " and ".join([aligned, *(f"{name}.is_contiguous()" for name in names[:2])])
     rest = "".join(f" {name}.is_contiguous()," for name in names[2:])
     needs = " or ".join(f"{name}.requires_grad" for name in names)
     return [
         "key = (",
-        *(f"    {line}" for line in each),
+        *(f"    {line}" for line in fields_by_operand),
         f"    {', '.join([otype, *fields])},",
         f"    {first},{rest}",
         f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",

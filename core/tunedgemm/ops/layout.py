@@ -43,8 +43,8 @@ _AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)"), 16
 
 def order_of(layout: str) -> Order | None:
     """Return the order of a layout of this name; None of a plain weight, or of a name that is not known."""
-    if found := _AITER.fullmatch(layout):
-        return Order(int(found[1]), _AITER_PACK, 2 * int(found[2]))
+    if match := _AITER.fullmatch(layout):
+        return Order(int(match[1]), _AITER_PACK, 2 * int(match[2]))
     return _ORDERS.get(layout)
 
 

@@ -89,8 +89,8 @@ def _member(kind: type[enum.IntEnum], value: Any) -> enum.IntEnum:
     try:
         return kind(int(number))
     except (TypeError, ValueError):
-        known = ", ".join(f"{member.name} ({member.value})" for member in kind)
-        raise OperandError(f"fmoe: no {kind.__name__} {value!r} is computed here; known: {known}") from None
+        members = ", ".join(f"{member.name} ({member.value})" for member in kind)
+        raise OperandError(f"fmoe: no {kind.__name__} {value!r} is computed here; known: {members}") from None
 
 
 def cell_word(column: str, text: str, words: dict[str, str]) -> str:
@@ -103,11 +103,11 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
     Raises:
         ShapeError: another text; the message lists those known.
     """
-    found = words.get(text) or {known.partition(".")[2]: word for known, word in words.items()}.get(text)
-    if found is None:
-        given = f"has the unknown word {text[:60]!r}" if text else "is empty"
-        raise ShapeError(f"column {column!r} {given}; known: {', '.join(words)}")
-    return found
+    meaning = words.get(text) or {name.partition(".")[2]: word for name, word in words.items()}.get(text)
+    if meaning is None:
+        fault = f"has the unknown word {text[:60]!r}" if text else "is empty"
+        raise ShapeError(f"column {column!r} {fault}; known: {', '.join(words)}")
+    return meaning
 
 
 def problem(shape: Shape) -> str:
@@ -164,14 +164,14 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
     """
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     kind = shape["q_type"]
     if kind == "No" or x.numel() == 0:
         return x.to(dtype)
     x = x.float()
     if kind == "per_1x32":
-        return quant.dequant_fp4(*quant.per_1x32_f4_quant(x), dtype)
+        return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x), dtype)
     q_dtype = torch_dtype(str(shape["q_dtype_a"]))
     if kind == "per_1x128":
         return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, 128))
@@ -202,17 +202,17 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     """
     import torch
 
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     kind = shape["q_type"]
     if kind == "per_1x32":  # torch indexes no 4-bit tensors
-        return quant.dequant_fp4(quant.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
-    one = weight[expert]
+        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
+    matrix = weight[expert]
     if scale is None:
-        return one.to(dtype)
+        return matrix.to(dtype)
     if kind == "per_1x128":
-        return quant.dequant_blocks(one, scale[expert], dtype, (128, 128))
-    return quant.dequant_rows(one, scale[expert], dtype)
+        return quant.dequant_blocks(matrix, scale[expert], dtype, (128, 128))
+    return quant.dequant_rows(matrix, scale[expert], dtype)
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -240,8 +240,8 @@ def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, 
     import torch
 
     needed = {"hidden": hidden, "topk_weight": topk_weight, "topk_ids": topk_ids}
-    given = {"expert_mask": expert_mask, "num_local_tokens": num_local_tokens}
-    tensors = needed | {name: value for name, value in given.items() if value is not None}
+    optional = {"expert_mask": expert_mask, "num_local_tokens": num_local_tokens}
+    tensors = needed | {name: value for name, value in optional.items() if value is not None}
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             raise OperandError(f"fmoe: {name} must be a tensor (got {type(value).__name__})")
@@ -289,12 +289,12 @@ def local_routing(
         expert_mask = torch.ones(experts, dtype=torch.bool, device=topk_ids.device)
     mask = expert_mask.reshape(-1) != 0
     ids = topk_ids.long()
-    known = ids.clamp(0, mask.numel() - 1)
-    local = (mask.cumsum(0) - 1)[known]
-    here = mask[known] & (known == ids) & (local < experts)
+    clamped = ids.clamp(0, mask.numel() - 1)
+    local = (mask.cumsum(0) - 1)[clamped]
+    here = mask[clamped] & (clamped == ids) & (local < experts)
     if num_local_tokens is not None:
         here &= torch.arange(ids.shape[0], device=ids.device)[:, None] < num_local_tokens.reshape(1, 1)
-    return torch.where(here, topk_weight, 0.0), torch.where(here, local, known % experts).to(torch.int32)
+    return torch.where(here, topk_weight, 0.0), torch.where(here, local, clamped % experts).to(torch.int32)
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
@@ -318,15 +318,15 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     x = as_quantised(hidden, shape, a1_scale, wide)
     middle = torch.zeros(shape.m * topk, inter, dtype=wide, device=hidden.device)
     weight, scale = unshuffled(w1), plain_scale(w1_scale, shape, rows, shape.n)
-    for expert, places in hits:
-        product = exact_product(x[places // topk], expert_weight(weight, scale, expert, shape, wide), wide)
-        product = product * factors[places] if shape["doweight_stage1"] else product
-        middle[places] = activated(product, shape)
+    for expert, pairs in hits:
+        product = exact_product(x[pairs // topk], expert_weight(weight, scale, expert, shape, wide), wide)
+        product = product * factors[pairs] if shape["doweight_stage1"] else product
+        middle[pairs] = activated(product, shape)
 
     middle = as_quantised(middle, shape, a2_scale, wide)
     weight, scale = unshuffled(w2), plain_scale(w2_scale, shape, shape.n, inter)
-    for expert, places in hits:
-        product = exact_product(middle[places], expert_weight(weight, scale, expert, shape, wide), wide)
-        product = product if shape["doweight_stage1"] else product * factors[places]
-        out.index_add_(0, places // topk, product)
+    for expert, pairs in hits:
+        product = exact_product(middle[pairs], expert_weight(weight, scale, expert, shape, wide), wide)
+        product = product if shape["doweight_stage1"] else product * factors[pairs]
+        out.index_add_(0, pairs // topk, product)
     return out

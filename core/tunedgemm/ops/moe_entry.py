@@ -33,8 +33,8 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
         if name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
         if not any(value is nothing or (isinstance(value, int | str) and value == nothing) for nothing in _UNSUPPORTED[name]):
-            given = repr(value) if isinstance(value, int | float | str) else type(value).__name__
-            raise OperandError(f"fmoe: {name} is not computed here (got {given}); leave it out")
+            value_text = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+            raise OperandError(f"fmoe: {name} is not computed here (got {value_text}); leave it out")
 
 
 def entry(serving: Serving) -> Mapping[str, Call]:

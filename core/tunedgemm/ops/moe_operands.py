@@ -29,8 +29,8 @@ def shape_of(
 
     if not 5 <= len(operands) <= 9:
         raise OperandError(f"fmoe: expected 5 to 9 operands, {', '.join(_NAMES)} (got {len(operands)})")
-    for place, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
-        if not isinstance(operand, torch.Tensor) and (place < 5 or operand is not None):
+    for index, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
+        if not isinstance(operand, torch.Tensor) and (index < 5 or operand is not None):
             raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
     hidden, w1, w2, topk_weight, topk_ids = operands[:5]
     w1_scale, w2_scale, a1_scale, a2_scale = (*operands[5:], *[None] * 4)[:4]
@@ -73,15 +73,15 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
 
     Raises OperandError where they do not fit each other.
     """
-    given = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
+    operands = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
     if hidden.dim() != 2 or w1.dim() != 3 or w2.dim() != 3:
-        raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({given})")
+        raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({operands})")
     if str(hidden.dtype) not in map(table_text, moe.DTYPES):
-        raise OperandError(f"fmoe: hidden must be torch.bfloat16 or torch.float16; the op quantises it itself ({given})")
+        raise OperandError(f"fmoe: hidden must be torch.bfloat16 or torch.float16; the op quantises it itself ({operands})")
     allowed = (short_dtype(hidden.dtype),) if kind == "No" else moe.WEIGHT_DTYPES[kind]
     texts = [*map(table_text, allowed), *(["torch.uint8"] if kind == "per_1x32" else [])]
     if w1.dtype != w2.dtype or str(w1.dtype) not in texts:
-        raise OperandError(f"fmoe: with QuantType.{kind} w1 and w2 must both be {' or '.join(texts)} ({given})")
+        raise OperandError(f"fmoe: with QuantType.{kind} w1 and w2 must both be {' or '.join(texts)} ({operands})")
     if w1.device != hidden.device or w2.device != hidden.device:
         raise OperandError(f"fmoe: hidden is on {hidden.device}, w1 on {w1.device} and w2 on {w2.device}")
     layouts = [layout_of(moe.NAME, weight) for weight in (w1, w2)]
@@ -93,10 +93,10 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
         halves = " (two 4-bit values are one element of the last dimension)" if packed == 2 else ""
         raise OperandError(
             f"fmoe: w1 must be [E, 2 * inter_dim or inter_dim, model_dim] and w2 [E, model_dim, inter_dim] for hidden [T, model_dim]"
-            f"{halves} ({given})"
+            f"{halves} ({operands})"
         )
     if not experts or not inter or not model_dim:
-        raise OperandError(f"fmoe: the number of experts and their sizes must be at least 1 ({given})")
+        raise OperandError(f"fmoe: the number of experts and their sizes must be at least 1 ({operands})")
     return experts, model_dim, inter, rows == 2 * inter, allowed[0] if packed == 2 else short_dtype(w1.dtype)
 
 
@@ -214,9 +214,9 @@ def _experts(
     for expert in range(experts):
         values = torch.randn(*sizes, generator=generator, device=generator.device) * size
         values *= _uneven(sizes, _WEIGHT_GROUPS[kind], spread, generator)
-        one, scale = _quantised(values, kind, dtype)
+        quantised, scale = _quantised(values, kind, dtype)
         scales += [] if scale is None else [scale]
-        bits = one.view(torch.uint8)
+        bits = quantised.view(torch.uint8)
         if weights is None:
             weights = torch.empty(experts, *bits.shape, dtype=torch.uint8, device=bits.device)
         weights[expert] = bits
@@ -234,7 +234,7 @@ def _experts(
 
 def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Quantise one expert's weights [rows, cols] as stored; the scales are None for QuantType.No."""
-    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats import mxfp4, quant
 
     if kind == "per_Tensor":
         return quant.per_tensor_quant(values, quant_dtype=dtype)
@@ -242,4 +242,4 @@ def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[tor
         return quant.pertoken_quant(values, quant_dtype=dtype)
     if kind == "per_1x128":
         return quant.per_block_quant(values, dtype)
-    return quant.per_1x32_f4_quant(values) if kind == "per_1x32" else (values.to(dtype), None)
+    return mxfp4.per_1x32_f4_quant(values) if kind == "per_1x32" else (values.to(dtype), None)

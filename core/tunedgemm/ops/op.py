@@ -23,7 +23,7 @@ Call = Callable[..., "torch.Tensor"]
 Arguments = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
 
 #: Maps the arguments of a hot function to those of `Serving.call`, in Python that compilers trace.
-Place = Callable[..., Arguments]
+ArgumentOrder = Callable[..., Arguments]
 
 
 class Serving(Protocol):
@@ -51,7 +51,7 @@ class Serving(Protocol):
     def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
         """Choose between a plain weight and its shuffled copy."""
 
-    def hot(self, inner: Call, place: Place) -> Call:
+    def hot(self, inner: Call, arrange: ArgumentOrder) -> Call:
         """Register a function that reads addresses; returns it."""
 
 

@@ -59,12 +59,12 @@ def names_of(dtypes: tuple[str, ...]) -> str:
     return ", ".join(map(table_text, dtypes))
 
 
-def equivalent_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
+def equivalent_as(shape: Shape, **fields: Any) -> tuple[Shape, ...]:
     """Return the shape, then its form in AITER's key, whose rows have these fields.
 
     Serves `Op.equivalent_shapes`.
     """
-    other = attrs.evolve(shape, **known)
+    other = attrs.evolve(shape, **fields)
     return (shape,) if other == shape else (shape, other)
 
 
@@ -77,7 +77,7 @@ def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str]
     return example
 
 
-def seen(operand: Any) -> str:
+def describe(operand: Any) -> str:
     """Describe an operand in a message: sizes, dtype and device; of something else its type."""
     import torch
 
@@ -107,15 +107,15 @@ def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int =
     Raises:
         OperandError: they do not fit each other.
     """
-    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    operands = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     form, sides = ("[N, K]", "equal") if packed == 1 else (f"[N, K/{packed}]", f"be {packed} times")
     if weight.dim() != 2:
-        raise OperandError(f"{op}: the weight must be 2-D {form} ({given})")
+        raise OperandError(f"{op}: the weight must be 2-D {form} ({operands})")
     if x.dim() == 0 or x.shape[-1] != packed * weight.shape[1]:
         hint = _k_hint(x, packed * weight.shape[1], weight.shape[0])
-        raise OperandError(f"{op}: the last dimension of x must {sides} that of the {form} weight ({given}){hint}")
+        raise OperandError(f"{op}: the last dimension of x must {sides} that of the {form} weight ({operands}){hint}")
     if weight.numel() == 0:
-        raise OperandError(f"{op}: N and K must be at least 1 ({given})")
+        raise OperandError(f"{op}: N and K must be at least 1 ({operands})")
     if x.device != weight.device:
         raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
 
@@ -149,7 +149,7 @@ def check_scale(
     """
     if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
-        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {seen(scale)})")
+        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)})")
     check_dtype(op, name, scale, dtypes)
 
 
@@ -177,7 +177,7 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
 
     fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
-        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {seen(bias)})")
+        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
     return short_dtype(bias.dtype)
 
 

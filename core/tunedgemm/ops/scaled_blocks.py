@@ -78,11 +78,11 @@ def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: to
     """
     x, weight, x_scale, w_scale = operands
     quantised.check_matrices(op, x, weight)
-    found = quantised.check_dtypes(op, x, weight, quantised.FP8)
+    dtype = quantised.check_dtypes(op, x, weight, quantised.FP8)
     m, (n, k) = quantised.rows_of(x), weight.shape
     quantised.check_scale(op, "x_scale", x_scale, ((m, blocks(k)), (*x.shape[:-1], blocks(k))), ("fp32",), x.device)
     quantised.check_scale(op, "w_scale", w_scale, ((blocks(n), blocks(k)),), ("fp32",), x.device)
-    return Shape(op=op, m=m, n=n, k=k, dtype=found, outdtype=quantised.outdtype_of(op, otype), scale="block", layout=layout)
+    return Shape(op=op, m=m, n=n, k=k, dtype=dtype, outdtype=quantised.outdtype_of(op, otype), scale="block", layout=layout)
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:

@@ -74,7 +74,7 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
 
 def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a normal weight [n, k/2], quantised, in the shape's layout, and its scales."""
-    from tunedgemm.ops.formats.quant import per_1x32_f4_quant
+    from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     shuffled = shape.layout != "row"
@@ -94,7 +94,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight [n, k] dequantised, in *dtype*."""
-    from tunedgemm.ops.formats.quant import dequant_fp4
+    from tunedgemm.ops.formats.mxfp4 import dequant_fp4
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     return dequant_fp4(unshuffled(weight), in_order(shape, scale, shape.n), dtype)

@@ -42,14 +42,14 @@ def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Map
     """
 
     def parse(row: Mapping[str, str]) -> Shape:
-        m, n, found = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
-        usual = layout(found)
+        m, n, q_dtype = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
+        usual = layout(q_dtype)
         return Shape(
             op=op,
             m=m,
             n=n,
             k=size(row, "K"),
-            dtype=found,
+            dtype=q_dtype,
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             epilogue="bias" if flag(row, "bias") else "none",
             scale=kind_of(m, n, word(row, "scale", _KINDS[0], _KINDS)),
@@ -117,7 +117,7 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
         quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
-        found = quantised.check_dtypes(op, x, weight, DTYPES)
+        dtype = quantised.check_dtypes(op, x, weight, DTYPES)
         m, n = quantised.rows_of(x), weight.shape[0]
         bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device)
         return Shape(
@@ -125,7 +125,7 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
             m=m,
             n=n,
             k=x.shape[-1],
-            dtype=found,
+            dtype=dtype,
             outdtype=quantised.outdtype_of(op, otype),
             epilogue="bias" if bias_dtype else "none",
             bias_dtype=bias_dtype,
@@ -144,18 +144,18 @@ def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torc
     m = quantised.rows_of(x)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
         if scale.device != x.device:
-            raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.seen(scale)})")
+            raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.describe(scale)})")
     ones = [scale.numel() == 1 for scale in (x_scale, w_scale)]
     if all(ones):
         kind = kind_of(m, n, "tensor")
     elif ones == [True, False] and m != 1:
         raise OperandError(
-            f"{op}: x_scale is of the whole tensor and w_scale by row (got {quantised.seen(x_scale)}, {quantised.seen(w_scale)}); "
+            f"{op}: x_scale is of the whole tensor and w_scale by row (got {quantised.describe(x_scale)}, {quantised.describe(w_scale)}); "
             f"pass x_scale.reshape(1, 1).expand({m}, 1).contiguous()"
         )
     elif ones == [False, True] and n != 1:
         raise OperandError(
-            f"{op}: x_scale is by row and w_scale of the whole tensor (got {quantised.seen(x_scale)}, {quantised.seen(w_scale)}); "
+            f"{op}: x_scale is by row and w_scale of the whole tensor (got {quantised.describe(x_scale)}, {quantised.describe(w_scale)}); "
             f"pass w_scale.reshape(1, 1).expand({n}, 1).contiguous()"
         )
     else:

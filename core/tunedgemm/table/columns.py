@@ -41,8 +41,8 @@ def foreign_columns(op: Op) -> tuple[str, ...]:
 
 @functools.cache
 def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    known = {*columns.key, *columns.values, *columns.own}
-    return tuple(dict.fromkeys(column for key in keys for column in key if column not in known))
+    own = {*columns.key, *columns.values, *columns.own}
+    return tuple(dict.fromkeys(column for key in keys for column in key if column not in own))
 
 
 def look_alikes(columns: Sequence[str]) -> list[str]:
@@ -53,8 +53,8 @@ def look_alikes(columns: Sequence[str]) -> list[str]:
     """
     fits = [op for op in ops().values() if set(sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
     if is_tuned(columns):
-        said = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
-        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in measures(op)} <= said]
+        in_file = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
+        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in measures(op)} <= in_file]
     return [op.name for op in fits if is_of_aiter(columns, op)] or [op.name for op in fits]
 
 
@@ -71,7 +71,7 @@ def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
     return [column for column in columns if column != "gfx"][: len(aiters)] == aiters
 
 
-def told_alike(op: Op, columns: Sequence[str]) -> str:
+def other_ops_hint(op: Op, columns: Sequence[str]) -> str:
     """Return the end of a message about a file that looks like other ops'."""
     others = [ops()[name] for name in look_alikes(columns) if name != op.name]
     if not others or op.name in look_alikes(columns):
@@ -98,8 +98,8 @@ def in_order(op: Op, columns: Iterable[str]) -> list[str]:
 
 def unknown_columns(op: Op, columns: Iterable[str]) -> tuple[str, ...]:
     """Return the columns of a file that are unknown."""
-    known = set(in_order(op, ()))
-    return tuple(column for column in columns if column not in known)
+    in_op = set(in_order(op, ()))
+    return tuple(column for column in columns if column not in in_op)
 
 
 def appended(op: Op) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tuned and untuned CSV files of an op, read tolerantly from AITER's formats and rewritten losslessly."""
+"""Tuned CSV files of an op, read tolerantly from AITER's formats and rewritten losslessly."""
 
 from __future__ import annotations
 
@@ -20,25 +20,22 @@ from tunedgemm.table.columns import (
     is_tuned,
     look_alikes,
     measures,
+    other_ops_hint,
     own_names,
     sizes,
-    told_alike,
     unknown_columns,
 )
 from tunedgemm.table.folders import is_table_name
 from tunedgemm.table.row import (
     Row,
-    Untuned,
     blank,
     key_of,
     key_shape,
     reason,
     record_of,
-    record_of_untuned,
     rows_of,
     sort_key,
     stray_columns,
-    untuned_of,
 )
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
@@ -50,19 +47,14 @@ __all__ = [
     "Conflict",
     "Problem",
     "Row",
-    "Untuned",
     "fold",
     "infer_op",
     "key_shape",
-    "read_listed",
     "read_rows",
     "read_tuned",
-    "read_untuned",
     "rows_of_sheet",
-    "untuned_text",
     "upsert",
     "write_rows",
-    "write_untuned",
 ]
 
 
@@ -135,79 +127,6 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
     return rows, problems
 
 
-def read_untuned(path: Path, op: Op) -> list[Untuned]:
-    """Read a list of shapes to tune, in order; lines of one shape are merged and their counts added.
-
-    Raises:
-        TableError: the file cannot be read, has an unknown column, or has a line that is not a
-            shape.
-    """
-    found, problems = _untuned_of_sheet(path, op, read_sheet(path))
-    if problems:
-        raise TableError(str(problems[0]))
-    return found
-
-
-def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
-    """Read a list of shapes as `read_untuned` does, but report broken lines as problems.
-
-    The last line may be cut off.
-
-    Raises:
-        TableError: the file cannot be read, or has an unknown column.
-    """
-    sheet = read_sheet(path, whole=False)
-    found, problems = _untuned_of_sheet(path, op, sheet)
-    return found, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
-
-
-def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
-    """Return the shapes of a sheet, merged, and the lines that are not shapes."""
-    _refuse_other_separators(path, sheet.columns)
-    known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
-    unknown = [column for column in sheet.columns if column not in known]
-    if is_tuned(unknown):
-        raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(known)}")
-    if unknown:
-        raise TableError(
-            f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
-            f"{told_alike(op, sheet.columns)}"
-        )
-    _require(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
-    folded: dict[Shape, Untuned] = {}
-    problems: list[Problem] = []
-    for record in sheet.records:
-        if blank(record):
-            continue
-        try:
-            line = untuned_of(record, op)
-        except (TunedGemmError, ValueError) as error:
-            problems.append(Problem(path, record.line, reason(error)))
-            continue
-        earlier = folded.get(line.shape)
-        calls = (line.count, line.graph) if earlier is None else (earlier.count + line.count, earlier.graph + line.graph)
-        folded[line.shape] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
-    return list(folded.values()), problems
-
-
-def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
-    """Format a list of shapes to tune as a CSV, in their order; an empty column is left out."""
-    records = [record_of_untuned(row, op) for row in rows]
-    said = {column for record in records for column in record.cells}
-    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)], records).text()
-
-
-def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
-    """Write a list of shapes to tune, replacing the file; see `untuned_text`.
-
-    Raises:
-        TableError: the folder cannot be written.
-    """
-    text = untuned_text(op, rows)
-    with locked(path):
-        replace_text(path, text)
-
-
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
     """Write a table of these rows in their order, replacing the file.
 
@@ -234,7 +153,7 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
         TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     with locked(path):
-        _put(path, op, rows, sort, supersede=True)
+        _upsert_locked(path, op, rows, sort, supersede=True)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
@@ -260,11 +179,11 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
             if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
                 conflicts.append(Conflict(best[key], others))
         kept = {id(row) for row in existing}
-        _put(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
+        _upsert_locked(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
     return conflicts
 
 
-def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
+def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
     """Do `upsert` under a lock that is already held; *supersede*: replace rows without a device, too.
 
     A line that already has its row's values keeps its text, as does every other line.
@@ -282,16 +201,16 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
             records.append(record)
         elif key in waiting:
             row = waiting.pop(key)
-            records.append(record if _says(path, record, op, unknown, row) else record_of(row, op))
+            records.append(record if _is_this_row(path, record, op, unknown, row) else record_of(row, op))
     records += [record_of(row, op) for row in waiting.values()]
     if sort:
         records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
     sheet.records = records
-    sheet.columns = _widened(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
+    sheet.columns = _widen(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
     replace_text(path, sheet.text())
 
 
-def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
+def _is_this_row(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
     """Return whether a line is exactly this row."""
     try:
         return rows_of(path, record, op, unknown) == [row]
@@ -315,7 +234,7 @@ def read_tuned(path: Path, op: Op) -> Sheet:
 def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Rename a tuned file's columns as the op does; raise TableError for another kind of file."""
     own, columns = own_names(op.columns), sheet.columns
-    _refuse_other_separators(path, columns)
+    refuse_other_separators(path, columns)
     renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
     taken = (*op.columns.key, *op.columns.values, *appended(op))
     renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
@@ -326,10 +245,10 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
         if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
             raise TableError(f"{path}: a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
     needed = [column for column in measures(op) if column != own["us"] or "tflops" not in sheet.columns]
-    _require(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])
+    require_columns(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])
     exact = [name for name in look_alikes(columns) if is_of_aiter(columns, ops()[name])]
     if exact and op.name not in exact and not set(foreign_columns(op)) & set(columns):
-        raise TableError(f"{path}: not a table of {op.name}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}{other_ops_hint(op, columns)}")
 
 
 def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> None:
@@ -339,7 +258,7 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
         return
     lines = [record for record in sheet.records if record.cells and not blank(record)]
     if lines and all(stray_columns(record, op) for record in lines):
-        raise TableError(f"{path}: not a table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
+        raise TableError(f"{path}: not a table of {op.name}, which has no {', '.join(map(repr, foreign))}{other_ops_hint(op, columns)}")
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
@@ -371,25 +290,26 @@ def infer_op(paths: Iterable[Path]) -> Op:
     return op_named(next(iter(by_op), DEFAULT_OP))
 
 
-def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
+def require_columns(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise TableError if columns are missing, which another op's file would lack."""
     if missing:
         raise TableError(
             f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "
             f"(got {', '.join(columns)[:200]}); "
-            f"is it a file of another op than {op.name}?{told_alike(op, columns)}"
+            f"is it a file of another op than {op.name}?{other_ops_hint(op, columns)}"
         )
 
 
-def _refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
+def refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
     """Raise TableError for a file whose fields are separated by tabs or the like."""
     if mark := next((mark for mark in "\t;|" if len(columns) == 1 and mark in columns[0]), ""):
         raise TableError(f"{path}: fields must be separated by commas (got {mark!r}); save the file as CSV")
 
 
-def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
+def _widen(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
     """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
-    said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
-    return [*columns, *(column for column in in_order(op, sorted(said)) if column in said)]
+    filled = {column for record in records for column, text in record.cells.items() if text and column not in columns}
+    return [*columns, *(column for column in in_order(op, sorted(filled)) if column in filled)]
 
 
 def _columns_of(records: Iterable[Record]) -> list[str]:

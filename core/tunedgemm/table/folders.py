@@ -29,7 +29,7 @@ DEFAULT = "default"
 
 
 @attrs.frozen
-class Layer:
+class TableLayer:
     """Files of one precedence. The fastest row of a layer wins; an earlier layer beats a later one.
 
     Attributes:
@@ -41,7 +41,7 @@ class Layer:
     paths: tuple[Path, ...]
 
     @property
-    def asked_for(self) -> bool:
+    def named_by_user(self) -> bool:
         """Tell whether the user named these files, so that a missing one deserves a warning."""
         return self.name in ("instance", "environment")
 
@@ -94,7 +94,7 @@ def named_model(text: str) -> Path:
     raise UserError(f"{text}: no such model folder; shipped: {', '.join(folder.name for folder in shipped) or 'none'}")
 
 
-def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
+def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
     """Return the layers of an op's table, highest precedence first, without opening a file.
 
     Args:
@@ -105,11 +105,15 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
     which launch scripts written for AITER pass.
     """
     named, defaults = _variable(op)
-    layers = [Layer("instance", tuple(above)), Layer("environment", tuple(named))]
+    layers = [TableLayer("instance", tuple(above)), TableLayer("environment", tuple(named))]
     if defaults:
         name = op.columns.tuned_file
         models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
-        layers += [Layer("user", (home_folder() / name,)), Layer("model", tuple(models)), Layer("shipped", (SHIPPED / name,))]
+        layers += [
+            TableLayer("user", (home_folder() / name,)),
+            TableLayer("model", tuple(models)),
+            TableLayer("shipped", (SHIPPED / name,)),
+        ]
     return [layer for layer in layers if layer.paths]
 
 

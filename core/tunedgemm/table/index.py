@@ -55,47 +55,47 @@ def numbers(code: str) -> Callable[[], array[int]]:
 
 
 @attrs.define(eq=False)
-class Source(Sequence["Row"]):
+class RowSource(Sequence["Row"]):
     """The rows of one file, each parsed on first use and cached; or rows that were given.
 
     Attributes:
         read: function of (line numbers, the lines' bytes) that returns their rows, in order.
         content: the file, without a byte order mark, each line ended by one newline.
         kinds: kind -> cu_num -> stamp, for all that occur.
-        places: (gfx, device) of the rows, by the numbers in `place`.
-        keys, us, place, starts, lines: for each row the hash of its key, its microseconds, its
-            place, and the offset in `content` and the number of its line. The rows of one line are
-            adjacent.
+        devices: (gfx, device) of the rows, by the numbers in `device_numbers`.
+        keys, us, device_numbers, starts, lines: for each row the hash of its key, its microseconds,
+            its position in `devices`, and the offset in `content` and the number of its line. The
+            rows of one line are adjacent.
         problems: lines that cannot be read, or are never chosen.
-        made: the rows parsed so far.
+        parsed: the rows parsed so far, by position.
         sorted: whether the rows are in the order of their lines.
-        parts: the places of rows by the last bits of their keys; empty until `split`.
+        parts: the positions of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
     content: bytes = b""
     kinds: dict[Kind, dict[int, int]] = attrs.field(factory=dict)
-    places: list[tuple[str, str]] = attrs.field(factory=list)
+    devices: list[tuple[str, str]] = attrs.field(factory=list)
     keys: array[int] = attrs.field(factory=numbers("q"))
     us: array[float] = attrs.field(factory=lambda: array("d"))
-    place: array[int] = attrs.field(factory=numbers("I"))
+    device_numbers: array[int] = attrs.field(factory=numbers("I"))
     starts: array[int] = attrs.field(factory=numbers("q"))
     lines: array[int] = attrs.field(factory=numbers("I"))
     problems: list[Problem] = attrs.field(factory=list)
-    made: dict[int, Row] = attrs.field(factory=dict)
+    parsed: dict[int, Row] = attrs.field(factory=dict)
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
     _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Source:
+    def of(cls, rows: Sequence[Row]) -> RowSource:
         """Make a source of existing rows."""
         source = cls(unread)
         for row in rows:
             source.add(row, 0)
-            source.made[len(source.keys) - 1] = row
+            source.parsed[len(source.keys) - 1] = row
         return source
 
     def stamp(self, units: int, kind: Kind) -> int:
@@ -104,22 +104,22 @@ class Source(Sequence["Row"]):
         stamp = by_units[units] = by_units.get(units) or stamp_of(units, kind)
         return stamp
 
-    def place_of(self, gfx: str, device: str) -> int:
-        """Return the number of a place, and register it."""
-        number = self._numbered.setdefault((gfx, device), len(self.places))
-        if number == len(self.places):
-            self.places.append((gfx, device))
+    def device_number(self, gfx: str, device: str) -> int:
+        """Return the number of a gfx and device name, and register it."""
+        number = self._numbered.setdefault((gfx, device), len(self.devices))
+        if number == len(self.devices):
+            self.devices.append((gfx, device))
         return number
 
     def add(self, row: Row, start: int) -> None:
         """Append a row that was read one by one from the line at this offset."""
         shape = row.shape
         self.pinned = self.pinned or shape.m == 0
-        if len(self.made) < _REMEMBERED:
-            self.made[len(self.keys)] = row
+        if len(self.parsed) < _REMEMBERED:
+            self.parsed[len(self.keys)] = row
         self.keys.append(hash((self.stamp(row.cu_num, kind_of(shape)), shape.n, shape.k, shape.m)))
         self.us.append(row.us)
-        self.place.append(self.place_of(row.gfx, row.device))
+        self.device_numbers.append(self.device_number(row.gfx, row.device))
         self.starts.append(start)
         self.lines.append(row.line)
 
@@ -128,57 +128,57 @@ class Source(Sequence["Row"]):
         if not self.parts:
             parts = [array("I") for _ in range(PARTS)]
             append = [part.append for part in parts]
-            for place, key in enumerate(self.keys):
-                append[key % PARTS](place)
+            for position, key in enumerate(self.keys):
+                append[key % PARTS](position)
             self.parts = parts
         return self.parts
 
-    def row(self, place: int) -> Row:
+    def row(self, position: int) -> Row:
         """Return the row at a position, parsed on first use."""
-        row = self.made.get(place)
+        row = self.parsed.get(position)
         if row is None:
-            row = self.made[place] = self.peek(place)
+            row = self.parsed[position] = self.peek(position)
         return row
 
-    def peek(self, place: int) -> Row:
+    def peek(self, position: int) -> Row:
         """Return the row at a position without caching it."""
-        return self.made[place] if place in self.made else self._make((place,))[0]
+        return self.parsed[position] if position in self.parsed else self._parse((position,))[0]
 
-    def _make(self, places: Sequence[int]) -> list[Row]:
+    def _parse(self, positions: Sequence[int]) -> list[Row]:
         """Parse the rows at some positions together."""
         texts: dict[int, bytes] = {}
-        for place in places:
-            start, end = self.starts[place], self.content.find(b"\n", self.starts[place])
-            texts.setdefault(self.lines[place], self.content[start : end if end >= 0 else None])
+        for position in positions:
+            start, end = self.starts[position], self.content.find(b"\n", self.starts[position])
+            texts.setdefault(self.lines[position], self.content[start : end if end >= 0 else None])
         rows: dict[int, list[Row]] = {number: [] for number in texts}
         for row in self.read(list(texts), list(texts.values())):
             rows[row.line].append(row)
-        found = []
-        for place in places:
-            first = place
-            while first and self.lines[first - 1] == self.lines[place]:
+        parsed = []
+        for position in positions:
+            first = position
+            while first and self.lines[first - 1] == self.lines[position]:
                 first -= 1
-            found.append(rows[self.lines[place]][place - first])
-        return found
+            parsed.append(rows[self.lines[position]][position - first])
+        return parsed
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
-        return self.row(place)
+    def __getitem__(self, position):  # type: ignore[no-untyped-def]
+        return self.row(position)
 
     def __iter__(self) -> Iterator[Row]:
-        return self.each(range(len(self.keys)))
+        return self.iterate(range(len(self.keys)))
 
-    def each(self, places: Sequence[int]) -> Iterator[Row]:
+    def iterate(self, positions: Sequence[int]) -> Iterator[Row]:
         """Yield the rows at these positions in the order of their lines, parsed in batches."""
         if not self.sorted:
-            places = sorted(places, key=self.lines.__getitem__)
-        for at in range(0, len(places), _TOGETHER):
-            some = places[at : at + _TOGETHER]
-            missing = [place for place in some if place not in self.made]
-            self.made.update(zip(missing, self._make(missing), strict=True))
-            yield from map(self.made.__getitem__, some)
+            positions = sorted(positions, key=self.lines.__getitem__)
+        for at in range(0, len(positions), _TOGETHER):
+            some = positions[at : at + _TOGETHER]
+            missing = [position for position in some if position not in self.parsed]
+            self.parsed.update(zip(missing, self._parse(missing), strict=True))
+            yield from map(self.parsed.__getitem__, some)
 
 
 def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
@@ -194,9 +194,6 @@ class Index:
     A large index is looked up in parts, and the dict of a part is built on its first use. A million
     rows are available at once, and each of the first look-ups takes half a millisecond longer.
 
-    A large index is looked up in parts, and the dict of a part is made when it is first asked: a
-    million rows are there at once, and each of the first look-ups takes half a millisecond longer.
-
     Attributes:
         kinds: kind -> cu_num -> stamp, for all that occur.
         parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one
@@ -204,7 +201,7 @@ class Index:
         pinned: whether a row has M = 0.
     """
 
-    def __init__(self, layers: Sequence[Sequence[Source]]) -> None:
+    def __init__(self, layers: Sequence[Sequence[RowSource]]) -> None:
         self._sources = [source for layer in layers for source in layer if len(source)]
         self._ranks = [rank for rank, layer in enumerate(layers) for source in layer if len(source)]
         *self._bases, total = itertools.accumulate(map(len, self._sources), initial=0)
@@ -223,12 +220,12 @@ class Index:
         numbers_by_key: dict[int, int | list[int]] = {}
         for base, source in zip(self._bases, self._sources, strict=True):
             keys = source.keys
-            for place in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
-                other = numbers_by_key.setdefault(keys[place], base + place)
+            for position in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
+                other = numbers_by_key.setdefault(keys[position], base + position)
                 if isinstance(other, list):
-                    other.append(base + place)
-                elif other != base + place:
-                    numbers_by_key[keys[place]] = [other, base + place]
+                    other.append(base + position)
+                elif other != base + position:
+                    numbers_by_key[keys[position]] = [other, base + position]
         self.parts[part] = numbers_by_key
         return numbers_by_key
 
@@ -240,20 +237,20 @@ class Index:
     def rows_of(self, gfx: str, units: int) -> Iterator[Row]:
         """Yield the rows of one gfx and cu_num by precedence; those of another gfx are not parsed."""
         for source in self._sources:
-            wanted = {number for number, (name, _) in enumerate(source.places) if name == gfx}
-            places = [place for place, number in enumerate(source.place) if number in wanted]
-            yield from (row for row in source.each(places) if row.cu_num == units)
+            wanted = {number for number, (name, _) in enumerate(source.devices) if name == gfx}
+            positions = [position for position, number in enumerate(source.device_numbers) if number in wanted]
+            yield from (row for row in source.iterate(positions) if row.cu_num == units)
 
     @property
     def devices(self) -> tuple[set[str], set[int]]:
         """Return each gfx and each cu_num that rows name; "" and 0 stand for any."""
-        return {gfx for source in self._sources for gfx, _ in source.places}, {units for stamps in self.kinds.values() for units in stamps}
+        return {gfx for source in self._sources for gfx, _ in source.devices}, {units for stamps in self.kinds.values() for units in stamps}
 
     @property
     def keys(self) -> Iterator[int | list[int]]:
         """Yield the numbers of the rows of each key."""
-        for place in range(len(self.parts)):
-            yield from self.part(place).values()
+        for part in range(len(self.parts)):
+            yield from self.part(part).values()
 
     def ordered(self, numbers: int | list[int]) -> list[tuple[int, float, int]]:
         """Sort the valid rows of one key as (layer, time, number); rows of equal time are in any order."""
@@ -265,11 +262,11 @@ class Index:
                 valid.append((self._ranks[at], us, number))
         return sorted(valid) if len(valid) > 1 else valid
 
-    def place(self, number: int) -> tuple[str, str]:
+    def device_of(self, number: int) -> tuple[str, str]:
         """Return gfx and device of a row."""
         at = bisect.bisect_right(self._bases, number) - 1
         source = self._sources[at]
-        return source.places[source.place[number - self._bases[at]]]
+        return source.devices[source.device_numbers[number - self._bases[at]]]
 
     def row(self, number: int, *, keep: bool = True) -> Row:
         """Return the row of this number; *keep*: cache it."""

@@ -25,7 +25,7 @@ from tunedgemm.backends.artifact import cache_folder
 from tunedgemm.table import scan
 from tunedgemm.table.columns import foreign_columns
 from tunedgemm.table.csvfile import Problem, read_rows
-from tunedgemm.table.index import Source, unread
+from tunedgemm.table.index import RowSource, unread
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 #: Bytes of the smallest file worth a cache; smaller ones are scanned in about a tenth of a second.
 LARGE = 8 << 20
 
-_FORMAT = 1
+_FORMAT = 2
 _DIGEST = 32
-_ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"))
+_ARRAYS = (("keys", "q"), ("us", "d"), ("device_numbers", "I"), ("starts", "q"), ("lines", "I"))
 
 #: folders whose code determines how a line is read, next to the op's own file
 _READERS = (Path(__file__).parent, Path(__file__).parents[1], Path(__file__).parents[1] / "ops")
 
 
-def open_source(path: Path, op: Op) -> Source:
+def open_source(path: Path, op: Op) -> RowSource:
     """Return the rows of a tuned file, from the cache where it matches the current content.
 
     Raises:
@@ -50,25 +50,25 @@ def open_source(path: Path, op: Op) -> Source:
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:
-            return _cached(path, op)
-        source = scan.scan(path, op, scan.normalised(path.read_bytes()))
+            return _open_cached(path, op)
+        source = scan.scan(path, op, scan.normalise(path.read_bytes()))
         if source is not None and (len(source) or not source.problems):
             return source
     return _read(path, op)
 
 
-def _read(path: Path, op: Op) -> Source:
+def _read(path: Path, op: Op) -> RowSource:
     """Read every row at once: for small, special or broken files, whose error this raises."""
     rows, problems = read_rows(path, op)
-    source = Source.of(rows)
+    source = RowSource.of(rows)
     source.problems = problems
     return source
 
 
-def _cached(path: Path, op: Op) -> Source:
+def _open_cached(path: Path, op: Op) -> RowSource:
     """Return the rows of a large file; write the cache where it did not match."""
-    about = _about(op)
-    file = _place(path, op)
+    about = _validity(op)
+    file = _cache_file(path, op)
     with ThreadPoolExecutor(1) as pool:
         content = pool.submit(_content, path)  # reading and hashing release the GIL
         cached = _load(file, about) if about is not None else None
@@ -89,16 +89,16 @@ def _cached(path: Path, op: Op) -> Source:
 
 def _content(path: Path) -> tuple[bytes, str]:
     raw = path.read_bytes()
-    return scan.normalised(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+    return scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
 
 
-def _place(path: Path, op: Op) -> Path:
+def _cache_file(path: Path, op: Op) -> Path:
     """Return the cache file: one per tuned file and op, so that frequent edits do not fill the disk."""
     name = hashlib.sha256(f"{os.path.realpath(path)}\n{op.name}\n{sys.implementation.cache_tag}".encode()).hexdigest()
     return cache_folder() / "tables" / f"{name[:32]}.index"
 
 
-def _about(op: Op) -> dict[str, Any] | None:
+def _validity(op: Op) -> dict[str, Any] | None:
     """Return what an index depends on next to the file's content; None where the op's code is not found."""
     code = hashlib.sha256()
     try:
@@ -112,11 +112,11 @@ def _about(op: Op) -> dict[str, Any] | None:
     return {"format": _FORMAT, "code": code.hexdigest(), "hashing": hashing, "columns": json.loads(json.dumps(columns))}
 
 
-def _save(file: Path, source: Source, about: dict[str, Any]) -> None:
+def _save(file: Path, source: RowSource, about: dict[str, Any]) -> None:
     """Write a source's numbers; a failure only costs the cache."""
     head = about | {
         "kinds": [[kind, units] for kind, stamps in source.kinds.items() for units in stamps],
-        "places": source.places,
+        "devices": source.devices,
         "problems": [[problem.line, problem.reason] for problem in source.problems],
         "sorted": source.sorted,
         "pinned": source.pinned,
@@ -147,7 +147,7 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
-def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[int, str]]] | None:
+def _load(file: Path, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple[int, str]]] | None:
     """Load a source without its content, its digest and its problems; None for an unusable cache file."""
     try:
         content = file.read_bytes()
@@ -160,7 +160,7 @@ def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[in
     head = json.loads(content[_DIGEST:end])
     if any(head.get(name) != value for name, value in about.items()):
         return None
-    source = Source(unread, sorted=head["sorted"], pinned=head["pinned"], places=[(gfx, device) for gfx, device in head["places"]])
+    source = RowSource(unread, sorted=head["sorted"], pinned=head["pinned"], devices=[(gfx, device) for gfx, device in head["devices"]])
     for kind, units in head["kinds"]:
         *words, extra = kind
         source.stamp(units, (*words, tuple((name, value) for name, value in extra)))

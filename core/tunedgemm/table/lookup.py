@@ -16,7 +16,7 @@ from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import table_layers
-from tunedgemm.table.index import Index, Kind, Source, kind_of
+from tunedgemm.table.index import Index, Kind, RowSource, kind_of
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.row import Row, record_of
 from tunedgemm.table.sheet import present
@@ -63,12 +63,12 @@ class Match:
 
 
 @attrs.frozen(eq=False)
-class _Asked:
+class _UnparsedRow:
     """A matching row that is not parsed yet.
 
     Attributes:
         number: its number in the index.
-        m, product, units: the key that it was found under.
+        m, product, units: the key of its bucket.
         word: how its M relates to the requested one.
         same_device: see `Match`.
         offered: the first row of each solution and device under this key, shared by all its rows.
@@ -89,15 +89,13 @@ _Product = tuple[int, int, Kind]
 #: The row numbers of one key, and that key: M, the word for it, the product and the cu_num.
 _Bucket = tuple[int | list[int], int, str, _Product, int]
 
-_Answers = tuple[Match, ...] | list[Match | _Asked | None]
+_Answers = tuple[Match, ...] | list[Match | _UnparsedRow | None]
 
 
 class Table:
     """The rows of an op, merged from layers of files. Immutable to its user; `load` makes it.
 
     A row of a file becomes an object when a look-up or `rows` needs it.
-
-    A row of a file becomes an object when a look-up or `rows` asks for it.
 
     Attributes:
         op: the op.
@@ -114,7 +112,7 @@ class Table:
         """
         self.op = op
         self.problems = tuple(problems)
-        self._index = index or Index([[Source.of(layer)] for layer in layers])
+        self._index = index or Index([[RowSource.of(layer)] for layer in layers])
         self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
@@ -129,19 +127,19 @@ class Table:
         Raises:
             TableError: a file of *above* cannot be used.
         """
-        layers: list[list[Source]] = []
+        layers: list[list[RowSource]] = []
         problems: list[Problem] = []
         for layer in table_layers(op, above):
-            sources: list[Source] = []
+            sources: list[RowSource] = []
             for path in layer.paths:
-                if not layer.asked_for and not present(path):
+                if not layer.named_by_user and not present(path):
                     continue
                 try:
                     source = open_source(path, op)
                 except TableError as error:
                     if layer.name == "instance":
                         raise
-                    source = Source.of(())
+                    source = RowSource.of(())
                     source.problems.append(Problem(path, 0, str(error)))
                 sources.append(source)
                 problems += source.problems
@@ -185,34 +183,34 @@ class Table:
             answers = self._look_up(key, device, buckets)
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
-    def _walk(self, answers: list[Match | _Asked | None]) -> Iterator[Match]:
-        for place, answer in enumerate(answers):
-            match = answers[place] = self._match(answer) if isinstance(answer, _Asked) else answer
+    def _walk(self, answers: list[Match | _UnparsedRow | None]) -> Iterator[Match]:
+        for position, answer in enumerate(answers):
+            match = answers[position] = self._match(answer) if isinstance(answer, _UnparsedRow) else answer
             if match is not None:
                 yield match
 
     def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
         """Return the answers and cache them: matches, or unparsed rows where they are many."""
-        asked = self._asked(buckets, device)
-        answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
+        unparsed = self._unparsed_rows(buckets, device)
+        answers = tuple(self._walk(unparsed)) if len(unparsed) <= _FEW else unparsed
         if len(self._answers) >= _REMEMBERED:
             self._answers.clear()
         self._answers[key] = answers
         return answers
 
-    def _asked(self, buckets: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
+    def _unparsed_rows(self, buckets: list[_Bucket], device: Device) -> list[Match | _UnparsedRow | None]:
         """Return the valid rows of the buckets that hold for a device, best first."""
         ordered = [self._ordered(rows) for rows, *_ in buckets]
-        places = {number: self._index.place(number) for numbers in ordered for number in numbers}
+        devices = {number: self._index.device_of(number) for numbers in ordered for number in numbers}
         offered: list[dict[Any, int]] = [{} for _ in buckets]
-        asked: list[Match | _Asked | None] = []
+        unparsed: list[Match | _UnparsedRow | None] = []
         for same in (True, False):
             for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
-                    gfx, name = places[number]
+                    gfx, name = devices[number]
                     if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
-                        asked.append(_Asked(number, m, word, same, product, units, once))
-        return asked
+                        unparsed.append(_UnparsedRow(number, m, word, same, product, units, once))
+        return unparsed
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
         """Return the buckets that may hold rows for a shape, in order."""
@@ -254,15 +252,15 @@ class Table:
             numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
         return numbers
 
-    def _match(self, asked: _Asked) -> Match | None:
+    def _match(self, unparsed: _UnparsedRow) -> Match | None:
         """Parse a matching row; None where it repeats a better one, or its key is a hash collision."""
-        row = self._index.row(asked.number)
+        row = self._index.row(unparsed.number)
         shape = row.shape
-        if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (asked.units, asked.m, asked.product):
+        if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (unparsed.units, unparsed.m, unparsed.product):
             return None
-        if asked.offered.setdefault((row.gfx, row.device, _identity(row)), asked.number) != asked.number:
+        if unparsed.offered.setdefault((row.gfx, row.device, _identity(row)), unparsed.number) != unparsed.number:
             return None
-        return Match(row, asked.word, asked.same_device)
+        return Match(row, unparsed.word, unparsed.same_device)
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""
@@ -286,7 +284,7 @@ class Table:
                 row = self._index.row(number, keep=False)
                 groups.setdefault((row.cu_num, row.shape.n, row.shape.k, row.shape.m, kind_of(row.shape)), []).append((layer, us, row))
             for key, rows in groups.items():
-                rows.sort(key=lambda found: (*found[:2], _further(found[2])))
+                rows.sort(key=lambda ranked: (*ranked[:2], _further(ranked[2])))
                 entries = dict.fromkeys((row.gfx, row.device, _identity(row)) for *_, row in rows)
                 total += int.from_bytes(hashlib.sha256(repr((key, list(entries))).encode()).digest(), "big")
         return hashlib.sha256(f"{self.op.name} {total % (1 << 256)}".encode()).hexdigest()

@@ -44,10 +44,6 @@ UNUSED = ("_tag", "flydsl_fallback")
 #: columns of which every file has one; in a line without sizes they mark a second header
 _HEADS = {"M", "token", "cu_num"}
 
-#: most calls of a shape in a list: one per microsecond for 285 years; larger counts would be
-#: rounded
-MOST_CALLS = 1 << 53
-
 #: part of a kernel's name in the short form that marks shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -59,7 +55,8 @@ def key_shape(shape: Shape) -> Shape:
     return attrs.evolve(shape, bias_dtype="")
 
 
-def _one_line(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+def one_line(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse a text of several lines, which a CSV line could not hold."""
     if not isinstance(value, str) or "\n" in value or "\r" in value:
         raise TableError(f"{attribute.name!r} must be text on one line (got {value!r})")
 
@@ -85,11 +82,11 @@ class Row:
     shape: Shape = attrs.field(converter=key_shape)
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]*"))
     cu_num: int = attrs.field(validator=attrs.validators.ge(0))
-    device: str = attrs.field(validator=_one_line)
+    device: str = attrs.field(validator=one_line)
     solution: Solution
     us: float
     err_ratio: float = 0.0
-    libver: str = attrs.field(default="", validator=_one_line)
+    libver: str = attrs.field(default="", validator=one_line)
     source: Path = attrs.field(default=Path(), eq=False)
     line: int = attrs.field(default=0, eq=False)
     extra: tuple[tuple[str, str], ...] = ()
@@ -103,64 +100,6 @@ class Row:
     def key(self) -> tuple[str, int, str, Shape]:
         """Return the key that `upsert` replaces: device and shape."""
         return self.gfx, self.cu_num, self.device, self.shape
-
-
-@attrs.frozen
-class Untuned:
-    """A shape to tune, and how often it was called.
-
-    Attributes:
-        shape: the shape.
-        count: eager calls.
-        graph: calls recorded into graphs, each of which runs at every replay of its graph.
-        layer: names of the layers with this shape; "" where unknown.
-    """
-
-    shape: Shape
-    count: int = 1
-    graph: int = 0
-    layer: str = attrs.field(default="", validator=_one_line)
-
-    @property
-    def calls(self) -> int:
-        """Return the calls of both kinds; a recorded call counts as one replay."""
-        return self.count + self.graph
-
-    def joined(self, other: Untuned) -> Untuned:
-        """Return this shape with the calls and layers of another listing added."""
-        return attrs.evolve(
-            self, count=self.count + other.count, graph=self.graph + other.graph, layer=layers_of_both(self.layer, other.layer)
-        )
-
-
-def layers_of_both(first: str, second: str) -> str:
-    """Join the names of layers in two texts, each once."""
-    return " ".join(dict.fromkeys((*first.split(), *second.split())))
-
-
-def untuned_of(record: Record, op: Op) -> Untuned:
-    """Parse one line of an untuned file; a line without a count stands for one call.
-
-    Raises:
-        UserError: the line is not a shape that can be tuned.
-    """
-    count, graph = _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0)
-    untuned = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
-    if untuned.shape.m < 1:
-        raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
-    for column, number in (("count", untuned.count), ("graph", untuned.graph)):
-        if number < 0:
-            raise TableError(f"{column!r} must not be negative (got {number})")
-        if number > MOST_CALLS:
-            raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g})")
-    return untuned
-
-
-def record_of_untuned(untuned: Untuned, op: Op) -> Record:
-    """Format a shape to tune as texts: the op's key, its other columns that hold a value, and its counts."""
-    cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
-    cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
-    return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})
 
 
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
@@ -177,10 +116,10 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
         TunedGemmError, ValueError: the line lacks a value or has an impossible one.
     """
     shapes = _shapes(record, op)
-    gfx, cu_num, device = _place(record)
+    gfx, cu_num, device = _device_cells(record)
     solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
-    libver, err_ratio = _ours(record.cells, "libver"), _number(values, "err_ratio", 0.0)
+    libver, err_ratio = own_cell(record.cells, "libver"), _number(values, "err_ratio", 0.0)
     anywhere = not gfx and not cu_num
     return [
         Row(
@@ -203,30 +142,30 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
 def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
     """Return the solution that a line names, and the texts of its values by our names."""
     cells, own = record.cells, own_names(op.columns)
-    values = {column: text for column in op.columns.values if (text := _get(cells, column))}
+    values = {column: text for column in op.columns.values if (text := _cell(cells, column))}
     values_by_name = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
     if "libtype" in own:
         libtype = values_by_name.get("libtype", "")
     else:
-        libtype = _ours(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
+        libtype = own_cell(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
     if not libtype:
         raise TableError("'libtype' is empty")
-    kernel_name, solidx = values_by_name.get("kernelName", ""), _whole(values_by_name, "solidx", 0)
+    kernel_name, solidx = values_by_name.get("kernelName", ""), whole_number(values_by_name, "solidx", 0)
     if replacement := stand_in(libtype):
-        _told_once(libtype, replacement)
+        _warn_of_replacement(libtype, replacement)
         (libtype, kernel_name), solidx = replacement, 0
     return Solution(
         libtype=canonical(libtype),
         kernel_name=kernel_name,
-        split_k=_whole(values_by_name, "splitK", 0),
+        split_k=whole_number(values_by_name, "splitK", 0),
         solidx=solidx,
         extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
     ), values_by_name
 
 
 @functools.cache
-def _told_once(libtype: str, found: tuple[str, str]) -> None:
-    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *found)
+def _warn_of_replacement(libtype: str, kernels: tuple[str, str]) -> None:
+    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *kernels)
 
 
 def record_of(row: Row, op: Op) -> Record:
@@ -260,10 +199,10 @@ def shape_of(record: Record, op: Op) -> Shape:
 def _shapes(record: Record, op: Op) -> list[Shape]:
     """Return the shapes that a line of a tuned file answers for; several in the short form alone."""
     texts, cells = _texts(record, op), record.cells
-    if any(_get(cells, column) for column in ("gfx", "cu_num", "us")):
+    if any(_cell(cells, column) for column in ("gfx", "cu_num", "us")):
         return [op.columns.parse(texts)]
     if "bpreshuffle" in op.columns.key:
-        texts.setdefault("bpreshuffle", str(_SHUFFLED in _get(cells, "kernelName")))
+        texts.setdefault("bpreshuffle", str(_SHUFFLED in _cell(cells, "kernelName")))
     free = {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
     return [op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in itertools.product(*free.values())]
 
@@ -287,20 +226,20 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
         others = f" ({' or '.join(having)})" if having else ""
         raise TableError(f"a row of another op{others}; {op.name} has no {', '.join(map(repr, stray))}")
-    texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
-    return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
+    texts = {column: text for column in op.columns.key if (text := _cell(cells, column))}
+    return texts | {column: text for column in op.columns.own if (text := own_cell(cells, column))}
 
 
 def stray_columns(record: Record, op: Op) -> list[str]:
     """Return the columns of other ops that a line fills, which makes it a row of theirs."""
-    return [column for column in foreign_columns(op) if _ours(record.cells, column)]
+    return [column for column in foreign_columns(op) if own_cell(record.cells, column)]
 
 
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
     """Return `Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
         shapes = _shapes(record, op)
-        return (*_place(record), key_shape(shapes[0])) if len(shapes) == 1 else None
+        return (*_device_cells(record), key_shape(shapes[0])) if len(shapes) == 1 else None
     except (TunedGemmError, ValueError):
         return None
 
@@ -316,7 +255,7 @@ def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
         key.insert(key.index("N") + 1, "M")
     if record.raw:
         return [(2, 0.0, "")]
-    texts = [_ours(record.cells, "gfx"), *(record.cells.get(column, "") for column in ("cu_num", *key, "device"))]
+    texts = [own_cell(record.cells, "gfx"), *(record.cells.get(column, "") for column in ("cu_num", *key, "device"))]
     return [_ordered(text) for text in texts]
 
 
@@ -330,35 +269,35 @@ def blank(record: Record) -> bool:
     return not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values())
 
 
-def _place(record: Record) -> tuple[str, int, str]:
+def _device_cells(record: Record) -> tuple[str, int, str]:
     """Return gfx, cu_num and device slug; in AITER's old files gfx follows from the CU count.
 
     A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
     device and holds for any.
     """
-    if not _get(record.cells, "cu_num") and _ours(record.cells, "gfx"):
+    if not _cell(record.cells, "cu_num") and own_cell(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")
-    cu_num = _whole(record.cells, "cu_num", 0)
-    return _ours(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, _ours(record.cells, "device")
+    cu_num = whole_number(record.cells, "cu_num", 0)
+    return own_cell(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, own_cell(record.cells, "device")
 
 
 def _present(text: str) -> str:
     return "" if text.lower() in _NOTHING else text
 
 
-def _get(cells: Mapping[str, str], column: str) -> str:
+def _cell(cells: Mapping[str, str], column: str) -> str:
     """Return the text of a column that may be absent."""
     return _present(cells.get(column, ""))
 
 
-def _ours(cells: Mapping[str, str], column: str) -> str:
+def own_cell(cells: Mapping[str, str], column: str) -> str:
     """Return the text of a column that AITER's merge may have filled with 0."""
-    text = _get(cells, column)
+    text = _cell(cells, column)
     return "" if text in ("0", "0.0") else text
 
 
 def _number(cells: Mapping[str, str], column: str, default: float) -> float:
-    text = _get(cells, column)
+    text = _cell(cells, column)
     try:
         return (float(text[:-1]) / 100 if text.endswith("%") else float(text)) if text else default
     except ValueError:
@@ -371,7 +310,8 @@ def _time_of_rate(cells: Mapping[str, str], flops: int) -> float:
     return flops / rate / 1e6 if rate > 0 else math.nan
 
 
-def _whole(cells: Mapping[str, str], column: str, default: int) -> int:
+def whole_number(cells: Mapping[str, str], column: str, default: int) -> int:
+    """Return the whole number of a column, *default* where absent; raise TableError for another text."""
     number = _number(cells, column, default)
     if not math.isfinite(number) or number != int(number):
         raise TableError(f"{column!r} must be a whole number (got {cells[column][:40]!r})")

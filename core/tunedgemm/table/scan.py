@@ -25,7 +25,7 @@ from tunedgemm.ops.op import Columns
 from tunedgemm.shape import MAX_SIZE
 from tunedgemm.table.columns import foreign_columns, own_names
 from tunedgemm.table.csvfile import Problem, rows_of_sheet
-from tunedgemm.table.index import Source, kind_of
+from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
 from tunedgemm.table.sheet import LONGEST, parse_sheet
 
@@ -81,7 +81,7 @@ class Reader:
 
 
 @attrs.frozen
-class _Plan:
+class _PlainLine:
     """Positions of the fields of a plain line.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Plan:
     free: tuple[str, ...] = _SIZES
 
 
-def normalised(content: bytes) -> bytes:
+def normalise(content: bytes) -> bytes:
     """Strip a byte order mark, and end lines by newlines alone."""
     content = content.removeprefix(_BOM)
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
@@ -114,7 +114,7 @@ def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | Non
     return None
 
 
-def scan(path: Path, op: Op, content: bytes) -> Source | None:
+def scan(path: Path, op: Op, content: bytes) -> RowSource | None:
     """Scan a normalised file; None for one that must be read line by line.
 
     That is a broken file, one with special columns, or a small one whose op restricts sizes.
@@ -133,7 +133,7 @@ def scan(path: Path, op: Op, content: bytes) -> Source | None:
         if plan is None:
             return None
         with _uncollected():
-            return _Scanner(reader, plan, Source(reader.rows, content)).run(start, number)
+            return _Scanner(reader, plan, RowSource(reader.rows, content)).run(start, number)
     except (UnicodeDecodeError, _NotWorthIt):
         return None
 
@@ -151,7 +151,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
+def _plan(reader: Reader, content: bytes, start: int) -> _PlainLine | None:
     """Plan a file by its first line that is one row; None without one, or with a truncated last line."""
     op = reader.op
     sheet = parse_sheet(reader.path, reader.head + "\n")
@@ -169,13 +169,13 @@ def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
     whole, number, text = (
         {positions[own.get(name, name)] for name in group if own.get(name, name) in positions} for group in (_WHOLE, _NUMBER, _TEXT)
     )
-    known = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
+    in_key = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
     measured = {*whole, *number, *text, positions["us"], *(positions[name] for name in sizes)}
-    kind = tuple(at for name, at in positions.items() if name in known and at not in measured)
+    kind = tuple(at for name, at in positions.items() if name in in_key and at not in measured)
     if 0 not in kind and 0 not in measured - text:
         return None  # merge markers are recognised by the start of a line
     first, second, third = (positions[name] for name in sizes)
-    return _Plan(len(names), (first, second, third), positions["us"], kind, tuple(whole), tuple(number))
+    return _PlainLine(len(names), (first, second, third), positions["us"], kind, tuple(whole), tuple(number))
 
 
 def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
@@ -199,13 +199,13 @@ def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
 class _Scanner:
     """One scan: what it has learned of the file's texts, and the source that it fills."""
 
-    def __init__(self, reader: Reader, plan: _Plan, source: Source) -> None:
+    def __init__(self, reader: Reader, plan: _PlainLine, source: RowSource) -> None:
         self.reader, self.plan, self.source = reader, plan, source
         self._kinds: dict[tuple[str, ...], int] = {}
-        self._stamps, self._places = [0], [0]  # of each kind; 0 is for lines that are read one by one
+        self._stamps, self._device_numbers = [0], [0]  # of each kind; 0 is for lines that are read one by one
         self._good: dict[int, set[str]] = {at: set() for at in (*plan.whole, *plan.number)}
 
-    def run(self, start: int, number: int) -> Source:
+    def run(self, start: int, number: int) -> RowSource:
         """Read all lines."""
         content = self.source.content
         while start < len(content):
@@ -237,11 +237,11 @@ class _Scanner:
         else:
             self._append(columns, starts, numbers)
 
-    def _append(self, found: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
-        keys, us, place = found
+    def _append(self, columns: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
+        keys, us, devices = columns
         self.source.keys.extend(keys)
         self.source.us.extend(us)
-        self.source.place.extend(place)
+        self.source.device_numbers.extend(devices)
         self.source.starts.extend(starts)
         self.source.lines.extend(numbers)
 
@@ -253,7 +253,7 @@ class _Scanner:
         return False
 
     def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> tuple[list[int], array[float], list[int]]:
-        """Return keys, times and places of lines; raise ValueError where one is not plain.
+        """Return keys, times and device numbers of lines; raise ValueError where one is not plain.
 
         *text* and *longest* are the lines' text and the length of the longest.
         """
@@ -275,7 +275,7 @@ class _Scanner:
                 self._judge(at, good, columns[at])
         self.source.pinned = self.source.pinned or min(m) == 0
         stamps = map(self._stamps.__getitem__, kinds)
-        return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
+        return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._device_numbers.__getitem__, kinds))
 
     def _judge(self, at: int, good: set[str], texts: tuple[str, ...]) -> None:
         """Raise ValueError unless each field of a number column is empty or a number, whole where it must be."""
@@ -307,7 +307,7 @@ class _Scanner:
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
                 kind = len(self._stamps)
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
-                self._places.append(self.source.place_of(row.gfx, row.device))
+                self._device_numbers.append(self.source.device_number(row.gfx, row.device))
             self._kinds[texts] = kind
         return kind
 
@@ -326,8 +326,8 @@ class _Scanner:
             return None
         row, *probes = rows
         shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]  # type: ignore[arg-type]
-        said = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
-        return row if said and [found.shape for found in probes] == shapes else None
+        has_sizes = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
+        return row if has_sizes and [probe.shape for probe in probes] == shapes else None
 
 
 def _bytes(line: str) -> int:

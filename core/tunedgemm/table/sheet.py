@@ -80,29 +80,29 @@ class Sheet:
 
         Cells of columns that are not in `columns` are dropped; surplus fields stay after the last.
         """
-        known = [name for name in self.names if name]
-        if not self.head or self.columns[: len(known)] != known:
+        named = [name for name in self.names if name]
+        if not self.head or self.columns[: len(named)] != named:
             return self._anew()
-        added = self.columns[len(known) :]
+        added = self.columns[len(named) :]
         newline = _ending(self.head) or "\n"
-        lines = [_extended(self.head, added, newline)]
+        lines = [_extend_line(self.head, added, newline)]
         for record in self.records:
             if record.raw:
                 lines.append(record.text or record.raw + newline)
             elif record.text and self._unchanged(record):
-                lines.append(_padded(record.text, len(self.names), len(added)) if added else record.text)
+                lines.append(_pad_line(record.text, len(self.names), len(added)) if added else record.text)
             else:
-                lines.append(_joined([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
+                lines.append(_join_fields([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
         whole = [line if _ending(line) else line + newline for line in lines[:-1]]
         return "".join((*whole, lines[-1]))
 
     def _anew(self) -> str:
-        lines = [_joined(self.columns)]
+        lines = [_join_fields(self.columns)]
         for record in self.records:
             if record.raw:
                 lines.append(record.raw)
             elif record.cells or record.surplus:
-                lines.append(_joined([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
+                lines.append(_join_fields([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
         return "\n".join((*lines, ""))
 
     def _unchanged(self, record: Record) -> bool:
@@ -152,10 +152,10 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     if records and not _ending(lines[-1]):
         last = records[-1]
         if last.cells and len(last.cells) < len(columns):
-            said = f"the last, is cut off after {len(last.cells)} of {len(columns)} fields; restore the file, or delete that line"
+            fault = f"the last, is cut off after {len(last.cells)} of {len(columns)} fields; restore the file, or delete that line"
             if whole:
-                raise TableError(f"{path}: line {last.line}, {said}")
-            cut = records.pop().line, said
+                raise TableError(f"{path}: line {last.line}, {fault}")
+            cut = records.pop().line, fault
     return Sheet(columns, records, "".join(lines[: header + 1]), names, cut)
 
 
@@ -301,7 +301,7 @@ def _record(number: int, text: str, names: Sequence[str]) -> Record:
     return Record(number, cells, surplus if any(field.strip() for field in surplus) else (), text=text)
 
 
-def _joined(fields: Sequence[str]) -> str:
+def _join_fields(fields: Sequence[str]) -> str:
     """Join fields to one line, quoted where needed."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(fields)
@@ -313,13 +313,13 @@ def _ending(line: str) -> str:
     return line[len(line.rstrip("\r\n")) :]
 
 
-def _extended(line: str, fields: Sequence[str], newline: str) -> str:
+def _extend_line(line: str, fields: Sequence[str], newline: str) -> str:
     """Append fields to a line."""
     ending = _ending(line)
-    return f"{line[: len(line) - len(ending)]},{_joined(fields)}{ending or newline}" if fields else line
+    return f"{line[: len(line) - len(ending)]},{_join_fields(fields)}{ending or newline}" if fields else line
 
 
-def _padded(line: str, width: int, added: int) -> str:
+def _pad_line(line: str, width: int, added: int) -> str:
     """Pad a line of *width* columns for *added* more: empty fields for those, surplus ones after them."""
     ending = _ending(line)
     body = line[: len(line) - len(ending)]
@@ -327,5 +327,5 @@ def _padded(line: str, width: int, added: int) -> str:
         return line
     fields = _fields(body) or []
     if len(fields) > width:
-        return _joined([*fields[:width], *[""] * added, *fields[width:]]) + ending
+        return _join_fields([*fields[:width], *[""] * added, *fields[width:]]) + ending
     return body + "," * (width - len(fields) + added) + ending

@@ -47,7 +47,7 @@ class FakePlugin:
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
         """List the given solutions; a text is the kernel name of one."""
         answers = self._solutions(shape, device) if callable(self._solutions) else self._solutions
-        return [self._solution(one) for one in answers]
+        return [self._solution(answer) for answer in answers]
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -68,8 +68,8 @@ class FakePlugin:
 
         return Launcher(launch, graph_safe=False)
 
-    def _solution(self, one: Solution | str) -> Solution:
-        return Solution(self._libtype, one) if isinstance(one, str) else one
+    def _solution(self, answer: Solution | str) -> Solution:
+        return Solution(self._libtype, answer) if isinstance(answer, str) else answer
 
 
 def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
@@ -89,12 +89,12 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         return operands
     from tunedgemm.ops.formats.shuffle import as_shuffled
 
-    def typed(place: int, operand: Any) -> Any:
-        name = op.operands[place]
-        shuffled = place in op.weights and operand is not None and "scale" not in name and "bias" not in name
+    def typed(index: int, operand: Any) -> Any:
+        name = op.operands[index]
+        shuffled = index in op.weights and operand is not None and "scale" not in name and "bias" not in name
         return as_shuffled(operand, shape.layout) if shuffled else operand
 
-    return tuple(typed(place, operand) for place, operand in enumerate(operands))
+    return tuple(typed(index, operand) for index, operand in enumerate(operands))
 
 
 def fake_backend(libtype: str, **answers: Any) -> Backend:

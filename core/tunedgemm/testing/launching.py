@@ -162,14 +162,14 @@ def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[
     First x alone is folded, then all activations. Forms that the op refuses, or takes as another
     shape, are left out.
     """
-    head, seen = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
-    for places in ((0,), tuple(place for place in range(len(operands)) if place not in op.weights)):
-        again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(operands))
+    head, yielded = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
+    for folded in ((0,), tuple(index for index in range(len(operands)) if index not in op.weights)):
+        again = tuple(_folded(o, head, shape.m) if index in folded else o for index, o in enumerate(operands))
         sizes = [None if operand is None else operand.shape for operand in again]
         with contextlib.suppress(OperandError):
-            if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+            if sizes not in yielded and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
                 yield again
-        seen.append(sizes)
+        yielded.append(sizes)
 
 
 def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:

@@ -22,13 +22,13 @@ def listed(names: str | tuple[str, ...], cases: Iterable[Any], ids: Any = None) 
     """
     del ids
     names = (names,) if isinstance(names, str) else names
-    given = [case if len(names) > 1 else (case,) for case in cases]
+    values_of_cases = [case if len(names) > 1 else (case,) for case in cases]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def every(*fixtures: Any, **named: Any) -> None:
             faults = []
-            for case in given:
+            for case in values_of_cases:
                 values = dict(zip(names, case, strict=True))
                 try:
                     test(*fixtures, **named, **values)

@@ -74,4 +74,4 @@ class StandInConformance(BackendConformance):
 
         The plugin's own class checks that it imports no other.
         """
-        assert not self._elsewhere()[0]["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"
+        assert not self._answers_of_children()[0]["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"

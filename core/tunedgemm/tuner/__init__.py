@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from tunedgemm import __version__
-from tunedgemm.backends.registry import Backend, Registry, order
+from tunedgemm.backends.registry import Backend, Registry, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
@@ -78,7 +78,7 @@ def tune(
     store = Store(family, output, options.profile, options.sort)
     # With --stale, the table alone says which shapes are done.
     store.open(_identity(options, backends), options.resume and not options.stale)
-    ranks = order(backends, options.libtype)
+    ranks = tie_order(backends, options.libtype)
     with contextlib.closing(store), stopped_by_sigterm(), device_tuners(family, options, ranks, registry, bench) as tuners:
         report = _Run(family, options, store, tuners, progress or (lambda *_: None)).report(listed, output)
         if not (report.unbegun or report.lost):
@@ -111,10 +111,10 @@ class _Run:
         self.progress(None, Planned(tuple(task for _, tasks in planned for task in tasks), tuple(skipped), places, output))
         groups = []
         for tuners, tasks in planned:
-            groups.append(self._group(tuners, [task for task in tasks if not self._resumed(task, tuners[0].place)]))
+            groups.append(self._group(tuners, [task for task in tasks if not self._report_resumed(task, tuners[0].place)]))
         self._work(groups)
         waiting = [task for group in groups for task in group.left()]
-        pins = self._pinned(waiting) if self.options.batch_invariant else []
+        pins = self._pin_groups(waiting) if self.options.batch_invariant else []
         spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
         left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
@@ -131,15 +131,15 @@ class _Run:
         tasks = tuple(tasks)
         deadline = self._started + self.options.budget if self.options.budget else float("inf")
         device = tuners[0].place.device
-        known = {} if any(task.only for task in tasks) else {task.shape: self.store.known(device, task.shape) for task in tasks}
-        return WorkerGroup(tuners, deque(tasks), known, self.options.batch, deadline)
+        earlier = {} if any(task.only for task in tasks) else {task.shape: self.store.final_timings(device, task.shape) for task in tasks}
+        return WorkerGroup(tuners, deque(tasks), earlier, self.options.batch, deadline)
 
-    def _resumed(self, task: Task, place: Place) -> bool:
+    def _report_resumed(self, task: Task, place: Place) -> bool:
         """Report the outcome of a shape that the resumed run had finished; return False if it had not."""
         winner = self.store.done(place.device, task.shape)
         if winner is MISSING:
             return False
-        timings = self.store.known(place.device, task.shape)
+        timings = self.store.final_timings(place.device, task.shape)
         reason = "" if winner else "it failed before the run was interrupted; --no-resume tries again"
         outcome = Outcome(task, winner, None, timings, place=place, reason=reason)
         self._outcomes.append(outcome)
@@ -159,7 +159,7 @@ class _Run:
                         self.store.record(event)
                 self.progress(place, event)
 
-    def _pinned(self, waiting: list[Task]) -> list[Timing]:
+    def _pin_groups(self, waiting: list[Task]) -> list[Timing]:
         """Choose one solution for all M of each (N, K), and store it.
 
         The best few of each M are timed at every M of the group.

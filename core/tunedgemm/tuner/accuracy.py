@@ -77,7 +77,7 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     return errors(out, ref, _ANY)[1]
 
 
-def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Return whether two tensors (or Nones) hold the same bits.
 
     Shuffled weights must have one layout, and are compared in it.
@@ -86,12 +86,12 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
     from tunedgemm.ops.formats.contents import raw
 
-    if one is None or other is None:
-        return one is other
-    layouts = getattr(one, "layout_name", "row"), getattr(other, "layout_name", "row")
-    if one.shape != other.shape or one.dtype != other.dtype or layouts[0] != layouts[1]:
+    if tensor is None or other is None:
+        return tensor is other
+    layouts = getattr(tensor, "layout_name", "row"), getattr(other, "layout_name", "row")
+    if tensor.shape != other.shape or tensor.dtype != other.dtype or layouts[0] != layouts[1]:
         return False
-    return torch.equal(raw(one), raw(other))
+    return torch.equal(raw(tensor), raw(other))
 
 
 def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:

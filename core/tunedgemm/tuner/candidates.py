@@ -36,13 +36,13 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend], most: 
             few may have the bias split off.
     """
     solutions: list[Solution] = []
-    plain = split.product(shape)
+    plain = split.product_shape(shape)
     for backend in backends:
         listed = _listed(backend, shape, device)
         guesses = _listed(backend, plain, device) if plain is not None and backend.libtype != BUILTIN else []
         with_split_bias = guesses[: min(SPLIT_GUESSES, most // 4 if listed else most) if most else SPLIT_GUESSES]
         solutions += listed[: most - len(with_split_bias) if most else None]
-        solutions += map(split.added, with_split_bias)
+        solutions += map(split.with_add, with_split_bias)
     return solutions
 
 

@@ -67,9 +67,9 @@ class Compilers:
         compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
         if compiled:
             with self._lock:
-                pool = self._started()
+                pool = self._running_pool()
                 for _ in range(self._size):  # a pool starts its processes with the first task
-                    pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._woke(pool))
+                    pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._on_wake(pool))
 
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
         """Compile solutions in the background; skip those already begun."""
@@ -90,22 +90,22 @@ class Compilers:
         """Give the pool a waiting task; the caller holds the lock."""
         del self._waiting[task]
         device, shape, solution = task
-        pool = self._started()
+        pool = self._running_pool()
         future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
         self._pending[task] = pool, future
         self._running.add(future)
-        future.add_done_callback(lambda future: self._ended(pool, future))
+        future.add_done_callback(lambda future: self._on_end(pool, future))
 
-    def _ended(self, pool: ProcessPool, future: Future[str]) -> None:
+    def _on_end(self, pool: ProcessPool, future: Future[str]) -> None:
         with self._lock:
-            self._woke(pool)
+            self._on_wake(pool)
             self._running.discard(future)
             self._feed()
 
-    def _woke(self, pool: ProcessPool) -> None:
+    def _on_wake(self, pool: ProcessPool) -> None:
         self._awake = pool
 
-    def _first(self, tasks: Iterable[Task]) -> None:
+    def _feed_first(self, tasks: Iterable[Task]) -> None:
         """Submit the tasks that still wait."""
         with self._lock:
             for task in tasks:
@@ -115,10 +115,10 @@ class Compilers:
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; return a Timing for each that did not compile."""
         self.begin(shape, solutions, device)
-        self._first((device, shape, solution) for solution in solutions)
+        self._feed_first((device, shape, solution) for solution in solutions)
         lost = []
         for solution in solutions:
-            status, reason = self._finished(shape, solution, device)
+            status, reason = self._failure_of(shape, solution, device)
             if status:
                 lost.append(Timing(shape, solution, status, detail=reason[:500]))
         return lost
@@ -126,13 +126,13 @@ class Compilers:
     def drain(self) -> None:
         """Wait for everything begun: on a CPU, a compiler would disturb the timing."""
         with self._lock:
-            self._first(list(self._waiting))
+            self._feed_first(list(self._waiting))
             pending = list(self._pending.values())
         for pool, future in pending:
             with contextlib.suppress(BrokenExecutor):
                 self._result(pool, future)
 
-    def _finished(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
+    def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
         """Return how a compilation failed; repeat it if another task broke the pool."""
         for _ in range(2):
             with self._lock:
@@ -143,7 +143,7 @@ class Compilers:
                 return self._result(pool, future)
             except BrokenExecutor:
                 self.begin(shape, [solution], device)
-                self._first([(device, shape, solution)])
+                self._feed_first([(device, shape, solution)])
         with self._lock:
             self._pending.pop((device, shape, solution), None)
         return "compile_failed", "the compilers died"
@@ -157,7 +157,7 @@ class Compilers:
         while not wait([future], timeout=1.0).done:
             if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
                 raise BrokenExecutor
-            if self._stalls(pool, future):
+            if self._is_stalled(pool, future):
                 _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
                 pool.stop()
                 raise BrokenExecutor
@@ -173,15 +173,15 @@ class Compilers:
             return "", ""
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
 
-    def _stalls(self, pool: ProcessPool, future: Future[str]) -> bool:
+    def _is_stalled(self, pool: ProcessPool, future: Future[str]) -> bool:
         """Return whether a pool no longer hands out tasks. A process killed while it fetches a task
 
         loses that task, or keeps the queue's lock.
         """
         with self._lock:
-            given = [future, *(other for of, other in self._pending.values() if of is pool)]
-            begun = sum(each.running() for each in given)
-            if self._awake is not pool or begun >= self._size or all(each.running() or each.done() for each in given):
+            tasks = [future, *(other for of, other in self._pending.values() if of is pool)]
+            begun = sum(task.running() for task in tasks)
+            if self._awake is not pool or begun >= self._size or all(task.running() or task.done() for task in tasks):
                 self._idle = None
                 return False
             now, used = time.monotonic(), sum(cpu_seconds(child.pid) for child in multiprocessing.active_children())
@@ -196,7 +196,7 @@ class Compilers:
         backend = self._registry.get(libtype)
         return isinstance(backend, Backend) and "prepare" in backend.hooks
 
-    def _started(self) -> ProcessPool:
+    def _running_pool(self) -> ProcessPool:
         """Return the pool, a new one if it broke; an idle death blames no task."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()

@@ -88,19 +88,19 @@ class DeviceTuner:
             self._listed[shape] = self.client.ask(ListSolutions(shape))
         return self._listed[shape]
 
-    def tune(self, task: Task, known: Sequence[Timing], emit: Emit, deadline: float = float("inf")) -> None:
+    def tune(self, task: Task, earlier: Sequence[Timing], emit: Emit, deadline: float = float("inf")) -> None:
         """Run all stages of one shape; the last event is its outcome.
 
         Args:
             task: the shape.
-            known: final timings of earlier runs; their solutions do not run again.
+            earlier: final timings of earlier runs; their solutions do not run again.
             emit: receives each event.
             deadline: `time.monotonic` after which only the minimum is measured.
 
         Raises:
             DeviceLost: the device stopped working.
         """
-        _ShapeRun(self, task, emit, deadline).run(known)
+        _ShapeRun(self, task, emit, deadline).run(earlier)
         self._listed.pop(task.shape, None)
 
 
@@ -128,9 +128,9 @@ class _ShapeRun:
     _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
     _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
 
-    def run(self, known: Sequence[Timing]) -> None:
+    def run(self, earlier: Sequence[Timing]) -> None:
         """List, compile, check, screen, check fully, measure, check again, select."""
-        self._timings.update({timing.solution: timing for timing in known})
+        self._timings.update({timing.solution: timing for timing in earlier})
         candidates = self._list()
         right = self._check(self._compile(candidates)) if self._open(candidates) else []
         winner, tied = self._select(self._finalists(right))
@@ -245,8 +245,8 @@ class _ShapeRun:
             if self.task.only or len(finalists) == len(racing):
                 self._finalize(slow)
                 return finalists
-            known = dict.fromkeys([*right, *racing, *(timing.solution for timing in slow)])
-            right = [solution for solution in known if self._timings[solution].status == "ok"]
+            tried = dict.fromkeys([*right, *racing, *(timing.solution for timing in slow)])
+            right = [solution for solution in tried if self._timings[solution].status == "ok"]
 
     def _screen(self, right: Sequence[Solution]) -> tuple[list[Solution], list[Timing]]:
         """Return the finalists, with the baseline, and the timings of those that are too slow."""

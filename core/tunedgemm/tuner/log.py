@@ -66,7 +66,7 @@ class Line:
         Raises:
             TableError: the line has an impossible value.
         """
-        with self._blamed():
+        with self._naming_line():
             return Timing.from_json(self.text)
 
     def where(self) -> tuple[Device, Shape]:
@@ -75,17 +75,17 @@ class Line:
         Raises:
             TableError: the line lacks one of them, or has an impossible value.
         """
-        with self._blamed():
+        with self._naming_line():
             fields = self.fields
             return Device(fields["gfx"], fields["cu_num"], fields["device"]), Shape.from_dict(fields["shape"])
 
     @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _naming_line(self) -> Iterator[None]:
         try:
             yield
         except (TunedGemmError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
-            raise TableError(f"{self.path}:{self.number}: not a trial: {what}; {_MOVE}") from error
+            fault = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
+            raise TableError(f"{self.path}:{self.number}: not a trial: {fault}; {_MOVE}") from error
 
 
 _MOVE = "move the file away, and the next run starts a new one"
@@ -200,10 +200,11 @@ class History:
             alive: runs in progress. Trials that they resumed are theirs; trials that an ended run
                 resumed are used up.
         """
-        taken = {run for by in {*alive, *self.ended} if by in self.runs for run in self.runs[by].fields.get("resumes", ())}
+        headers = [self.runs[run] for run in {*alive, *self.ended} if run in self.runs]
+        resumed = {run for header in headers for run in header.fields.get("resumes", ())}
         usable = set()
         for run, header in self.runs.items():
-            if run in self.ended or run in alive or run in taken or header.fields.get("op") != op:
+            if run in self.ended or run in alive or run in resumed or header.fields.get("op") != op:
                 continue
             if differing := _differing(header.fields.get("identity", {}), identity):
                 _log.info("%s: the trials of the interrupted run %s are not reused: it had %s", header.path, run, differing)

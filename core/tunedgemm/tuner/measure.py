@@ -125,7 +125,7 @@ def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Sa
         The samples of the second half of each turn, or the Timing of a failure.
     """
     answers: dict[Solution, Samples | Timing] = {}
-    rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(known.us) * known.calls for known in few.values())))
+    rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(samples.us) * samples.calls for samples in few.values())))
     for turn in range(TURNS):
         for solution in list(few)[:: -1 if turn % 2 else 1]:
             earlier = answers.get(solution)

@@ -13,9 +13,10 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Row, key_shape, read_rows, read_untuned
+from tunedgemm.table.csvfile import Row, key_shape, read_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.sheet import present
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.tuner.roofline import cost
 from tunedgemm.tuner.trial import Options, Task
 
@@ -99,7 +100,7 @@ def plan(
         counts[shape] = counts.get(shape, 0) + count
     rows = _rows_of(op, output, device)
     tasks, skipped = [], []
-    for shape in _share(sorted(counts, key=_place), options):
+    for shape in _share(sorted(counts, key=_by_sizes), options):
         row = rows.get(_group(shape) if options.batch_invariant else key_shape(shape))
         stale = row is not None and libvers.get(row.solution.libtype) != row.libver
         wanted = stale if options.stale else row is None or options.all
@@ -126,7 +127,7 @@ def _group(shape: Shape) -> Shape:
     return key_shape(attrs.evolve(shape, m=0))
 
 
-def _place(shape: Shape) -> tuple[int, int, int, str]:
+def _by_sizes(shape: Shape) -> tuple[int, int, int, str]:
     """Return N, K, M, and the rest, so that every machine orders a list alike."""
     return shape.n, shape.k, shape.m, f"{shape} {shape.bias_dtype}"
 
@@ -145,7 +146,7 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
     shares: list[list[Shape]] = [[] for _ in range(parts)]
     for group in sorted(members.values(), key=len, reverse=True):
         min(shares, key=len).extend(group)
-    return sorted(shares[part - 1], key=_place)
+    return sorted(shares[part - 1], key=_by_sizes)
 
 
 def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
@@ -158,7 +159,7 @@ def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():
         totals[groups[task]] = totals.get(groups[task], 0.0) + spent
-    return sorted(tasks, key=lambda task: (-totals[groups[task]], _place(groups[task]), -costs[task]))
+    return sorted(tasks, key=lambda task: (-totals[groups[task]], _by_sizes(groups[task]), -costs[task]))
 
 
 def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:

@@ -95,7 +95,7 @@ class _Screen:
         """Return the microseconds of each solution: its best round."""
         return {solution: min(times) for solution, times in self.times.items()}
 
-    def known(self, solution: Solution) -> bool:
+    def is_timed(self, solution: Solution) -> bool:
         """Return whether a solution was timed, or failed."""
         return solution in self.times or any(timing.solution == solution for timing in self.failed)
 
@@ -156,7 +156,7 @@ class _Screen:
 
 def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
     """Try the neighbours of each libtype's best while that gains; query each solution once."""
-    asked: set[Solution] = set()
+    refined: set[Solution] = set()
     gaining = set(state.best())
     for _ in range(REFINE_PASSES):
         best = state.best()
@@ -164,9 +164,9 @@ def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
         if fastest <= floor_us * (1 + NEAR_FLOOR):
             break
         worth = [libtype for libtype in best if libtype in gaining and best[libtype] <= HOPELESS * fastest]
-        leaders = [solution for libtype in worth for solution in state.leaders(libtype)[:REFINE_BEST] if solution not in asked]
-        asked |= set(leaders)
-        fresh = list(dict.fromkeys(s for s in neighbours(leaders) if not state.known(s))) if leaders else []
+        leaders = [solution for libtype in worth for solution in state.leaders(libtype)[:REFINE_BEST] if solution not in refined]
+        refined |= set(leaders)
+        fresh = list(dict.fromkeys(s for s in neighbours(leaders) if not state.is_timed(s))) if leaders else []
         if not fresh:
             break
         state.add(fresh)

@@ -96,7 +96,7 @@ class Session:
         if self.index >= 0:
             torch.cuda.empty_cache()
         device, options = self.device, self.options
-        op = bounded(op_named(self.op_name), options)
+        op = with_tolerance(op_named(self.op_name), options)
         if self.bench is None:
             self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
         else:
@@ -112,7 +112,7 @@ class Session:
         self.open(shape)
         if solution in self._launchers:
             return None
-        answer = self._guarded(lambda: self._backend(solution).bind(solution, shape, self.device))
+        answer = self._run_on_device(lambda: self._backend(solution).bind(solution, shape, self.device))
         if isinstance(answer, Launcher):
             self._launchers[solution] = answer
             return None
@@ -121,33 +121,35 @@ class Session:
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
         """Verify one call of a solution, before its rough timing."""
-        return self._verified(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
+        return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution, with the restrictions of `Options`."""
-        timing = self._verified(shape, solution, lambda verifier, launcher: verifier.check(solution, launcher))
+        timing = self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check(solution, launcher))
         if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
             return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
         if timing.status == "ok" and self.options.batch_invariant:
             verifier = self._checks
-            fault = self._guarded(lambda: verifier.batch_invariant(lambda at: self._backend(solution).bind(solution, at, self.device)))
+            fault = self._run_on_device(
+                lambda: verifier.batch_invariant(lambda at: self._backend(solution).bind(solution, at, self.device))
+            )
             timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution after its timing: on the oldest operands, and from a graph if captured."""
         graphs = self.options.timing == "graph"
-        return self._verified(
+        return self._bind_and_verify(
             shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
         )
 
-    def _verified(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
+    def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
         """Bind a solution, then verify it."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
         verifier, launcher = self._checks, self._launchers[solution]
-        timing: Timing = self._guarded(lambda: ask(verifier, launcher))
+        timing: Timing = self._run_on_device(lambda: ask(verifier, launcher))
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
@@ -160,7 +162,7 @@ class Session:
         launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
         sampler = self._sampler
         assert sampler is not None, "bind has opened the shape"
-        for solution, answer in self._guarded(lambda: sampler(launchers, rounds)).items():
+        for solution, answer in self._run_on_device(lambda: sampler(launchers, rounds)).items():
             if isinstance(answer, Exception):
                 self._alive(answer)
             answers[solution] = failed(shape, solution, answer) if isinstance(answer, Exception) else answer
@@ -184,7 +186,7 @@ class Session:
             raise TunedGemmError(f"libtype {solution.libtype!r}: {backend.reason}")
         return backend
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
+    def _run_on_device(self, action: Callable[[], Any]) -> Any:
         """Run an action on the device, then check its context.
 
         Raises:
@@ -205,12 +207,12 @@ class Session:
         try:
             torch.cuda.synchronize(self.index)
         except Exception as error:
-            said = blamed.detail if isinstance(blamed, Timing) else str(error)
-            raise DeviceFault(f"{said}"[:500]) from None
+            detail = blamed.detail if isinstance(blamed, Timing) else str(error)
+            raise DeviceFault(f"{detail}"[:500]) from None
 
 
-def bounded(op: Op, options: Options) -> Op:
+def with_tolerance(op: Op, options: Options) -> Op:
     """Return the op with the element tolerance of the options."""
-    asked = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
+    requested = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
     own = op.tolerance
-    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **asked)) if asked else op
+    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **requested)) if requested else op

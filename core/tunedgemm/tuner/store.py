@@ -102,10 +102,10 @@ class Store:
         with self._mutex:
             try:
                 with locked(self.trials):
-                    alive = self._living()
+                    alive = self._running_runs()
                     history = History.read(self.trials)
                     reusable = history.reusable(self.op.name, identity, alive) if resume else Reusable()
-                    self._hold()
+                    self._lock_run()
                     header = line(
                         "run", self.run, op=self.op.name, version=__version__, host=socket.gethostname(), pid=os.getpid(),
                         started=started.isoformat(timespec="seconds"), identity=dict(identity), resumes=reusable.runs,
@@ -123,19 +123,17 @@ class Store:
         """
         with self._mutex:
             self._versions[device] = dict(versions)
-            for where, libvers in self._libvers.items():
-                if where[0] != device:
+            for key, libvers in self._libvers.items():
+                if key[0] != device:
                     continue
                 others = [solution for solution, libver in libvers.items() if versions.get(solution.libtype, libver) != libver]
                 for solution in others:
-                    self._trials.get(where, {}).pop(solution, None)
+                    self._trials.get(key, {}).pop(solution, None)
                 if others:
-                    self._outcomes.pop(where, None)
-                    _log.info(
-                        "%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), where[1]
-                    )
+                    self._outcomes.pop(key, None)
+                    _log.info("%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), key[1])
 
-    def known(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
+    def final_timings(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
         """Return the final trials of a shape: adopted ones, and those that this run has logged."""
         with self._mutex:
             return tuple(self._trials.get((device, shape), {}).values())
@@ -169,7 +167,7 @@ class Store:
             fields = {"winner": winner.solution.to_dict(), **{name: getattr(winner, name) for name in _REPEATED}, "libver": outcome.libver}
         fields |= {"incumbent": incumbent and incumbent.to_dict(), "tied": outcome.tied, "reason": outcome.reason}
         fields |= {"seconds": {activity: round(seconds, 3) for activity, seconds in outcome.seconds}}
-        ending = line("shape", self.run, **_written(place), shape=shape.to_dict(), **fields)
+        ending = line("shape", self.run, **_place_fields(place), shape=shape.to_dict(), **fields)
         with self._mutex:
             if winner is not None:
                 self._waiting.append(self._row(place.device, shape, winner, outcome.libver))
@@ -241,7 +239,7 @@ class Store:
     def _lock_of(self, run: str) -> Path:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")
 
-    def _hold(self) -> None:
+    def _lock_run(self) -> None:
         """Take the lock of this run: the kernel releases it when the process dies."""
         path = self._lock_of(self.run)
         self._alive = filelock.FileLock(path, thread_local=False)
@@ -257,7 +255,7 @@ class Store:
             with contextlib.suppress(OSError):
                 self._lock_of(self.run).unlink()
 
-    def _living(self) -> set[str]:
+    def _running_runs(self) -> set[str]:
         """Return the runs that hold their locks, and remove the locks of dead runs.
 
         The caller holds the log's lock.
@@ -282,22 +280,22 @@ class Store:
         stored = read_rows(self.table, self.op)[0] if present(self.table) else []
         rows = {row.key: row for row in stored}
         for subject in reusable.subjects:
-            where, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
+            key, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
             trials = {timing.solution: timing for timing in timings}
             libvers = [entry.fields.get("libver") for entry in subject if entry.kind == "trial"]
-            self._libvers[where] = {timing.solution: text for timing, text in zip(timings, libvers, strict=True) if isinstance(text, str)}
+            self._libvers[key] = {timing.solution: text for timing, text in zip(timings, libvers, strict=True) if isinstance(text, str)}
             outcome = next((entry for entry in reversed(subject) if entry.kind == "shape"), None)
             if outcome is None:
-                self._trials[where] = trials
+                self._trials[key] = trials
                 continue
             winner = _winner(outcome, trials)
             if winner is not None:
-                row = self._row(*where, winner, str(outcome.fields.get("libver", "")))
-                if outcome.number in reusable.last and _unwritten(outcome, rows.get(row.key), row):
+                row = self._row(*key, winner, str(outcome.fields.get("libver", "")))
+                if outcome.number in reusable.last and _died_before_table(outcome, rows.get(row.key), row):
                     self._waiting.append(row)
                 elif row.key not in rows:
                     continue  # the user removed the row: the shape is tuned again
-            self._trials[where], self._outcomes[where] = trials, winner
+            self._trials[key], self._outcomes[key] = trials, winner
         count = sum(map(len, self._trials.values()))
         _log.info("%s: resumes run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
         self._put()
@@ -311,7 +309,7 @@ class Store:
         versions = self._versions.get(place.device, {})
         libvers = [{"libver": text} if (text := versions.get(timing.solution.libtype)) else {} for timing in fresh.values()]
         of_trials = zip(fresh.values(), libvers, strict=True)
-        lines = [line("trial", self.run, **_written(place), **_fields_of(timing), **libver) for timing, libver in of_trials]
+        lines = [line("trial", self.run, **_place_fields(place), **_fields_of(timing), **libver) for timing, libver in of_trials]
         if not lines and not ending:
             return
         with locked(self.trials):
@@ -359,7 +357,7 @@ class Store:
         }  # fmt: skip
 
 
-def _written(place: Place) -> dict[str, object]:
+def _place_fields(place: Place) -> dict[str, object]:
     """Return a place as fields of a line; the GPU's index is -1 for a CPU."""
     device = place.device
     return {"node": place.node, "gpu": device.index, "gfx": device.gfx, "cu_num": device.cu_num, "device": device.name}
@@ -380,7 +378,7 @@ def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
     return attrs.evolve(timing, **{name: outcome.fields[name] for name in _REPEATED})
 
 
-def _unwritten(outcome: Line, present_row: Row | None, row: Row) -> bool:
+def _died_before_table(outcome: Line, present_row: Row | None, row: Row) -> bool:
     """Return whether the run died between the log and the table.
 
     Then the table has the row from before that run, or none.

@@ -91,19 +91,19 @@ class Traced(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._allocated: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
+        of_arguments = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
         for storage in _storages(results if isinstance(results, tuple | list) else [results]):
-            if storage._cdata not in given:  # neither a view of an argument nor the argument, changed in place
-                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            if storage._cdata not in of_arguments:  # neither a view of an argument nor the argument, changed in place
+                self._allocated[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return results
 
     def held(self) -> int:
         """Return the bytes of the storages that are still alive."""
-        return sum(size for reference, size in self._made.values() if not reference.expired())
+        return sum(size for reference, size in self._allocated.values() if not reference.expired())
 
 
 def _storages(values: Sequence[Any]) -> list[torch.UntypedStorage]:
@@ -135,7 +135,7 @@ class Verifier:
 
     def check_first(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify one call on one set of operands: a wrong solution need not be timed."""
-        return self._poisoned(solution, launcher, *_SETS[0])
+        return self._verify_poisoned(solution, launcher, *_SETS[0])
 
     def check(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify on two sets of operands, new activations at old addresses, and repeated calls.
@@ -146,12 +146,12 @@ class Verifier:
         """
         worst = Timing(self.shape, solution, "ok")
         for index, renewed in _SETS:
-            timing = self._poisoned(solution, launcher, index, renewed)
+            timing = self._verify_poisoned(solution, launcher, index, renewed)
             if timing.status != "ok":
                 return timing
-            worst = _worse(worst, timing)
-        again = self._repeated(solution, launcher)
-        return attrs.evolve(_worse(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
+            worst = _worse_of(worst, timing)
+        again = self._verify_repeats(solution, launcher)
+        return attrs.evolve(_worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
         """Verify after many calls: a kernel may leave a state that makes later calls wrong.
@@ -163,15 +163,15 @@ class Verifier:
                 clears.
         """
         last = len(self.operand_sets) - 1
-        timing = self._poisoned(solution, launcher, last, False)
+        timing = self._verify_poisoned(solution, launcher, last, False)
         if timing.status == "ok" and graphed and self.operand_sets[0][0].is_cuda:
-            timing = self._replayed(solution, launcher, (0, last))
-            when = "outside a graph, wrong in a replayed one"
+            timing = self._verify_replays(solution, launcher, (0, last))
+            when = "outside a graph, but not in one that is replayed"
         else:
             when = "at first, wrong later"
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right {when}: {timing.detail}"[:500])
 
-    def _replayed(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
+    def _verify_replays(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
         """Verify a captured call of each of these operand sets after its second replay."""
         timing = Timing(self.shape, solution, "ok")
         try:
@@ -187,7 +187,7 @@ class Verifier:
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
         for index, out in zip(indices, outs, strict=True):
-            timing = _worse(timing, self._compared(solution, out, index, False))
+            timing = _worse_of(timing, self._compare(solution, out, index, False))
         return timing
 
     def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
@@ -212,7 +212,7 @@ class Verifier:
                 return f"the first rows differ between M = {m} and M = {sizes[-1]}"
         return ""
 
-    def _poisoned(self, solution: Solution, launcher: Launcher, index: int, renewed: bool) -> Timing:
+    def _verify_poisoned(self, solution: Solution, launcher: Launcher, index: int, renewed: bool) -> Timing:
         try:
             with _Renewed(self, index, renewed):
                 out, fault = self._run(launcher.call, self.operand_sets[index])
@@ -220,9 +220,9 @@ class Verifier:
             return failed(self.shape, solution, error)
         if fault:
             return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
-        return self._compared(solution, out, index, renewed)
+        return self._compare(solution, out, index, renewed)
 
-    def _compared(self, solution: Solution, out: torch.Tensor, index: int, renewed: bool) -> Timing:
+    def _compare(self, solution: Solution, out: torch.Tensor, index: int, renewed: bool) -> Timing:
         tolerance = self.op.tolerance(self.shape)
         exact = self._reference(index, renewed)
         ratio, row = errors(out, exact, tolerance)
@@ -247,9 +247,9 @@ class Verifier:
         changed = [(now, was) for now, was in zip(present, before, strict=True) if not same_bits(now, was)]
         for now, was in changed:
             overwrite(now, was)
-        return out, "it changed its operands" if changed else self._misshapen(out, operands)
+        return out, "it changed its operands" if changed else self._shape_fault(out, operands)
 
-    def _repeated(self, solution: Solution, launcher: Launcher) -> Timing:
+    def _verify_repeats(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify consecutive calls on the same operands, compare their bits, and look for leaks."""
         operands = self.operand_sets[0]
         first, deterministic = None, True
@@ -267,7 +267,7 @@ class Verifier:
                 held.append(sum(trace.held() for trace in traces))
                 if first is None or not same_bits(copy, first):
                     deterministic = first is None
-                    worst = _worse(worst, self._compared(solution, copy, 0, False))
+                    worst = _worse_of(worst, self._compare(solution, copy, 0, False))
                     first = copy if first is None else first
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
@@ -280,7 +280,7 @@ class Verifier:
             return Timing(self.shape, solution, "leaks", detail=f"every call keeps {grown} bytes")
         return attrs.evolve(worst, deterministic=deterministic)
 
-    def _misshapen(self, out: Any, operands: tuple[Any, ...]) -> str:
+    def _shape_fault(self, out: Any, operands: tuple[Any, ...]) -> str:
         dtype = torch_dtype(self.shape.outdtype)
         expected = self.op.fake(*operands, otype=dtype)
         wanted = f"{tuple(expected.shape)} {dtype} on {expected.device}"
@@ -296,8 +296,8 @@ class Verifier:
     def contents(self, renewed: bool) -> tuple[tuple[int, torch.Tensor], ...]:
         """Return activations by position: copies of the given ones, or others of the same kind."""
         if renewed not in self._activations:
-            given = self.operand_sets[0]
-            source = self.op.make_inputs(self.shape, given[0].device, 11) if renewed else given
+            operands = self.operand_sets[0]
+            source = self.op.make_inputs(self.shape, operands[0].device, 11) if renewed else operands
             kept = [(p, t if renewed else duplicate(t)) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
             self._activations[renewed] = tuple(kept)
         return self._activations[renewed]
@@ -329,7 +329,7 @@ def rows_of(out: torch.Tensor, m: int) -> torch.Tensor:
     return out.reshape(out.numel() // max(1, m * out.shape[-1]), m, out.shape[-1])
 
 
-def _worse(first: Timing, second: Timing) -> Timing:
+def _worse_of(first: Timing, second: Timing) -> Timing:
     if second.status != "ok":
         return second
     err_ratio, row_error = max(first.err_ratio, second.err_ratio), max(first.row_error, second.row_error)

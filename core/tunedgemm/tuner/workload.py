@@ -112,11 +112,11 @@ def _nvml(index: int) -> tuple[Any, Any]:
 
 def _nvidia_clocks(index: int) -> tuple[int, str]:
     nvml, handle = _nvml(index)
-    mhz, said = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
+    mhz, throttling = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
     with contextlib.suppress(Exception):  # not every GPU tells
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        said = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
-    return mhz, said
+        throttling = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
+    return mhz, throttling
 
 
 class Workload:
@@ -140,7 +140,7 @@ class Workload:
         fewest = 2 if hot or device.kind == "cpu" else FEWEST_COPIES
         copies = 2 if hot else min(max(fewest, -(-COLD * size // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
         #: operand tuples with shared activations and different weights, for timing and verification
-        self.copies = [first] + [self._rotated(first, seed + index) for index in range(1, copies)]
+        self.copies = [first] + [self._rotate(first, seed + index) for index in range(1, copies)]
         self._used = self.copies[:1] if hot else self.copies
         # If the copies fit into the cache, a sample uses each once, after the cache was
         # overwritten.
@@ -164,7 +164,7 @@ class Workload:
         """Return the bytes that rotated weights may take: a quarter of the device's free memory."""
         return torch.cuda.mem_get_info(self.device.torch_device)[0] // 4 if self.device.kind != "cpu" else 512 << 20
 
-    def _rotated(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    def _rotate(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
         fresh = self.op.make_inputs(self.shape, self.device.torch_device, seed)
         return tuple(fresh[index] if index in self.op.weights else operand for index, operand in enumerate(first))
 
@@ -195,14 +195,14 @@ class Workload:
                 try:
                     pending[solution] = timers[solution]()
                 except Exception as error:
-                    self._lost(solution, error, samples, answers)
+                    self._drop_failed(solution, error, samples, answers)
             if number == rounds - 1:
                 mhz, throttled = clocks(self.device)  # while the round still runs
             for solution, finish in pending.items():
                 try:
                     samples[solution].append(finish())
                 except Exception as error:
-                    self._lost(solution, error, samples, answers)
+                    self._drop_failed(solution, error, samples, answers)
             if touched:
                 touches.append(touched())
         self._worked = time.perf_counter()
@@ -217,7 +217,7 @@ class Workload:
             self.calls = min(self.calls, max(2, round(CPU_SAMPLE_US / min(self._first_us))))
             self._settled = True
 
-    def _lost(
+    def _drop_failed(
         self, solution: Solution, error: Exception, samples: dict[Solution, list[float]], answers: dict[Solution, Samples | Exception]
     ) -> None:
         """Remove a failed solution from the rounds; raise if the device's context is lost."""

@@ -60,7 +60,7 @@ class Capture:
         self.op = op
         self.path = path or untuned_path(op)
         self._counters: dict[Shape, list[int]] = {}
-        self._first: dict[Shape, Calls] = {}  # the first call of a shape, which its caller counts only after `meet`
+        self._first: dict[Shape, Calls] = {}  # the first call of a shape, which its caller counts only after `register`
         self._written: dict[Shape, Calls] = {}  # the part of the counters that the file has
         self._untried: set[Shape] = set()  # shapes not yet written
         self._file = CaptureFile(op, self.path)
@@ -71,7 +71,7 @@ class Capture:
         _at_exit(self)
         multiprocessing.util.register_after_fork(self, _at_exit)
 
-    def meet(self, shape: Shape, *, recorded: bool = False) -> list[int]:
+    def register(self, shape: Shape, *, recorded: bool = False) -> list[int]:
         """Register a shape and return its counter: eager calls, and calls recorded into graphs.
 
         The caller increments one of the two at each call. A shape that is new in this process gets
@@ -113,19 +113,19 @@ class Capture:
             if shape in self._written:
                 return
             if time.monotonic() > end:
-                self._complain(f"{self.path}: another thread has been writing this file for {patience:.0f} s")
+                self._log_failure(f"{self.path}: another thread has been writing this file for {patience:.0f} s")
                 return
         try:
             write(max(0.0, end - time.monotonic()))
             self._complained = False
         except TunedGemmError as error:
-            self._complain(str(error))
+            self._log_failure(str(error))
         except Exception as error:  # a file system may lack locks, and no failure here may stop the model
-            self._complain(f"{self.path}: {type(error).__name__}: {error}")
+            self._log_failure(f"{self.path}: {type(error).__name__}: {error}")
         finally:
             self._writing.release()
 
-    def _complain(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         if not self._complained:
             self._complained = True
             _log.warning("shapes are not captured for now: %s", why)

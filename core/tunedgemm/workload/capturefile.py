@@ -18,8 +18,8 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.table.columns import UNTUNED_EXTRA
-from tunedgemm.table.row import Untuned, record_of_untuned, untuned_of
 from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
+from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -126,14 +126,14 @@ class CaptureFile:
                 content = b""
             except OSError as error:
                 raise TableError(f"{self.path}: cannot be read: {error.strerror or error}") from error
-            text, shapes = self._merged(self._ended(as_text(self.path, content)), rows)
+            text, shapes = self._merge_calls(self._end_last_line(as_text(self.path, content)), rows)
             replace_text(self.path, text, durable=False)  # not durable: a power cut ends the workload, too
             self.forget()
             with contextlib.suppress(OSError), io.FileIO(self.path) as file:
                 self._read = self._read_up_to(file, len(text.encode()), parse_sheet(self.path, _head(text)))
                 self._shapes = shapes
 
-    def _merged(self, text: str, rows: Mapping[Shape, Calls]) -> tuple[str, set[Shape]]:
+    def _merge_calls(self, text: str, rows: Mapping[Shape, Calls]) -> tuple[str, set[Shape]]:
         """Return the file's content with the calls added, and the shapes of all its lines then."""
         head = _head(text)
         sheet = parse_sheet(self.path, head) if head else Sheet([], [])
@@ -149,14 +149,14 @@ class CaptureFile:
         for line, shape, is_touched in zip(lines, shapes, touched, strict=True):
             record = next(parsed) if is_touched else Record(raw=line.rstrip("\r\n"), text=line)
             sheet.records.append(record)
-            if shape is not None and shape in fresh and self._raise(record, rows[shape]):
+            if shape is not None and shape in fresh and self._add_to_counts(record, rows[shape]):
                 del fresh[shape]  # its other lines stay
         sheet.records += fresh.values()
         # An existing file's columns lead in their order, so that its lines keep their text.
         sheet.columns = list(dict.fromkeys((*sheet.columns, *needed)))
         return sheet.text(), {*rows, *(shape for shape in shapes if shape is not None)}
 
-    def _raise(self, record: Record, calls: Calls) -> bool:
+    def _add_to_counts(self, record: Record, calls: Calls) -> bool:
         """Add calls to the counts of a line; return False where those are not numbers."""
         try:
             before = untuned_of(record, self.op)
@@ -167,9 +167,9 @@ class CaptureFile:
             record.cells["graph"] = str(before.graph + calls[1])
         return True
 
-    def _ended(self, text: str) -> str:
+    def _end_last_line(self, text: str) -> str:
         """Return the file's content with its last line ended; one that is cut off is marked as not a shape."""
-        if not _says(text):
+        if not _has_content(text):
             return ""
         if text.endswith(("\n", "\r")):
             return text
@@ -188,7 +188,7 @@ class CaptureFile:
         """Read what was appended since the last time; None where the file has no header or no last line end."""
         status, read = os.fstat(file.fileno()), self._read
         if read is not None and (
-            read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends(file, read.offset)
+            read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends_of_content(file, read.offset)
         ):
             read = self._read = None
             self._shapes = set()
@@ -197,7 +197,7 @@ class CaptureFile:
         if read is not None and not content:
             return read
         text = as_text(self.path, content)
-        if not text.endswith(("\n", "\r")) or not (read or _says(text)):
+        if not text.endswith(("\n", "\r")) or not (read or _has_content(text)):
             return None
         head = "" if read else _head(text)
         sheet = read.sheet if read else parse_sheet(self.path, head)
@@ -207,7 +207,7 @@ class CaptureFile:
 
     def _read_up_to(self, file: io.FileIO, offset: int, sheet: Sheet) -> _Read:
         status = os.fstat(file.fileno())
-        return _Read((status.st_dev, status.st_ino), offset, sheet, _ends(file, offset))
+        return _Read((status.st_dev, status.st_ino), offset, sheet, _ends_of_content(file, offset))
 
     def _line(self, shape: Shape, calls: Calls) -> Record:
         """Return the line of a new shape; those of our columns that would be empty are left out."""
@@ -221,15 +221,15 @@ class CaptureFile:
         Cached by the lines' texts without the counts: the file is read again whenever another
         process has rewritten it.
         """
-        extra = sorted((place for place, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
+        extra = sorted((index for index, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:
             self._names = sheet.names
             self._parsed.clear()
         keys = []
         for line in lines:
             fields = line.rstrip("\r\n").split(",")
-            for place in extra if '"' not in line else ():
-                del fields[place : place + 1]
+            for index in extra if '"' not in line else ():
+                del fields[index : index + 1]
             keys.append(",".join(fields))
         new = {key: line for key, line in zip(keys, lines, strict=True) if key not in self._parsed}
         records = parse_sheet(self.path, sheet.head + "".join(new.values())).records if new else []
@@ -246,7 +246,7 @@ class CaptureFile:
             return None
 
 
-def _says(text: str) -> bool:
+def _has_content(text: str) -> bool:
     """Tell whether a file has any content, if only a header."""
     return bool(text.strip(" \t,\r\n\ufeff"))
 
@@ -262,7 +262,7 @@ def _lines(text: str) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def _ends(file: io.FileIO, offset: int) -> tuple[bytes, bytes]:
+def _ends_of_content(file: io.FileIO, offset: int) -> tuple[bytes, bytes]:
     """Return the first bytes of a file, and the last ones before *offset*."""
     start = max(0, offset - _LAST)
     return os.pread(file.fileno(), min(_START, offset), 0), os.pread(file.fileno(), offset - start, start)

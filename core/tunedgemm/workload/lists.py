@@ -12,10 +12,11 @@ from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Untuned, infer_op, read_untuned
+from tunedgemm.table.csvfile import infer_op
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.row import shape_of
 from tunedgemm.table.sheet import present, read_sheet
+from tunedgemm.table.untuned import Untuned, read_untuned
 
 
 def op_of_file(path: Path) -> Op:
@@ -32,32 +33,32 @@ def op_of_file(path: Path) -> Op:
         return op_named(DEFAULT_OP)
 
 
-def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Shape:
+def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str]) -> Shape:
     """Parse a shape from the texts of its table's columns.
 
     Args:
         op: the op.
-        sizes: numbers for the first columns of its key that are not in *said*, in order.
-        said: further columns, of its key or ours.
+        sizes: numbers for the first columns of its key that are not in *cells*, in order.
+        cells: further columns, of its key or ours.
 
     Raises:
         UserError: a column that the op does not have, or a value that its parser rejects or misses.
     """
-    known = (*op.columns.key, *op.columns.own)
-    for column in said:
-        if column not in known:
-            raise UserError(f"{op.name} has no column {column!r}; use {', '.join(known)}")
-    free = [column for column in op.columns.key if column not in said]
-    given = list(sizes)
-    if len(given) > len(free):
-        raise UserError(f"too many sizes for {op.name} (got {len(given)}); its key is {', '.join(op.columns.key)}")
-    texts = dict(zip(free, given, strict=False)) | dict(said)
+    columns = (*op.columns.key, *op.columns.own)
+    for column in cells:
+        if column not in columns:
+            raise UserError(f"{op.name} has no column {column!r}; use {', '.join(columns)}")
+    free = [column for column in op.columns.key if column not in cells]
+    numbers = list(sizes)
+    if len(numbers) > len(free):
+        raise UserError(f"too many sizes for {op.name} (got {len(numbers)}); its key is {', '.join(op.columns.key)}")
+    texts = dict(zip(free, numbers, strict=False)) | dict(cells)
     try:
         return op.columns.parse(texts)
     except UserError as error:
-        taken = f"the sizes were taken for {', '.join(free[: len(given)])}; " if given else ""
+        taken = f"the sizes were taken for {', '.join(free[: len(numbers)])}; " if numbers else ""
         whose = "" if str(error).startswith(f"{op.name}: ") else f"{op.name}: "
-        raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(known)}") from None
+        raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(columns)}") from None
 
 
 def shape_of_line(op: Op, path: Path, line: int) -> Shape:
@@ -73,7 +74,7 @@ def shape_of_line(op: Op, path: Path, line: int) -> Shape:
 
 
 @attrs.frozen
-class Changes:
+class ShapeOverrides:
     """Overrides for every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
 
     Attributes:
@@ -88,22 +89,22 @@ class Changes:
     all_bias: bool = False
 
 
-def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned, ...]:
+def override_shapes(op: Op, rows: Iterable[Untuned], overrides: ShapeOverrides) -> tuple[Untuned, ...]:
     """Override shapes, in order; shapes that become equal are merged and their counts added.
 
     Raises:
         UserError: the op has no such column, or cannot have the dtype.
     """
-    said = _said(op, changes)
+    cells_set = _overridden_columns(op, overrides)
     folded: dict[Shape, Untuned] = {}
     for row in rows:
-        cells = {column: text for column, text in op.columns.format(row.shape).items() if text} | said
-        for bias in ({"bias": "False"}, {"bias": "True"}) if changes.all_bias else ({},):
+        cells = {column: text for column, text in op.columns.format(row.shape).items() if text} | cells_set
+        for bias in ({"bias": "False"}, {"bias": "True"}) if overrides.all_bias else ({},):
             try:
                 shape = op.columns.parse(cells | bias)
             except UserError as error:
-                overrides = ", ".join(f"{column}={text}" for column, text in said.items())
-                raise UserError(f"{op.name} cannot have {overrides}: {error}; choose another op with --op") from None
+                stated = ", ".join(f"{column}={text}" for column, text in cells_set.items())
+                raise UserError(f"{op.name} cannot have {stated}: {error}; choose another op with --op") from None
             folded[shape] = folded[shape].joined(row) if shape in folded else attrs.evolve(row, shape=shape)
     return tuple(folded.values())
 
@@ -113,18 +114,22 @@ def dtype_column(op: Op) -> str:
     return next((column for column in ("dtype", "q_dtype_w", "x_dtype") if column in (*op.columns.key, *op.columns.own)), "")
 
 
-def _said(op: Op, changes: Changes) -> dict[str, str]:
+def _overridden_columns(op: Op, overrides: ShapeOverrides) -> dict[str, str]:
     """Return the columns of an op that are overridden, but for the bias, and their texts."""
     columns, taken = (*op.columns.key, *op.columns.own), dtype_column(op)
-    asked = {"--indtype": (changes.indtype, taken), "--outdtype": (changes.outdtype, "outdtype"), "--all_bias": (changes.all_bias, "bias")}
-    for flag, (value, column) in asked.items():
+    requested = {
+        "--indtype": (overrides.indtype, taken),
+        "--outdtype": (overrides.outdtype, "outdtype"),
+        "--all_bias": (overrides.all_bias, "bias"),
+    }
+    for flag, (value, column) in requested.items():
         if value and column not in columns:
             names = ", ".join(columns)
             raise UserError(f"{flag}: {op.name} has no such column (its columns are {names}); choose another op with --op")
-    said = {taken: changes.indtype} if changes.indtype else {}
-    following = changes.indtype if not changes.indtype or dtype_bits(changes.indtype) > 8 else "bf16"
-    outdtype = changes.outdtype or following
-    return said | ({"outdtype": outdtype} if outdtype and "outdtype" in columns else {})
+    cells_set = {taken: overrides.indtype} if overrides.indtype else {}
+    following = overrides.indtype if not overrides.indtype or dtype_bits(overrides.indtype) > 8 else "bf16"
+    outdtype = overrides.outdtype or following
+    return cells_set | ({"outdtype": outdtype} if outdtype and "outdtype" in columns else {})
 
 
 def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:

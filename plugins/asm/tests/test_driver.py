@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.plugin import LaunchError
 from tunedgemm.tools import Driver, bind_driver, load_function

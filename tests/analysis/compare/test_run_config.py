@@ -16,7 +16,8 @@ from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.tuner import Options
 
 OP = op_named("a16w16")

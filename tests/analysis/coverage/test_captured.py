@@ -6,8 +6,8 @@ import pytest
 from tunedgemm.analysis.coverage import coverage
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import home_folder
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.shapes import shapes_of
 
 OP = op_named("a16w16")

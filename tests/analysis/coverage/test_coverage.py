@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.analysis.coverage import TUNED, Coverage, Replays, coverage
 from tunedgemm.analysis.coverage.answers import entry_of
-from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.known import KnownTimes
 from tunedgemm.analysis.coverage.measured import measure_all
 from tunedgemm.analysis.coverage.proposal import propose
 from tunedgemm.backends import split
@@ -22,7 +22,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.folders import home_folder
 from tunedgemm.table.lookup import Table
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner.log import trials_path
 
@@ -79,12 +79,12 @@ class TestAnswers:
         """An untuned call gets the backend's heuristic; a call that no backend takes is refused
         with the reason and not proposed."""
         triton = fake_registry(fake_backend("triton", heuristic="own"))
-        guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), Known())
+        guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), KnownTimes())
         assert (guessed.how, str(guessed.solution), guessed.calls) == ("heuristic", "triton:own", 7)
 
         nobodys = attrs.evolve(OP, name="nobodys")
         shape = attrs.evolve(product(4), op="nobodys")
-        refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), Known())
+        refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), KnownTimes())
         assert refused.how == "refused" and "op nobodys is not covered" in refused.why
         assert propose([refused], 10) == []
 
@@ -93,13 +93,13 @@ class TestAnswers:
         """A kernel without bias answers with an add,
         under its own row or as unbiased, and its row counts as used."""
         kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
-        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
+        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.with_add(kernel)), shape=biased)] if own else [])]
         mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
         dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
-        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), Known()) for shape in (product(4), biased)]
+        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), KnownTimes()) for shape in (product(4), biased)]
 
         assert [(entry.how, entry.solution) for entry in entries] == [
-            ("exact", kernel), ("exact" if own else "unbiased", split.added(kernel))
+            ("exact", kernel), ("exact" if own else "unbiased", split.with_add(kernel))
         ]  # fmt: skip
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 

@@ -9,8 +9,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import read_untuned
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned, read_untuned
 from tunedgemm.tuner import Options, tune
 
 OP = op_named("a16w16")

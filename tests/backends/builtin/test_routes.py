@@ -8,7 +8,7 @@ import attrs
 import torch
 from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.builtin import blockscale
-from tunedgemm.backends.builtin.product import aligned, rescaled
+from tunedgemm.backends.builtin.product import aligned, rescale
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.libtypes import BUILTIN
@@ -299,11 +299,11 @@ def test_scales_are_multiplied_in_float32_and_rounded_once():
         by_row, by_column = (torch.rand(*size, generator=generator) + 0.5 for size in ((9, 1), (1, 17)))
         added = None if bias is None else torch.randn(17, generator=generator).to(bias)
         exact = product.double() * by_row.double() * by_column.double() + (0 if added is None else added.double())
-        out = rescaled(product.to(source), by_row, by_column, added, dtype)
+        out = rescale(product.to(source), by_row, by_column, added, dtype)
         assert out.dtype == dtype
         finite, rtol = exact.abs() < torch.finfo(dtype).max, torch.finfo(dtype).eps * 0.51 + 3e-7
         assert torch.allclose(out.double()[finite], exact[finite], rtol=rtol, atol=0), (dtype, bias, source)
-        rescaled(product.to(source), by_row.requires_grad_(), by_column, added, dtype).sum().backward()
+        rescale(product.to(source), by_row.requires_grad_(), by_column, added, dtype).sum().backward()
         assert by_row.grad is not None
 
 

@@ -12,17 +12,8 @@ import pytest
 import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats import quant
-from tunedgemm.ops.formats.quant import (
-    as_fp4,
-    dequant_blocks,
-    dequant_fp4,
-    dequant_rows,
-    per_1x32_f4_quant,
-    per_1x128_quant,
-    per_block_quant,
-    per_tensor_quant,
-    pertoken_quant,
-)  # fmt: skip
+from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4, per_1x32_f4_quant
+from tunedgemm.ops.formats.quant import dequant_blocks, dequant_rows, per_1x128_quant, per_block_quant, per_tensor_quant, pertoken_quant
 from tunedgemm.ops.formats.scales import shuffle_scale, unshuffle_scale
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale

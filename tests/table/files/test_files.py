@@ -20,10 +20,11 @@ from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.table import folders
 from tunedgemm.table.columns import own_names
-from tunedgemm.table.csvfile import Problem, infer_op, read_rows, read_tuned, read_untuned, upsert
+from tunedgemm.table.csvfile import Problem, infer_op, read_rows, read_tuned, upsert
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row, blank, record_of
 from tunedgemm.table.sheet import read_sheet
+from tunedgemm.table.untuned import read_untuned
 
 ROOT = Path(__file__).parents[3]
 INVENTED = Path(__file__).parent / "files"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_untuned, write_untuned
+from tunedgemm.table.untuned import read_untuned, write_untuned
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.listing import Formats, listed, rows_of, together
+from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
 
 HEAD = Layer("lm_head", "head", 256, 64)
 
@@ -74,7 +74,7 @@ def test_lists_together_count_what_the_busiest_has():
     """A shape of two lists gets the higher count; rows are in order of N, K and M."""
     one, _ = listed([HEAD, Layer("a.o", "linear", 8, 16, 3)], (4, 2), Formats())
     two, _ = listed([Layer("b.o", "linear", 8, 16, 5)], (4,), Formats())
-    rows = together([one, two])["a16w16"]
+    rows = merge_lists([one, two])["a16w16"]
 
     assert [(row.shape.n, row.shape.m, row.count, row.layer) for row in rows] == [
         (8, 2, 3, "a.o"),

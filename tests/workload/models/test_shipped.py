@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tunedgemm.cli import main
 from tunedgemm.ops import ops
-from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.table.folders import MODEL_FOLDERS, MODELS, SHIPPED, named_file, table_layers
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.workload import models
 from tunedgemm.workload.lists import op_of_file
 from tunedgemm.workload.models import layers_of_model

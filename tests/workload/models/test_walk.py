@@ -13,7 +13,7 @@ import torch
 from tunedgemm.workload.models import layers_of_model
 from tunedgemm.workload.models.layer import Experts
 from tunedgemm.workload.models.scheme import Scheme
-from tunedgemm.workload.models.source import Source
+from tunedgemm.workload.models.source import ModelSource
 from tunedgemm.workload.models.walk import layers
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ def test_full_width(model):
 def walked(module, **settings):
     """Return the layers and notes of a module of torch."""
     module.get_output_embeddings = lambda: None
-    return layers(Source(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
+    return layers(ModelSource(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
 
 
 class Expert(torch.nn.Module):

@@ -77,7 +77,7 @@ def run_config(
             others = len(rows) - len(here)
             notes += (f"left out: {others} rows of other devices or without a time",) if others else ()
         served = []
-        for shape in _ordered(listed):
+        for shape in _unique_sorted(listed):
             served.append(ask.served(shape))
             if progress is not None:
                 progress(served[-1])
@@ -116,19 +116,19 @@ def compare(
         source = dict(requested(family, source))  # it is iterated twice
     counts = {key_shape(shape): count for shape, count in requested(family, source, output if options.stale else None)}
     folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}"
-    with _alone(folder, output):
-        base, candidate = _copied(output, folder / output.name, family)
+    with _lock_candidate_folder(folder, output):
+        base, candidate = _copy_table(output, folder / output.name, family)
         _log.info("candidate table: %s", candidate)
         report = tune(op, source, candidate, options, progress=progress)
         after = folder / f"{output.stem}.after.csv"
         with measuring(op, [Side("before", swap=(output, output)), Side("after", swap=(output, after))], options) as ask:
-            fresh = _landing(family, candidate, base, report, ask.begin().device)
-            _copied(output, after, family)
+            fresh = _rows_to_replace(family, candidate, base, report, ask.begin().device)
+            _copy_table(output, after, family)
             upsert(after, family, fresh.values(), options.sort)
             changes = _changes(ask, fresh, counts, min_improvement_pct, progress)
             device = ask.place.device
         if update:
-            changes = _updated(family, output, base, fresh, changes, options.sort)
+            changes = _update_table(family, output, base, fresh, changes, options.sort)
         failed = tuple(outcome.task.shape for outcome in report.failed)
         text = folder / f"{output.stem}.compare.txt"
         skipped = tuple(shape for shape in report.skipped if key_shape(shape) not in fresh)
@@ -147,7 +147,7 @@ def _changes(
     progress: Callable[[Place | None, Event], None] | None,
 ) -> tuple[Change, ...]:
     changes = []
-    for shape in _ordered(fresh):
+    for shape in _unique_sorted(fresh):
         count = counts.get(shape, 1)
         if progress is not None:
             progress(ask.place, Step(Task(shape, count), "time"))
@@ -156,7 +156,7 @@ def _changes(
     return tuple(changes)
 
 
-def _landing(op: Op, candidate: Path, base: Sequence[Row], report: Report, device: Device) -> dict[Shape, Row]:
+def _rows_to_replace(op: Op, candidate: Path, base: Sequence[Row], report: Report, device: Device) -> dict[Shape, Row]:
     """Return the device's new rows by shape, in the form in which they would replace the table's.
 
     A row without a device name holds for every device of its kind. The new row replaces it, and
@@ -173,7 +173,7 @@ def _landing(op: Op, candidate: Path, base: Sequence[Row], report: Report, devic
     return fresh
 
 
-def _updated(
+def _update_table(
     op: Op, output: Path, base: Sequence[Row], fresh: Mapping[Shape, Row], changes: Sequence[Change], sort: bool
 ) -> tuple[Change, ...]:
     """Write the qualifying rows to the table, except where the table's row changed since the comparison."""
@@ -194,7 +194,7 @@ def _updated(
     return tuple(decided)
 
 
-def _copied(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
+def _copy_table(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
     """Copy a table's file if it exists; return its rows and the path of the copy.
 
     Raises:
@@ -210,7 +210,7 @@ def _copied(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, output: Path) -> Iterator[None]:
+def _lock_candidate_folder(folder: Path, output: Path) -> Iterator[None]:
     """Lock the folder of a table's candidate, where an interrupted run finds its trials."""
     lock = filelock.FileLock(folder / "lock")
     try:
@@ -252,7 +252,7 @@ def _shapes(row: Row) -> list[Shape]:
     return [row.shape] if row.shape.m else [attrs.evolve(row.shape, m=m) for m in PINNED_M]
 
 
-def _ordered(shapes: Sequence[Shape] | Mapping[Shape, Row]) -> list[Shape]:
+def _unique_sorted(shapes: Sequence[Shape] | Mapping[Shape, Row]) -> list[Shape]:
     """Return each shape once, sorted by N, K and M."""
     return sorted(dict.fromkeys(map(key_shape, shapes)), key=lambda shape: (shape.n, shape.k, shape.m, str(shape)))
 

@@ -62,21 +62,21 @@ class Measuring:
     def served(self, shape: Shape) -> Served:
         """Check the only side on a shape, and time it if it is right."""
         served = self.checked(shape, self.sides[0])
-        return self._timed(served, self.sides[0]) if served.ok else served
+        return self._time_alone(served, self.sides[0]) if served.ok else served
 
     def change(self, shape: Shape, count: int) -> Change:
         """Check both sides on a shape; time them in the same rounds if both are right."""
         before, after = (self.checked(shape, side) for side in self.sides)
         change = Change(before, after, count=count)
         if before.ok and after.ok and before.solution == after.solution:
-            timed = self._timed(before, self.sides[0])
+            timed = self._time_alone(before, self.sides[0])
             return attrs.evolve(change, before=timed, after=attrs.evolve(timed, origin=after.origin, why=after.why) if timed.ok else timed)
         if before.ok and after.ok:
             samples = self._samples(shape, self.sides)
             if not isinstance(samples, str) and all(isinstance(sample, Samples) for sample in samples):
-                return self._paired(change, *(sample for sample in samples if isinstance(sample, Samples)))
-        before = self._timed(before, self.sides[0]) if before.ok else before
-        after = self._timed(after, self.sides[1]) if after.ok else after
+                return self._time_paired(change, *(sample for sample in samples if isinstance(sample, Samples)))
+        before = self._time_alone(before, self.sides[0]) if before.ok else before
+        after = self._time_alone(after, self.sides[1]) if after.ok else after
         ratio = after.us / before.us if before.us and after.us else 0.0
         return attrs.evolve(change, before=before, after=after, ratio=ratio, noise=max(SEQUENTIAL, math.hypot(before.noise, after.noise)))
 
@@ -91,9 +91,9 @@ class Measuring:
             return Served(shape, status=_line(f"error:{error.status}: {error}"))
         except Exception as error:  # a kernel may raise anything
             return Served(shape, status=_line(f"error:{type(error).__name__}: {error}"))
-        return self._judged(timing, choice)
+        return self._judge(timing, choice)
 
-    def _judged(self, timing: Timing, choice: Choice) -> Served:
+    def _judge(self, timing: Timing, choice: Choice) -> Served:
         offer = choice.first.offer
         served = Served(
             timing.shape, offer.solution, "ok", err_ratio=timing.err_ratio, origin=offer.origin, why=offer.why, match=offer.match
@@ -111,7 +111,7 @@ class Measuring:
             status = f"error:no row serves it: {passed or 'no look-up reaches a row of its shape'}"
         return attrs.evolve(served, status=_line(status), detail=detail)
 
-    def _timed(self, served: Served, side: Side) -> Served:
+    def _time_alone(self, served: Served, side: Side) -> Served:
         """Time one side alone; a failure becomes its status."""
         samples = self._samples(served.shape, [side])
         answer = samples if isinstance(samples, str) else samples[0]
@@ -120,7 +120,7 @@ class Measuring:
             return attrs.evolve(served, status=_line(f"error:{reason}"), detail="while it was timed")
         return _with_times(served, answer)
 
-    def _paired(self, change: Change, before: Samples, after: Samples) -> Change:
+    def _time_paired(self, change: Change, before: Samples, after: Samples) -> Change:
         """Add both medians, and the ratio by rounds, in which drift between rounds cancels out."""
         ratio, noise = median_and_noise(tuple(later / earlier for earlier, later in zip(before.us, after.us, strict=True)))
         both = _with_times(change.before, before), _with_times(change.after, after)
@@ -131,15 +131,15 @@ class Measuring:
         solutions = tuple(side.solution for side in sides)
         options, rounds = self.options, max(self.options.warmup, 1)
         try:
-            rough = self._sampled(shape, solutions, rounds)
+            rough = self._sample(shape, solutions, rounds)
             cost = sum(sum(sample.us) * sample.calls for sample in rough if isinstance(sample, Samples)) * 1e-6 / rounds
             affordable = int(options.seconds / max(cost, 1e-9))
             left = min(options.iters, max(affordable, FEWEST_ROUNDS))
             samples: list[Samples | Timing] = []
             while left > 0:
-                samples = _joined(samples, self._sampled(shape, solutions, min(BLOCK, left)))
+                samples = _join_samples(samples, self._sample(shape, solutions, min(BLOCK, left)))
                 left -= BLOCK
-            failures = [self._after(shape, side) for side in sides]
+            failures = [self._fault_after_timing(shape, side) for side in sides]
         except WorkerDied as error:
             return f"{error.status}: {error}"
         except Exception as error:  # a kernel may raise anything
@@ -149,13 +149,13 @@ class Measuring:
             for side, sample, failure in zip(sides, samples, failures, strict=True)
         ]
 
-    def _after(self, shape: Shape, side: Side) -> str:
+    def _fault_after_timing(self, shape: Shape, side: Side) -> str:
         """Return the fault of a side's timing (a fallback to another solution, wrong outputs), or ""."""
         again = self.client.ask(CheckAgain(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
         choice = self.client.ask(GetChoice(shape, side.name))
         return choice.failure or ("" if again.status == "ok" else again.detail)
 
-    def _sampled(self, shape: Shape, solutions: tuple[Solution, ...], rounds: int) -> list[Samples | Timing]:
+    def _sample(self, shape: Shape, solutions: tuple[Solution, ...], rounds: int) -> list[Samples | Timing]:
         answers = self.client.ask(TakeSamples(shape, solutions, rounds), timeout=self.client.allowance(shape, rounds, len(solutions)))
         return [answers[solution] for solution in solutions]
 
@@ -188,7 +188,7 @@ def measuring(
         worker.stop()
 
 
-def _joined(earlier: Sequence[Samples | Timing], later: list[Samples | Timing]) -> list[Samples | Timing]:
+def _join_samples(earlier: Sequence[Samples | Timing], later: list[Samples | Timing]) -> list[Samples | Timing]:
     """Join the samples of two blocks; a failure in either is a failure."""
     if not earlier:
         return later

@@ -146,7 +146,7 @@ class _Callers(Backend):
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Bind without unwrapping shuffled weights."""
-        return self.bind_as_given(solution, shape, device)
+        return self.bind_unwrapped(solution, shape, device)
 
 
 class _Dispatched:
@@ -202,9 +202,9 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
     def call(*operands: Any) -> Any:
         launcher = dispatcher.launchers.get(key)
         if launcher is None:
-            seen = op.shape_of(*operands, otype=otype, **fields)
-            if key_shape(seen) != key_shape(shape):
-                raise OperandError(f"operands of {shape}: dispatch reads them as {seen}")
+            called_shape = op.shape_of(*operands, otype=otype, **fields)
+            if key_shape(called_shape) != key_shape(shape):
+                raise OperandError(f"operands of {shape}: dispatch reads them as {called_shape}")
             return dispatcher.resolve(key, operands, otype, **fields)
         try:
             return launcher(*operands)

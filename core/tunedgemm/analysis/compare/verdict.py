@@ -11,8 +11,8 @@ from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Untuned, untuned_text
 from tunedgemm.table.lookup import Match
+from tunedgemm.table.untuned import Untuned, untuned_text
 
 #: Noise of a ratio whose times come from different rounds: clocks fall under load.
 SEQUENTIAL = 0.10

@@ -68,11 +68,11 @@ def coverage(
         dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=Settings.from_environment().passive)
         listed = calls.of(family)
         files = [path for layer in table_layers(family, above.get(family.name, ())) for path in layer.paths if present(path)]
-        known = known_times(family, here, (call.shape for call in listed), files, compared.get(family.name, ()))
-        notes += known.notes
+        times = known_times(family, here, (call.shape for call in listed), files, compared.get(family.name, ()))
+        notes += times.notes
         if others := dispatcher.table.foreign(here):
             notes.append(f"the tables of {family.name} have no row for {here}; their rows are for {others}")
-        entries += [entry_of(dispatcher, described(here), call, replays, known) for call in listed]
+        entries += [entry_of(dispatcher, described(here), call, replays, times) for call in listed]
     if not here.name and any(entry.how == "other device" for entry in entries):
         notes.append(f"rows with a device name count as another device's; --device {here.gfx}:{here.cu_num}:NAME names this one")
     if measure:
@@ -107,13 +107,13 @@ def _graph_notes(calls: Captured, replays: Replays) -> list[str]:
     if unknown := [m for m in replays.by_m if m not in recorded]:
         others = f"those of M={', '.join(map(str, recorded))} were" if recorded else "none were"
         raise UserError(f"--replays: no calls with M={unknown[0]} were recorded into graphs; {others}")
-    if not recorded and replays.each > 1:
+    if not recorded and replays.per_graph > 1:
         return ["--replays has no effect: no call was recorded into a graph"]
     silent = [m for m in recorded if m not in replays.by_m]
-    if not silent or replays.each > 1:
+    if not silent or replays.per_graph > 1:
         return []
-    which = f" with M={', '.join(map(str, silent))}" if replays.by_m else ""
-    return [f"calls recorded into graphs{which} count once; pass the number of replays with --replays"]
+    graphs = f" with M={', '.join(map(str, silent))}" if replays.by_m else ""
+    return [f"calls recorded into graphs{graphs} count once; pass the number of replays with --replays"]
 
 
 __all__ = [

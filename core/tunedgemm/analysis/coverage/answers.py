@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import attrs
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.known import KnownTimes
 from tunedgemm.analysis.coverage.result import Entry, Passed
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops.op import Op
 from tunedgemm.table.lookup import Match
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.tuner.roofline import guess_us
 
 _ORIGINS = {"unbiased": "unbiased", "heuristic": "heuristic", "builtin": "fallback"}
@@ -28,7 +28,7 @@ def described(device: Device) -> Device:
     return attrs.evolve(device, index=-1)
 
 
-def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Replays, known: Known) -> Entry:
+def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Replays, times: KnownTimes) -> Entry:
     """Return the solution that serves a captured shape, with the best available time of a call."""
     explanation = dispatcher.explain(call.shape, device)
     offer, match = explanation.offer, explanation.offer.match
@@ -43,10 +43,10 @@ def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Rep
         us_from="guess",
         why=explanation.refused or offer.why,
         row_m=match.row.shape.m if match and not explanation.refused else -1,
-        passed=tuple(_passed(explanation)),
+        passed=tuple(_skipped_rows(explanation)),
         layer=call.layer,
     )
-    return _timed(entry, dispatcher.op, offer, device, known)
+    return _add_times(entry, dispatcher.op, offer, device, times)
 
 
 def word_of(origin: str, match: Match | None) -> str:
@@ -56,7 +56,7 @@ def word_of(origin: str, match: Match | None) -> str:
     return match.granularity if match.same_device else "other device"
 
 
-def _passed(explanation: Explanation) -> Iterator[Passed]:
+def _skipped_rows(explanation: Explanation) -> Iterator[Passed]:
     """Yield the skipped rows, and for a refused shape the last row tried."""
     over = explanation.passed_over
     for offer, reason in (*over, (explanation.offer, explanation.refused)) if explanation.refused else over:
@@ -64,10 +64,10 @@ def _passed(explanation: Explanation) -> Iterator[Passed]:
             yield Passed(offer.solution, word_of(offer.origin, offer.match), _LIBTYPE.sub("", reason))
 
 
-def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> Entry:
+def _add_times(entry: Entry, op: Op, offer: Offer, device: Device, times: KnownTimes) -> Entry:
     """Add the time of a call from its best source, and the best known solution."""
     shape, match = entry.shape, offer.match if entry.how != "refused" else None
-    trial = known.of(op, shape, entry.solution) if entry.how != "refused" else None
+    trial = times.of(op, shape, entry.solution) if entry.how != "refused" else None
     us, source = guess_us(op, shape, device), "guess"
     if entry.how == "exact" and match is not None and match.row.valid:
         us, source = match.row.us, "row"
@@ -76,5 +76,5 @@ def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> 
     elif match is not None and match.same_device and match.row.valid and match.row.shape.m > shape.m:
         us, source = match.row.us, "padded row"
     entry = attrs.evolve(entry, us=us, us_from=source)
-    best = known.best(op, shape)
+    best = times.best(op, shape)
     return attrs.evolve(entry, best_us=best[1].us, best=f"{best[0]} ({best[1].source}, {best[1].path.name})") if best else entry

@@ -11,10 +11,10 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Problem, key_shape, read_listed
+from tunedgemm.table.csvfile import Problem, key_shape
 from tunedgemm.table.folders import home_folder, named_file, untuned_path
-from tunedgemm.table.row import MOST_CALLS, Untuned
 from tunedgemm.table.sheet import present, read_sheet
+from tunedgemm.table.untuned import MOST_CALLS, Untuned, read_listed
 from tunedgemm.workload.lists import op_of_file
 
 #: Most problems of a file that an error names; of more only the number is printed.
@@ -31,12 +31,12 @@ class Replays:
             batch size.
     """
 
-    each: int = 1
+    per_graph: int = 1
     by_m: Mapping[int, int] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        if not _positive(self.each):
-            raise UserError(f"--replays: expected a whole number in 1 to {MOST_CALLS}, or M:N,M:N (got {self.each!r})")
+        if not _positive(self.per_graph):
+            raise UserError(f"--replays: expected a whole number in 1 to {MOST_CALLS}, or M:N,M:N (got {self.per_graph!r})")
         for m, times in self.by_m.items():
             if not (_positive(m) and _positive(times)):
                 raise UserError(f"--replays: M and its replays must be whole numbers in 1 to {MOST_CALLS} (got {m!r}:{times!r})")
@@ -67,7 +67,7 @@ class Replays:
 
     def at(self, m: int) -> int:
         """Return the replays of the graphs that recorded *m*."""
-        return self.by_m.get(m, self.each)
+        return self.by_m.get(m, self.per_graph)
 
 
 def _positive(number: object) -> bool:
@@ -136,7 +136,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
             shape = key_shape(call.shape)
             earlier = folded.get(shape, Untuned(shape, 0, 0, call.layer))
             folded[shape] = attrs.evolve(earlier, count=earlier.count + call.count, graph=earlier.graph + call.graph)
-    _called(files, folded.values(), problems)
+    _require_calls(files, folded.values(), problems)
     return Captured(files, tuple(folded.values()), tuple(problems), tuple(notes))
 
 
@@ -149,7 +149,7 @@ def _of_user_folder(op: Op | None) -> list[Path]:
     return files
 
 
-def _called(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence[Problem]) -> None:
+def _require_calls(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence[Problem]) -> None:
     """Raise UserError without any call, because a check of no calls must not pass."""
     if any(call.calls for call in listed):
         return

@@ -34,7 +34,7 @@ class Time:
 
 
 @attrs.define
-class Known:
+class KnownTimes:
     """The lowest times known on a device, by shape and solution.
 
     Attributes:
@@ -65,7 +65,7 @@ class Known:
             at[solution] = time
 
 
-def known_times(op: Op, device: Device, shapes: Iterable[Shape], tables: Iterable[Path], against: Iterable[Path]) -> Known:
+def known_times(op: Op, device: Device, shapes: Iterable[Shape], tables: Iterable[Path], against: Iterable[Path]) -> KnownTimes:
     """Read the known times of shapes on a device.
 
     Args:
@@ -76,36 +76,36 @@ def known_times(op: Op, device: Device, shapes: Iterable[Shape], tables: Iterabl
     Raises:
         TableError: a table of *against* cannot be read.
     """
-    known, wanted = Known(), {key_shape(other) for shape in shapes for other in op.equivalent_shapes(shape)}
+    times, wanted = KnownTimes(), {key_shape(other) for shape in shapes for other in op.equivalent_shapes(shape)}
     against = tuple(against)
     for path in against:
         for row in rows_for(device, read_rows(path, op)[0]):
             if row.shape in wanted:
-                known.note(row.shape, row.solution, Time(row.us, "against", path))
+                times.note(row.shape, row.solution, Time(row.us, "against", path))
     sizes = {(shape.m, shape.n, shape.k) for shape in wanted}
     for log in dict.fromkeys(trials_path(table) for table in (*tables, *against)):
         if present(log):
             try:
-                _read(known, log, op, device, wanted, sizes)
+                _read(times, log, op, device, wanted, sizes)
             except TableError as error:
-                known.notes.append(f"trials left out: {error}")
-    return known
+                times.notes.append(f"trials left out: {error}")
+    return times
 
 
-def _read(known: Known, log: Path, op: Op, device: Device, wanted: Collection[Shape], sizes: Collection[tuple]) -> None:
+def _read(times: KnownTimes, log: Path, op: Op, device: Device, wanted: Collection[Shape], sizes: Collection[tuple]) -> None:
     """Note a log's right trials of these shapes on the device; parse few lines, because logs are long."""
     for line in read_log(log):
         shape = line.fields.get("shape")
         if line.kind != "trial" or line.fields.get("status") != "ok" or not isinstance(shape, dict) or shape.get("op") != op.name:
             continue
-        if (shape.get("m"), shape.get("n"), shape.get("k")) not in sizes or not _of(device, line):
+        if (shape.get("m"), shape.get("n"), shape.get("k")) not in sizes or not _ran_on(device, line):
             continue
         timing = line.timing()
         if timing.ok and (key := key_shape(timing.shape)) in wanted:
-            known.note(key, timing.solution, Time(timing.us, "trial", log))
+            times.note(key, timing.solution, Time(timing.us, "trial", log))
 
 
-def _of(device: Device, line: Line) -> bool:
+def _ran_on(device: Device, line: Line) -> bool:
     """Return whether a trial ran on the device; a described device without a name is any of its kind."""
     fields = line.fields
     name = fields.get("device", "")

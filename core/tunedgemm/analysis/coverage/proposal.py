@@ -12,8 +12,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import write_untuned
-from tunedgemm.table.row import Untuned
+from tunedgemm.table.untuned import Untuned, write_untuned
 from tunedgemm.workload.lists import list_paths
 
 #: An M with at least this share of its layer's calls, or of their lost time, gets an exact row. The
@@ -55,7 +54,8 @@ def propose(entries: Sequence[Entry], most: int) -> list[Next]:
         if entry.how not in (*TUNED, "refused") and entry.lost > 0:
             layers.setdefault(layer_of(entry.shape), []).append(entry)
     proposals = [_next(layer, members, total) for layer, members in layers.items()]
-    return sorted((each for each in proposals if each is not None), key=lambda each: (-each.share, str(each.layer)))[:most]
+    worthwhile = [proposal for proposal in proposals if proposal is not None]
+    return sorted(worthwhile, key=lambda proposal: (-proposal.share, str(proposal.layer)))[:most]
 
 
 def _next(layer: Shape, members: Sequence[Entry], total: float) -> Next | None:

@@ -197,13 +197,13 @@ class Group:
             how: words of `WORDS`; those of padded rows by default.
         """
         chosen = [entry for entry in self.entries if entry.how in (how or PADDED) and entry.calls]
-        known = [entry for entry in chosen if entry.regret is not None]
-        if not known:
+        measured = [entry for entry in chosen if entry.regret is not None]
+        if not measured:
             return None
-        best = sum(entry.calls * entry.best_us for entry in known)
-        spent = best + sum(entry.lost for entry in known)
-        worst = max(known, key=lambda entry: (entry.regret or 0.0, entry.lost))
-        return Regret(spent / best - 1.0, worst, sum(entry.calls for entry in known), sum(entry.calls for entry in chosen))
+        best = sum(entry.calls * entry.best_us for entry in measured)
+        spent = best + sum(entry.lost for entry in measured)
+        worst = max(measured, key=lambda entry: (entry.regret or 0.0, entry.lost))
+        return Regret(spent / best - 1.0, worst, sum(entry.calls for entry in measured), sum(entry.calls for entry in chosen))
 
 
 def layer_of(shape: Shape) -> Shape:

@@ -200,14 +200,14 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     k, out_dtype, product = shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
-        one = torch.ones((), dtype=torch.float32, device=x.device)
-        left, right = (one if scale is None else scale.float().reshape(()) for scale in (scale_a, scale_b))
+        unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
+        left, right = (unit_scale if scale is None else scale.float().reshape(()) for scale in (scale_a, scale_b))
         flat = x.reshape(-1, k)
         if out_dtype is torch.bfloat16:
             out = torch._scaled_mm(flat, weight.t(), left, right, out_dtype=torch.bfloat16)
         else:
             out = product(flat, weight, left, right)
-        return _ended(out, bias, scale_c, out_dtype, x)
+        return _finish(out, bias, scale_c, out_dtype, x)
 
     return scaled_mm
 
@@ -229,7 +229,7 @@ def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         out = torch.mm(x.reshape(-1, k).float(), weight.float().t())
         for scale in (scale_a, scale_b):
             out = out if scale is None else out * scale
-        return _ended(out, bias, scale_c, out_dtype, x)
+        return _finish(out, bias, scale_c, out_dtype, x)
 
     return float32
 
@@ -239,7 +239,7 @@ def _no_float32(shape: Shape, device: Device) -> str:
     return "takes scaled operands" if shape.scale == "none" else ""
 
 
-def _ended(out: Any, bias: Any, scale_c: Any, out_dtype: Any, x: Any) -> Any:
+def _finish(out: Any, bias: Any, scale_c: Any, out_dtype: Any, x: Any) -> Any:
     out = out if bias is None else out + bias
     out = out if scale_c is None else out * scale_c
     return out.to(out_dtype).view(*x.shape[:-1], out.shape[-1])

@@ -14,10 +14,10 @@ from tunedgemm.backends.builtin.product import (
     aligned,
     capability,
     cublas_scales,
-    finished,
+    finish,
     no_fp8,
     products,
-    rescaled,
+    rescale,
     rounded_products,
     scaled_float32,
 )
@@ -40,7 +40,7 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        out = rescaled(product(x.reshape(-1, k), weight), x_scale.reshape(-1, 1), w_scale.reshape(1, -1), bias, out_dtype)
+        out = rescale(product(x.reshape(-1, k), weight), x_scale.reshape(-1, 1), w_scale.reshape(1, -1), bias, out_dtype)
         return out.view(*x.shape[:-1], n)
 
     return scaled
@@ -97,7 +97,7 @@ def _scaled_mm_rows(shape: Shape, device: Device, split: int) -> Callable[..., A
     n, k, out_dtype, product = shape.n, shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm_rows(x: torch.Tensor, weight: torch.Tensor, x_scale: Any, w_scale: Any, bias: Any = None) -> torch.Tensor:
-        return finished(product(x.reshape(-1, k), weight, x_scale, w_scale), bias, out_dtype, (*x.shape[:-1], n))
+        return finish(product(x.reshape(-1, k), weight, x_scale, w_scale), bias, out_dtype, (*x.shape[:-1], n))
 
     return scaled_mm_rows
 

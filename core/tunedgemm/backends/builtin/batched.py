@@ -15,10 +15,10 @@ from tunedgemm.backends.builtin.product import (
     aligned,
     capability,
     cublas_scales,
-    finished,
+    finish,
     no_fp8,
     products,
-    rescaled,
+    rescale,
     rounded_products,
 )
 from tunedgemm.backends.builtin.route import Family, Route
@@ -60,7 +60,7 @@ def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
             out = torch.bmm(x, right)
         else:
             out = torch.bmm(x, right, out_dtype=torch.float32) if fused else torch.bmm(x.float(), right.float())
-        return finished(out, None if bias is None else bias.view(-1, 1, n), out_dtype, tuple(out.shape))
+        return finish(out, None if bias is None else bias.view(-1, 1, n), out_dtype, tuple(out.shape))
 
     return bmm
 
@@ -91,11 +91,11 @@ def _mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     def mm_loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
         added = None if bias is None else bias.view(-1, n)
-        for place, target in enumerate(out):
+        for batch, target in enumerate(out):
             if added is None:
-                torch.mm(x[place], weight[place].t(), out=target)
+                torch.mm(x[batch], weight[batch].t(), out=target)
             else:
-                torch.addmm(added[place], x[place], weight[place].t(), out=target)
+                torch.addmm(added[batch], x[batch], weight[batch].t(), out=target)
         return out
 
     return mm_loop
@@ -147,7 +147,7 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
         batch, rows = x.shape[:2]
         added = None if bias is None else bias.view(-1, 1, n)
-        return rescaled(product(x, weight), x_scale.reshape(batch, rows, 1), w_scale.reshape(batch, 1, n), added, out_dtype)
+        return rescale(product(x, weight), x_scale.reshape(batch, rows, 1), w_scale.reshape(batch, 1, n), added, out_dtype)
 
     return scaled
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.builtin.product import cublas_scales, finished, no_fp8, products
+from tunedgemm.backends.builtin.product import cublas_scales, finish, no_fp8, products
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
@@ -137,7 +137,7 @@ def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         for block, start in enumerate(range(0, k, BLOCK)):
             part = product(flat[:, start : start + BLOCK], weight[:, start : start + BLOCK])
             out.addcmul_(part.mul_(by_x[:, block, None]), by_w[:, block])
-        return finished(out, None, out_dtype, (*x.shape[:-1], n))
+        return finish(out, None, out_dtype, (*x.shape[:-1], n))
 
     return blocks
 
@@ -152,7 +152,7 @@ def _blocks_bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         left, right = (part.reshape(-1, k // BLOCK, BLOCK).transpose(0, 1) for part in (x, weight))
         parts = product(left, right)
         parts.mul_(by_row(x_scale).t().unsqueeze(2)).mul_(spread(w_scale, n).t().unsqueeze(1))
-        return finished(parts.sum(0), None, out_dtype, (*x.shape[:-1], n))
+        return finish(parts.sum(0), None, out_dtype, (*x.shape[:-1], n))
 
     return blocks_bmm
 
@@ -178,7 +178,7 @@ def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any
             left = times_blocks(x.reshape(-1, k), by_row(x_scale), inner)
             right = times_blocks(weight, spread(w_scale, n), inner)
             out = torch._C._nn.linear(left, right) if plain else product(left, right)
-            return finished(out, None, out_dtype, (*x.shape[:-1], n))
+            return finish(out, None, out_dtype, (*x.shape[:-1], n))
 
         return dequantised
 

@@ -71,12 +71,13 @@ class _Call:
         """Return [experts, rows, cols] of the *chosen* experts, by their indices on the device, or of all."""
         import torch
 
-        from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4, dequant_rows
+        from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4
+        from tunedgemm.ops.formats.quant import dequant_rows
 
         rows, cols = self.size(stage)
         kind, weight, scale = self.shape["q_type"], self.weights[stage], self.scales[stage]
         if chosen is not None:
-            weight, scale = _chosen(weight, chosen), None if scale is None else _chosen(scale, chosen)
+            weight, scale = _select(weight, chosen), None if scale is None else _select(scale, chosen)
         if scale is None:
             return weight.to(self.dtype)
         if kind == "per_1x32":
@@ -102,13 +103,13 @@ class _Call:
         return values if len(values) == len(self.ids) else values.repeat_interleave(topk, 0)
 
 
-def _chosen(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Select these indices of the first dimension; 8-bit types have no operation for it."""
     import torch
 
     if tensor.element_size() > 1:
-        return tensor.index_select(0, places)
-    return tensor.view(torch.uint8).index_select(0, places).view(tensor.dtype)
+        return tensor.index_select(0, indices)
+    return tensor.view(torch.uint8).index_select(0, indices).view(tensor.dtype)
 
 
 def _sizes(shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -160,14 +161,14 @@ def _sorted(call: _Call) -> Stage:
     counts = torch.bincount(call.ids, minlength=experts + 1).tolist()[:experts]
     order = torch.argsort(call.ids, stable=True)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values = call.quantised(x, scale)
-        out = torch.empty(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        out = torch.empty(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         sources, start = order if len(x) == len(call.ids) else order // topk, 0
         for expert, count in enumerate(counts):
             if count:
                 part = slice(start, start + count)
-                out[order[part]] = _product(values[sources[part]], call.matrix(which, expert)).float()
+                out[order[part]] = _product(values[sources[part]], call.matrix(stage_number, expert)).float()
             start += count
         return out
 
@@ -178,11 +179,11 @@ def _dense(call: _Call) -> Stage:
     """Multiply every expert with every row, and take the results of its pairs."""
     import torch
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values = call.quantised(x, scale)
-        out = torch.zeros(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        out = torch.zeros(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         for expert in range(int(call.shape["expert"])):
-            part = call.by_pair(_product(values, call.matrix(which, expert)).float())
+            part = call.by_pair(_product(values, call.matrix(stage_number, expert)).float())
             out = torch.where((call.ids == expert).unsqueeze(1), part, out)
         return out
 
@@ -195,10 +196,10 @@ def _gather(call: _Call) -> Stage:
 
     last = int(call.shape["expert"]) - 1
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
-        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(which)
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
+        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(stage_number)
         chunks = zip(values.split(step), call.ids.clamp(max=last).split(step), strict=True)
-        return torch.cat([_product(rows, call.matrices(which, chosen)).squeeze(1) for rows, chosen in chunks])
+        return torch.cat([_product(rows, call.matrices(stage_number, chosen)).squeeze(1) for rows, chosen in chunks])
 
     return stage
 
@@ -227,15 +228,15 @@ class _Groups:
         ends = torch.searchsorted(call.ids[order], every, right=True).to(torch.int32)
         return cls(order, order // int(call.shape["topk"]), ends)
 
-    def places(self, x: torch.Tensor) -> torch.Tensor:
+    def input_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of a stage's input, by expert."""
         return self.order if len(x) == len(self.order) else self.sources
 
-    def put_back(self, found: torch.Tensor) -> torch.Tensor:
+    def put_back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows by expert in the order of the pairs."""
         import torch
 
-        return torch.empty_like(found).index_copy_(0, self.order, found)
+        return torch.empty_like(rows).index_copy_(0, self.order, rows)
 
 
 def _blocks(call: _Call) -> Stage:
@@ -255,17 +256,17 @@ def _blocks(call: _Call) -> Stage:
     # Pairs without an expert go to one more row, which nothing reads.
     shift = torch.nn.functional.pad(first - starts, (0, 1))
     ids = call.ids[groups.order]
-    places = torch.arange(pairs, device=ids.device) + shift[ids]
-    places = torch.where(ids < experts, places, count * size)
+    indices = torch.arange(pairs, device=ids.device) + shift[ids]
+    indices = torch.where(ids < experts, indices, count * size)
     owners = torch.searchsorted(block_ends, torch.arange(count, device=ids.device), right=True).clamp(max=experts - 1)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
-        values, step = call.quantised(x, scale), call.step(which)
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
+        values, step = call.quantised(x, scale), call.step(stage_number)
         padded = values.new_zeros(count * size + 1, values.shape[1])
-        padded[places] = values[groups.places(x)]
+        padded[indices] = values[groups.input_rows(x)]
         chunks = zip(padded[:-1].view(count, size, -1).split(step), owners.split(step), strict=True)
-        found = torch.cat([_product(rows, call.matrices(which, chosen)).flatten(0, 1) for rows, chosen in chunks])
-        return groups.put_back(found[places.clamp(max=len(found) - 1)])
+        outputs = torch.cat([_product(rows, call.matrices(stage_number, chosen)).flatten(0, 1) for rows, chosen in chunks])
+        return groups.put_back(outputs[indices.clamp(max=len(outputs) - 1)])
 
     return stage
 
@@ -275,9 +276,9 @@ def _grouped_mm(call: _Call) -> Stage:
 
     groups = _Groups.of(call)
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
-        rows = call.quantised(x, scale)[groups.places(x)]
-        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(which)).transpose(1, 2), offs=groups.ends))
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
+        rows = call.quantised(x, scale)[groups.input_rows(x)]
+        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(stage_number)).transpose(1, 2), offs=groups.ends))
 
     return stage
 
@@ -302,14 +303,14 @@ def _scaled_grouped_mm(call: _Call) -> Stage:
 
     groups, experts = _Groups.of(call), int(call.shape["expert"])
 
-    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
         values, by_row = _fp8_rows(call.shape, x, scale)
-        places, weight_scale = groups.places(x), call.scales[which]
-        by_column = weight_scale.reshape(experts, -1).expand(-1, call.size(which)[0]).contiguous()  # type: ignore[union-attr]
-        rows = values.view(torch.uint8)[places].view(values.dtype)
-        weight = call.weights[which].transpose(1, 2)
-        found = torch._scaled_grouped_mm(rows, weight, by_row[places], by_column, offs=groups.ends, out_dtype=torch.bfloat16)
-        return groups.put_back(found)
+        indices, weight_scale = groups.input_rows(x), call.scales[stage_number]
+        by_column = weight_scale.reshape(experts, -1).expand(-1, call.size(stage_number)[0]).contiguous()  # type: ignore[union-attr]
+        rows = values.view(torch.uint8)[indices].view(values.dtype)
+        weight = call.weights[stage_number].transpose(1, 2)
+        outputs = torch._scaled_grouped_mm(rows, weight, by_row[indices], by_column, offs=groups.ends, out_dtype=torch.bfloat16)
+        return groups.put_back(outputs)
 
     return stage
 
@@ -322,8 +323,8 @@ def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
     if shape["q_type"] == "per_Token":
         values, by_row = pertoken_quant(x, quant_dtype=dtype)
         return values, by_row.view(-1)
-    values, one = per_tensor_quant(x, scale, quant_dtype=dtype)
-    return values, one.view(1).expand(len(x)).contiguous()
+    values, tensor_scale = per_tensor_quant(x, scale, quant_dtype=dtype)
+    return values, tensor_scale.view(1).expand(len(x)).contiguous()
 
 
 def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
@@ -335,7 +336,7 @@ def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
     return "" if fits else f"needs model_dim and inter_dim divisible by 16 (model_dim={shape.n}, inter_dim={shape.k})"
 
 
-def _made(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+def _two_stage_route(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], Callable[..., Any]]:
     def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         del split
         return _two_stages(shape, device, stage_of)
@@ -343,7 +344,7 @@ def _made(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], 
     return make
 
 
-def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
+def _listed_if_few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
     """Return a list function for routes worth a try where the product of these numbers is small."""
 
     def listed(shape: Shape, device: Device) -> tuple[int, ...]:
@@ -353,7 +354,7 @@ def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]
     return listed
 
 
-def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+def _with_plain_weights(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to take both weights in order; each route puts the shuffled scales in order."""
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
@@ -378,14 +379,14 @@ def _native(shape: Shape, device: Device) -> str:
 family = Family(
     MappingProxyType(
         {
-            "scaled_grouped_mm": Route(_made(_scaled_grouped_mm), _no_scaled_grouped_mm),
-            "grouped_mm": Route(_made(_grouped_mm), _no_grouped_mm),
-            "sorted": Route(_made(_sorted), graph_safe=False),
-            "gather": Route(_made(_gather), listed=_few(_FEW_PAIRS, "m", "topk")),
-            "dense": Route(_made(_dense), listed=_few(_FEW_EXPERTS, "expert")),
-            "blocks": Route(_made(_blocks)),
+            "scaled_grouped_mm": Route(_two_stage_route(_scaled_grouped_mm), _no_scaled_grouped_mm),
+            "grouped_mm": Route(_two_stage_route(_grouped_mm), _no_grouped_mm),
+            "sorted": Route(_two_stage_route(_sorted), graph_safe=False),
+            "gather": Route(_two_stage_route(_gather), listed=_listed_if_few(_FEW_PAIRS, "m", "topk")),
+            "dense": Route(_two_stage_route(_dense), listed=_listed_if_few(_FEW_EXPERTS, "expert")),
+            "blocks": Route(_two_stage_route(_blocks)),
         }
     ),
     _native,
-    _in_order,
+    _with_plain_weights,
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.builtin.product import finished, products, rounded_products
+from tunedgemm.backends.builtin.product import finish, products, rounded_products
 from tunedgemm.backends.builtin.route import Family, Route, weight_in_order
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
@@ -73,7 +73,7 @@ def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
         high = flat.to(torch.bfloat16)
         low = (flat.float() - high.float()).nan_to_num(nan=0.0).to(torch.bfloat16)  # an infinity leaves no remainder
         first, second = multiplied(torch.cat((high, low)), values(weight, w_scale)).chunk(2)
-        return finished(first + second, bias, out_dtype, (*x.shape[:-1], n))
+        return finish(first + second, bias, out_dtype, (*x.shape[:-1], n))
 
     return halved
 
@@ -88,7 +88,7 @@ def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], 
     """Return a function that dequantises a packed operand and its scales to [rows, K]."""
     import torch
 
-    from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4
+    from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4
 
     k, inner = shape.k, torch_dtype(dtype)
 
@@ -112,7 +112,7 @@ def _product(shape: Shape, device: Device, dtype: str) -> Callable[..., torch.Te
         size = (*leading, n)
         if plain:
             return torch._C._nn.linear(left, right, None if bias is None else bias.view(n)).view(size)
-        return finished(multiplied(left, right), bias, out_dtype, size)
+        return finish(multiplied(left, right), bias, out_dtype, size)
 
     return product
 

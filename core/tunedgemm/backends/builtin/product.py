@@ -61,8 +61,8 @@ def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor
         return torch._scaled_mm(x, weight.t(), aligned(left), aligned(right), out_dtype=torch.float32)
 
     def after(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
-        one = torch.ones((), dtype=torch.float32, device=x.device)
-        out = torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.float32)
+        unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
+        out = torch._scaled_mm(x, weight.t(), unit_scale, unit_scale, out_dtype=torch.float32)
         return out.mul_(x_scale.reshape(-1, 1)).mul_(w_scale.reshape(1, -1))
 
     return by_row if cublas_scales(device) else after
@@ -74,8 +74,8 @@ def no_fp8(shape: Shape, device: Device) -> str:
         return f"multiplies fp8, not {shape.dtype}"
     if device.kind == "cpu":
         return "" if cpu_scaled_mm() else "needs a torch with fp8 products on a CPU"
-    known = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
-    if shape.dtype not in known:
+    supported = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
+    if shape.dtype not in supported:
         return f"does not multiply {shape.dtype} on {device.gfx}"
     if shape.n % 16 or shape.k % 16:
         return f"needs N and K divisible by 16 (N={shape.n}, K={shape.k})"
@@ -121,7 +121,7 @@ def rounded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.matmul(x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)).to(torch.float32)
 
 
-def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
+def rescale(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
     """Scale a float32 or int32 product by rows and columns, add the bias in float32, and round once.
 
     A float32 product is overwritten.
@@ -132,10 +132,10 @@ def rescaled(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tenso
     keeps_gradients = out.requires_grad or by_column.requires_grad
     if bias is None and dtype is not torch.float32 and not keeps_gradients:
         return torch.mul(out, by_column, out=torch.empty(out.shape, dtype=dtype, device=out.device))
-    return finished(out.mul_(by_column), bias, dtype, tuple(out.shape))
+    return finish(out.mul_(by_column), bias, dtype, tuple(out.shape))
 
 
-def finished(out: torch.Tensor, bias: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+def finish(out: torch.Tensor, bias: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
     """Add a bias to a float32 result, round it once, and reshape it.
 
     The result is overwritten.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tunedgemm.backends import split
 from tunedgemm.backends.registry import Backend, Registry
-from tunedgemm.cli.table.files import answer, asked, op_of
+from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device
 from tunedgemm.dtype import dtype_bits
-from tunedgemm.libtypes import JOINT, known
+from tunedgemm.libtypes import JOINT, is_known
 from tunedgemm.ops.layout import order_of
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -50,18 +50,18 @@ def _duplicates(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         if len(group) == 1:
             continue
         lines = ", ".join(str(row.line) for row in group)
-        what = "all equal" if len({(row.solution, row.us) for row in group}) == 1 else ", ".join(map(answer, group))
-        yield f"{file}: {len(group)} rows for {asked(group[0])} in lines {lines}: {what}"
+        fault = "all equal" if len({(row.solution, row.us) for row in group}) == 1 else ", ".join(map(solution_text, group))
+        yield f"{file}: {len(group)} rows for {shape_text(group[0])} in lines {lines}: {fault}"
 
 
 def _unreachable(rows: Sequence[Row], op: Op) -> Iterator[str]:
     """Yield the rows that no look-up reaches."""
     for row in rows:
-        if why := _unasked(row.shape, op):
+        if why := _unreached_reason(row.shape, op):
             yield f"{row.source}:{row.line}: no look-up reaches this row: {why}"
 
 
-def _unasked(shape: Shape, op: Op) -> str:
+def _unreached_reason(shape: Shape, op: Op) -> str:
     if shape.m and shape.m not in op.padded_m(shape.m, shape.n):
         return f"M={shape.m} is not a padded M"
     if shape not in [key_shape(other) for other in op.equivalent_shapes(shape)]:
@@ -77,7 +77,7 @@ def _unasked(shape: Shape, op: Op) -> str:
 def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that add a bias after a kernel where none can be added."""
     for row in rows:
-        whole = split.of(row.solution, row.shape)
+        whole = split.kernel_and_shape(row.solution, row.shape)
         if isinstance(whole, Unsupported):
             yield f"{row.source}:{row.line}: {row.solution}: {whole.reason}"
 
@@ -86,7 +86,7 @@ def _unknown(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the libtypes that are neither installed nor known, which are probably misspelt."""
     installed = Registry().libtypes
     for libtype in dict.fromkeys(row.solution.libtype for row in rows):
-        if libtype not in installed and not known(libtype):
+        if libtype not in installed and not is_known(libtype):
             first = next(row for row in rows if row.solution.libtype == libtype)
             count = sum(row.solution.libtype == libtype for row in rows)
             yield f"{first.source}:{first.line}: unknown libtype {libtype!r}, in {count} rows; installed: {', '.join(installed)}"

@@ -69,7 +69,7 @@ def _read(paths: Iterable[Path], op: Op, unread: list[Problem]) -> list[Row]:
 def _layers(op: Op, unread: list[Problem]) -> Iterator[Sequence[Row]]:
     """Yield the rows of each layer that dispatch uses, highest first."""
     for layer in table_layers(op):
-        yield _read([path for path in layer.paths if layer.asked_for or present(path)], op, unread)
+        yield _read([path for path in layer.paths if layer.named_by_user or present(path)], op, unread)
 
 
 def _unfit(row: Row, op: Op) -> str:
@@ -86,14 +86,14 @@ def _unfit(row: Row, op: Op) -> str:
     foreign = [part for part in row.solution.libtype.split(JOINT) if part not in libtypes]
     if foreign:
         return f"libtype {foreign[0]} is not AITER's" + (f" for {op.name}" if foreign[0] in AITER else "")
-    if "libtype" not in op.columns.values and _told_by_names(row, op) != row.solution.libtype:
+    if "libtype" not in op.columns.values and _libtype_from_names(row, op) != row.solution.libtype:
         return f"AITER has no column for libtype {row.solution.libtype}, and the kernel's name means another libtype"
     texts = op.columns.format(row.shape)
     own = [column for column in op.columns.own if texts.get(column, "")]
     return f"AITER's key lacks {' and '.join(own)}" if own else ""
 
 
-def _told_by_names(row: Row, op: Op) -> str:
+def _libtype_from_names(row: Row, op: Op) -> str:
     """Return the libtype that AITER derives for a row without a libtype column."""
     cells = {column: text for column, text in record_of(row, op).cells.items() if column in op.columns.values}
     common = op.columns.read(cells)

@@ -21,12 +21,12 @@ def op_of(arguments: argparse.Namespace, files: Sequence[Path]) -> Op:
     return op_named(arguments.op) if arguments.op else infer_op(files)
 
 
-def asked(row: Row) -> str:
+def shape_text(row: Row) -> str:
     """Format a row's shape and device."""
     units = str(row.cu_num) if row.cu_num else "any"
     return f"{row.shape} on {row.device or row.gfx or 'any device'}/{units}"
 
 
-def answer(row: Row) -> str:
+def solution_text(row: Row) -> str:
     """Format a row's solution and time."""
     return f"{row.solution} {row.us:.2f} us"

@@ -54,9 +54,9 @@ def layout_name(layout: tuple[int, int] | str) -> str:
 
 
 def _order(name: str) -> Order:
-    if (found := order_of(name)) is None:
+    if (order := order_of(name)) is None:
         raise OperandError(f"no order of bytes is known of layout {name!r}")
-    return found
+    return order
 
 
 def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
@@ -269,9 +269,9 @@ def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
     """Give a tensor the type of that layout: dispatch distinguishes shuffled weights by their type."""
     if layout not in _TYPES:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
-    made: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
-    made._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
-    return made
+    wrapped: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
+    wrapped._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
+    return wrapped
 
 
 _TYPES: dict[str, type[ShuffledWeight]] = {}
@@ -284,8 +284,8 @@ def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: b
         weight = torch.nn.Parameter(weight, requires_grad=requires_grad)
     if requires_grad:
         weight.requires_grad_()
-    made: ShuffledWeight = weight
-    return made
+    rebuilt: ShuffledWeight = weight
+    return rebuilt
 
 
 def _weights(values: Iterable[Any]) -> Iterator[ShuffledWeight]:
@@ -297,13 +297,13 @@ def _weights(values: Iterable[Any]) -> Iterator[ShuffledWeight]:
             yield from _weights(value)
 
 
-def _same_layout(one: Any, other: Any) -> bool:
-    return isinstance(one, ShuffledWeight) and type(one) is type(other)
+def _same_layout(tensor: Any, other: Any) -> bool:
+    return isinstance(tensor, ShuffledWeight) and type(tensor) is type(other)
 
 
-def _unlike(one: Any, other: Any) -> str:
+def _unlike(tensor: Any, other: Any) -> str:
     """Return why two tensors cannot be compared or copied, with the remedy."""
-    names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
+    names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (tensor, other)]
     if names[0] == "row":
         return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"
     hint = f"shuffle_weight(w, {names[0]!r}), or as_shuffled(w, {names[0]!r}) if its bytes are in that order already"
@@ -324,20 +324,20 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> N
 def _taken(weight: ShuffledWeight, func: Any, plain_args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Take whole matrices of a stack, each in the layout of the stack."""
     dim = plain_args[1] if len(plain_args) > 1 else kwargs.get("dim", 0)
-    found = func(*plain_args, **kwargs)
-    whole = isinstance(found, torch.Tensor) and found.shape == weight.shape
+    result = func(*plain_args, **kwargs)
+    whole = isinstance(result, torch.Tensor) and result.shape == weight.shape
     if dim % weight.dim() >= weight.dim() - 2 and not whole:
         raise OperandError(
             f"a weight of layout {weight.layout_name} can be indexed only along the dimensions before [N, K] (got {tuple(weight.shape)}, "
             f"dimension {dim}); unshuffle_weight(w) first, or take the bytes from w.plain"
         )
-    parts = found if isinstance(found, (tuple, list)) else (found,)
+    parts = result if isinstance(result, (tuple, list)) else (result,)
     if not all(part.is_contiguous() for part in parts):
         raise OperandError(
             f"this part of a weight {tuple(weight.shape)} of layout {weight.layout_name} is not contiguous; unshuffle_weight(w) first"
         )
     typed = [_wrapped(part, weight.layout_name) for part in parts]
-    return typed if isinstance(found, (tuple, list)) else typed[0]
+    return typed if isinstance(result, (tuple, list)) else typed[0]
 
 
 torch.serialization.add_safe_globals([_rebuilt])

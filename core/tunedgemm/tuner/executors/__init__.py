@@ -43,7 +43,7 @@ class AnyDeviceTuner(Protocol):
     def ahead(self, task: Task) -> None:
         """Compile the solutions of a later shape."""
 
-    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
+    def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
         """Tune one shape; raise DeviceLost if the device stops working."""
 
 
@@ -70,14 +70,14 @@ class WorkerGroup:
     Attributes:
         tuners: the device tuners, begun.
         tasks: the tasks, in order.
-        known: final timings of earlier runs by shape.
+        earlier: final timings of earlier runs by shape.
         ahead: most tasks that a device tuner claims.
         deadline: `time.monotonic` after which no task begins.
     """
 
     tuners: Sequence[AnyDeviceTuner]
     tasks: deque[Task]
-    known: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
+    earlier: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
     ahead: int = 100
     deadline: float = float("inf")
     _claimed: dict[int, deque[Task]] = attrs.field(factory=dict, init=False)
@@ -119,10 +119,10 @@ class WorkerGroup:
                         final.update({timing.solution: timing for timing in event.timings})
                     events.put((tuner.place, event))
 
-                known = {timing.solution: timing for timing in (*self.known.get(task.shape, ()), *final.values())}
-                tuner.tune(task, tuple(known.values()), emit, self.deadline)
+                earlier = {timing.solution: timing for timing in (*self.earlier.get(task.shape, ()), *final.values())}
+                tuner.tune(task, tuple(earlier.values()), emit, self.deadline)
                 task = None  # done: a device lost later must not hand it back
-                self._done()
+                self._task_done()
         except DeviceLost as error:
             if not self._stopping:
                 _log.warning("%s is lost: %s", tuner.place, error)
@@ -134,7 +134,7 @@ class WorkerGroup:
     def _next(self, number: int, tuner: AnyDeviceTuner) -> Task | None:
         """Claim enough tasks for the compilers and return the next one; None once no task can return."""
         claimed = self._claimed[number]
-        while not self._over():
+        while not self._is_over():
             with self._changed:
                 fair = -(-len(self.tasks) // (2 * len(self.tuners)))
                 if not self.tasks or len(claimed) >= min(self.ahead, max(fair, 2)):
@@ -143,7 +143,7 @@ class WorkerGroup:
                 claimed.append(fresh)
             tuner.ahead(fresh)
         with self._changed:
-            while not self._over():
+            while not self._is_over():
                 longest = max(self._claimed.values(), key=len)
                 if claimed or longest or self.tasks:
                     self._running += 1
@@ -153,10 +153,10 @@ class WorkerGroup:
                 self._changed.wait(timeout=0.5)
         return None
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._stopping or time.monotonic() >= self.deadline
 
-    def _done(self) -> None:
+    def _task_done(self) -> None:
         with self._changed:
             self._running -= 1
             self._changed.notify_all()

@@ -28,7 +28,7 @@ _FORM = "pass HOST:PORT of the head node (default port: 6379), auto or local"
 
 
 @contextlib.contextmanager
-def joined(address: str) -> Iterator[None]:
+def connect(address: str) -> Iterator[None]:
     """Connect to a cluster as a driver; keep an existing connection.
 
     Args:
@@ -48,17 +48,17 @@ def joined(address: str) -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS", "") or _latest()
     if address not in ("auto", "local"):
-        _try(address)
+        _join_in_child(address)
     loud = _log.isEnabledFor(logging.INFO)
     quiet: dict[str, Any] = {"log_to_driver": loud, "logging_level": logging.INFO if loud else logging.ERROR}
     if address == "local":
         quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-    with _silence(loud):
-        with _signals_kept(), _environment():
+    with _silence_raylets(loud):
+        with _keep_signal_handlers(), _environment():
             try:
                 ray.init(address=address, **quiet)
             except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-                raise UserError(f"--ray-address {address}: {_line(str(error))}") from error
+                raise UserError(f"--ray-address {address}: {_last_line(str(error))}") from error
         try:
             yield
         finally:
@@ -80,7 +80,7 @@ def _latest() -> str:
     return address
 
 
-def _try(address: str) -> None:
+def _join_in_child(address: str) -> None:
     """Join in a child process, which can be given up.
 
     Raises:
@@ -99,7 +99,7 @@ def _try(address: str) -> None:
     except subprocess.TimeoutExpired:
         raise UserError(f"--ray-address {address}: the server there is not the head of a Ray cluster; {_FORM}") from None
     if done.returncode:
-        raise UserError(f"--ray-address {address}: {_line(done.stderr) or f'exit code {done.returncode}'}")
+        raise UserError(f"--ray-address {address}: {_last_line(done.stderr) or f'exit code {done.returncode}'}")
 
 
 def _reach(address: str) -> None:
@@ -115,14 +115,14 @@ def _reach(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
-def _line(text: str) -> str:
+def _last_line(text: str) -> str:
     """Return the last line, where Python puts the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 
 @contextlib.contextmanager
-def _silence(loud: bool) -> Iterator[None]:
+def _silence_raylets(loud: bool) -> Iterator[None]:
     """Keep the raylets' log off standard output.
 
     Ray prints it even with log_to_driver off, and has no public switch for it.
@@ -137,7 +137,7 @@ def _silence(loud: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Keep the tuner's handler of SIGTERM, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield

@@ -33,14 +33,14 @@ def devices(options: Options) -> list[int]:
     import torch
 
     count = torch.cuda.device_count()
-    asked = options.device.strip().lower()
-    if asked == "cpu" or (not asked and not count):
+    requested = options.device.strip().lower()
+    if requested == "cpu" or (not requested and not count):
         hidden = next((f"{name}={os.environ[name]!r}" for name in _VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
-        if not asked and hidden:
+        if not requested and hidden:
             raise UserError(f"no GPU is visible with {hidden}; correct it, or pass --device cpu")
         indices = [-1]
-    elif asked:
-        indices = [_index(text, count) for text in asked.split(",")]
+    elif requested:
+        indices = [_index(text, count) for text in requested.split(",")]
     else:
         indices = list(range(count))
     if options.mp > len(indices):

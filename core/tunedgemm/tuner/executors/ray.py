@@ -29,7 +29,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.executors.cluster import joined
+from tunedgemm.tuner.executors.cluster import connect
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
 from tunedgemm.tuner.worker import Worker
@@ -46,7 +46,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 @attrs.frozen
-class Driver:
+class DriverSettings:
     """Settings that actors copy from the driver: its log level, and its torch threads."""
 
     level: int
@@ -80,7 +80,9 @@ class TunerActor:
         driver: the driver's log level and torch threads.
     """
 
-    def __init__(self, op: str, options: Options, ranks: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: Driver) -> None:
+    def __init__(
+        self, op: str, options: Options, ranks: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: DriverSettings
+    ) -> None:
         import ray
 
         context = ray.get_runtime_context()
@@ -105,12 +107,12 @@ class TunerActor:
         """Compile the solutions of a later shape."""
         self._tuner.ahead(task)
 
-    def tune(self, task: Task, known: Sequence[Timing], seconds: float) -> Iterator[tuple[Event, ...]]:
+    def tune(self, task: Task, earlier: Sequence[Timing], seconds: float) -> Iterator[tuple[Event, ...]]:
         """Tune a shape; yield its events as they come.
 
         Args:
             task: the shape.
-            known: final timings of earlier runs.
+            earlier: final timings of earlier runs.
             seconds: time to the deadline; the clocks of two machines have different zeros.
         """
         emitted: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
@@ -118,7 +120,7 @@ class TunerActor:
 
         def tune() -> None:
             try:
-                self._tuner.tune(task, known, emitted.put, deadline)
+                self._tuner.tune(task, earlier, emitted.put, deadline)
                 emitted.put(None)
             except Exception as error:
                 emitted.put(error)
@@ -182,7 +184,7 @@ class RayDeviceTuner:
         with contextlib.suppress(RayError):  # `tune` reports it
             self.actor.ahead.remote(task)
 
-    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = float("inf")) -> None:
+    def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = float("inf")) -> None:
         """Tune one shape in the actor; see `DeviceTuner.tune`.
 
         Raises:
@@ -194,7 +196,7 @@ class RayDeviceTuner:
         done = False
         self._idle.clear()
         try:
-            for answer in self.actor.tune.options(num_returns="streaming").remote(task, tuple(known), deadline - time.monotonic()):
+            for answer in self.actor.tune.options(num_returns="streaming").remote(task, tuple(earlier), deadline - time.monotonic()):
                 for event in ray.get(answer):
                     done = done or isinstance(event, Outcome)
                     emit(event)
@@ -234,7 +236,7 @@ def device_tuners(
         pickled = pickle.dumps(bench)
     except Exception as error:
         raise UserError(f"--executor ray: the bench must be importable on the nodes, and cannot be pickled: {error}") from error
-    with joined(options.ray_address):
+    with connect(options.ray_address):
         actors = _create_actors(op, options, ranks, pickled)
         try:
             yield _begin(actors, ranks, options)
@@ -273,7 +275,7 @@ def _create_actors(op: Op, options: Options, ranks: Mapping[str, int], bench: by
         node: max(1, (options.jobs or int(resources.get("CPU", 1))) // max(1, int(resources.get("GPU", 0)) if gpus else 1))
         for node, resources in nodes.items()
     }
-    driver = Driver(_log.getEffectiveLevel(), os.environ.get(_THREADS, ""))
+    driver = DriverSettings(_log.getEffectiveLevel(), os.environ.get(_THREADS, ""))
     actor = ray.remote(TunerActor)
     return [actor.options(**resources).remote(op.name, options, ranks, jobs, bench, driver) for resources in wanted]
 

@@ -13,15 +13,15 @@ from tunedgemm.errors import UserError
 from tunedgemm.table.folders import named_model
 from tunedgemm.workload.models.fuse import Latent, fused
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.listing import Formats, listed, rows_of, together
+from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
 from tunedgemm.workload.models.parallel import sharded
 from tunedgemm.workload.models.scheme import REFUSED, scheme_of
-from tunedgemm.workload.models.source import Source, number_of, read
+from tunedgemm.workload.models.source import ModelSource, number_of, read
 from tunedgemm.workload.models.walk import generic
 from tunedgemm.workload.models.walk import layers as walked
 
 if TYPE_CHECKING:
-    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.table.untuned import Untuned
 
 __all__ = [
     "NSETS",
@@ -30,10 +30,10 @@ __all__ = [
     "Layer",
     "ModelShapes",
     "layers_of_model",
-    "only",
+    "merge_lists",
     "rows_of",
+    "select_layers",
     "shapes_of_model",
-    "together",
     "with_shapes",
 ]
 
@@ -121,7 +121,7 @@ def with_shapes(model: ModelShapes, rows: Iterable[int], formats: Formats) -> Mo
     return attrs.evolve(model, by_op=by_op, notes=(*model.notes, *notes))
 
 
-def only(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
+def select_layers(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
     """Restrict a model to the layers whose names match an `fnmatch` pattern.
 
     Numbers in a pattern stand for all layers.
@@ -150,7 +150,7 @@ def _latent(settings: Any) -> Latent | None:
     return Latent(rank, nope, value) if rank and nope and value else None
 
 
-def _with_shared_experts(layers: tuple[Layer, ...], source: Source) -> tuple[Layer, ...]:
+def _with_shared_experts(layers: tuple[Layer, ...], source: ModelSource) -> tuple[Layer, ...]:
     """Count shared experts, which every token uses, as so many more routed ones.
 
     Raises:

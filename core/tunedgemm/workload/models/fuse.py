@@ -44,22 +44,22 @@ def fused(layers: Iterable[Layer], latent: Latent | None) -> tuple[Layer, ...]:
     waiting = list(layers)
     while waiting:
         first = waiting.pop(0)
-        siblings = [layer for layer in waiting if _alike(first, layer)]
-        parts = _joined([first, *siblings])
+        siblings = [layer for layer in waiting if _may_fuse(first, layer)]
+        parts = _fusible([first, *siblings])
         waiting = [layer for layer in waiting if layer not in parts]
-        joined.append(_one(parts) if len(parts) > 1 else first)
+        joined.append(_fuse(parts) if len(parts) > 1 else first)
         if latent is not None and first.role == "kv_b" and first.unit == latent.nope + latent.value:
             joined += _absorbed(first, latent)
     return tuple(joined)
 
 
-def _alike(first: Layer, other: Layer) -> bool:
+def _may_fuse(first: Layer, other: Layer) -> bool:
     """Tell whether two layers may be fused: same modules, input and number formats."""
     mine = (first.kind, first.parent, first.k, first.count, first.dtype, first.scheme)
     return mine == (other.kind, other.parent, other.k, other.count, other.dtype, other.scheme) and other.kind == "linear"
 
 
-def _joined(layers: list[Layer]) -> list[Layer]:
+def _fusible(layers: list[Layer]) -> list[Layer]:
     """Return the siblings that fuse with the first, in the engines' order; else the first alone.
 
     Queries of a decoder that attends to its encoder have another input than keys and values.
@@ -71,7 +71,7 @@ def _joined(layers: list[Layer]) -> list[Layer]:
     return layers[:1]
 
 
-def _one(parts: list[Layer]) -> Layer:
+def _fuse(parts: list[Layer]) -> Layer:
     name = f"{parts[0].parent}.{_TOGETHER[tuple(part.role for part in parts)]}"
     return attrs.evolve(parts[0], name=name, n=sum(part.n for part in parts), bias=any(part.bias for part in parts), role="")
 

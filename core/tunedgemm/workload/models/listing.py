@@ -11,8 +11,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.moe import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
-from tunedgemm.table.csvfile import Untuned
-from tunedgemm.table.row import layers_of_both
+from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.scheme import SCHEMES
 
@@ -52,10 +51,10 @@ def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
     Raises:
         UserError: none, an invalid one, or too many.
     """
-    given = tuple(sets)
+    numbers = tuple(sets)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"the batch size must be at least 1 (got {batch_size})")
-    rows = sorted({number * batch_size for number in given})
+    rows = sorted({number * batch_size for number in numbers})
     if not rows:
         raise UserError("no M given; name some, as --nsets 1,16,256,4096")
     if rows[0] < 1 or rows[-1] >= MAX_SIZE:
@@ -98,21 +97,21 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     return {name: tuple(shapes.values()) for name, shapes in by_op.items()}, tuple(notes)
 
 
-def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
+def merge_lists(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
     """Merge the lists of several models or degrees of parallelism; a shape gets its highest count."""
-    found: dict[str, dict[Shape, Untuned]] = {}
+    merged: dict[str, dict[Shape, Untuned]] = {}
     for by_op in lists:
         for name, rows in by_op.items():
-            shapes = found.setdefault(name, {})
+            shapes = merged.setdefault(name, {})
             for row in rows:
                 earlier = shapes.get(row.shape, row)
                 shapes[row.shape] = attrs.evolve(
                     earlier, count=max(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer)
                 )
-    return {name: tuple(sorted(shapes.values(), key=_place)) for name, shapes in found.items()}
+    return {name: tuple(sorted(shapes.values(), key=_by_sizes)) for name, shapes in merged.items()}
 
 
-def _place(row: Untuned) -> tuple[int, int, int]:
+def _by_sizes(row: Untuned) -> tuple[int, int, int]:
     return row.shape.n, row.shape.k, row.shape.m
 
 
@@ -130,8 +129,8 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     if formats.preshuffle:
         cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
     op = shuffled if formats.preshuffle else plain
-    known = (*op_named(op).columns.key, *op_named(op).columns.own)
-    return op, {column: text for column, text in cells.items() if column in known}
+    columns = (*op_named(op).columns.key, *op_named(op).columns.own)
+    return op, {column: text for column, text in cells.items() if column in columns}
 
 
 def _multiplied(layer: Layer, formats: Formats) -> str:

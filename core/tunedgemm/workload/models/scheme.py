@@ -58,10 +58,10 @@ class Scheme:
             return False
         if (self.experts_only and layer.kind != "experts") or (self.text_only and layer.tower):
             return False
-        return not any(_names(pattern, name) for pattern in self.ignored)
+        return not any(_matches(pattern, name) for pattern in self.ignored)
 
 
-def _names(pattern: str, name: str) -> bool:
+def _matches(pattern: str, name: str) -> bool:
     """Tell whether a list's entry matches the module of this full name: whole, by words or as a pattern."""
     if pattern.startswith("re:"):
         try:
@@ -69,8 +69,8 @@ def _names(pattern: str, name: str) -> bool:
         except re.error:
             return False
     words, own = pattern.strip("*.").split("."), name.split(".")
-    places = range(len(own) + 1 - len(words))
-    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[place:], words)) for place in places)
+    starts = range(len(own) + 1 - len(words))
+    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[start:], words)) for start in starts)
 
 
 def scheme_of(raw: Mapping[str, Any]) -> Scheme:
@@ -111,7 +111,7 @@ def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
         return "fp8_row", ""
     if method in ("compressed-tensors", "compressed_tensors"):
         groups = [group for group in _mapping(stated.get("config_groups")).values() if isinstance(group, Mapping)]
-        return _all([_of_group(group.get("weights"), group.get("input_activations")) for group in groups])
+        return _merge_schemes([_of_group(group.get("weights"), group.get("input_activations")) for group in groups])
     if method == "quark":
         whole = _mapping(stated.get("global_quant_config"))
         return _of_quark(whole.get("weight"), whole.get("input_tensors"))
@@ -123,14 +123,14 @@ def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
     return "", f"quant_method {method!r}: weight-only, or in a format that no op multiplies"
 
 
-def _all(found: list[tuple[str, str]]) -> tuple[str, str]:
+def _merge_schemes(schemes: list[tuple[str, str]]) -> tuple[str, str]:
     """Merge the schemes of several groups of layers; differing groups are refused."""
-    if not found:
+    if not schemes:
         return "", "compressed-tensors without config_groups"
     return (
-        found[0]
-        if len(set(found)) == 1
-        else ("", f"groups of layers with different schemes: {', '.join(sorted({a or b for a, b in found}))}")
+        schemes[0]
+        if len(set(schemes)) == 1
+        else ("", f"groups of layers with different schemes: {', '.join(sorted({a or b for a, b in schemes}))}")
     )
 
 

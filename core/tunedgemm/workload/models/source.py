@@ -41,7 +41,7 @@ MOST_LAYERS = 2048
 
 
 @attrs.frozen
-class Source:
+class ModelSource:
     """A model as its folder describes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def read(folder: Path) -> Source:
+def read(folder: Path) -> ModelSource:
     """Build the model of a folder on the meta device.
 
     Raises:
@@ -74,7 +74,7 @@ def read(folder: Path) -> Source:
         _check_depth(folder, raw)
         notes = _check_fields(folder, raw, settings)
         module = _module(transformers, folder, raw, settings)
-    return Source(folder, raw, module, _of_text(settings), tuple(notes))
+    return ModelSource(folder, raw, module, _of_text(settings), tuple(notes))
 
 
 def number_of(owner: Any, *names: str) -> int:
@@ -131,14 +131,14 @@ def _quiet() -> Iterator[None]:
 
 def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
     fields = {name: value for name, value in raw.items() if name != "quantization_config"}
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    if raw["model_type"] not in known:
+    classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if raw["model_type"] not in classes:
         raise UserError(
             f"{folder}: transformers {transformers.__version__} does not know the architecture {raw['model_type']!r}; "
             f"install a newer one, or {_INSTEAD}"
         )
     try:
-        return known[raw["model_type"]].from_dict(fields)
+        return classes[raw["model_type"]].from_dict(fields)
     except Exception as error:  # a class of transformers may raise anything
         raise UserError(f"{folder}/config.json: transformers rejects it: {_on_one_line(error)}") from None
 
@@ -168,9 +168,9 @@ def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]
         part, filled = raw.get(name), getattr(settings, name, None)
         if filled is not None:
             parts[name] = (part if isinstance(part, dict) else raw, filled)  # older files keep the text's fields at the top
-    for name, (said, filled) in parts.items():
+    for name, (in_file, filled) in parts.items():
         _check_sizes(folder, filled)
-        missing = _missing(said, filled) if not (name == "" and len(parts) > 1) else []
+        missing = _missing(in_file, filled) if not (name == "" and len(parts) > 1) else []
         if missing and name == "":
             raise UserError(f"{folder}/config.json: lacks {', '.join(missing)}, which decide shapes; {_INSTEAD}")
         if missing:
@@ -196,11 +196,11 @@ def _check_sizes(folder: Path, filled: Any) -> None:
         raise UserError(f"{folder}/config.json: num_key_value_heads ({shared}) must divide num_attention_heads ({heads})")
 
 
-def _missing(said: dict[str, Any], filled: Any) -> list[str]:
+def _missing(in_file: dict[str, Any], filled: Any) -> list[str]:
     renamed = getattr(filled, "attribute_map", {})  # common name of a field -> the class's name for it
-    known = {renamed.get(name, name) for name in said}
+    stated = {renamed.get(name, name) for name in in_file}
     keys = dict.fromkeys(renamed.get(field, field) for field in _DECIDING)
-    return [key for key in keys if key not in known and _own(filled, key)]
+    return [key for key in keys if key not in stated and _own(filled, key)]
 
 
 def _own(filled: Any, field: str) -> bool:
@@ -211,11 +211,12 @@ def _own(filled: Any, field: str) -> bool:
 def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any) -> torch.nn.Module:
     import torch
 
-    said = raw.get("architectures")
-    classes = (getattr(transformers, name, None) for name in (said if isinstance(said, list) else []) if isinstance(name, str))
-    made = next((found for found in classes if hasattr(found, "_from_config")), None)
+    architectures = raw.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    classes = (getattr(transformers, name, None) for name in names if isinstance(name, str))
+    chosen = next((candidate for candidate in classes if hasattr(candidate, "_from_config")), None)
     dtype = _dtype(settings)
-    build = _by_type(transformers, settings).from_config if made is None else made._from_config
+    build = _by_type(transformers, settings).from_config if chosen is None else chosen._from_config
     try:
         with torch.device("meta"):
             module: torch.nn.Module = build(settings, dtype=dtype)
@@ -238,10 +239,10 @@ def _dtype(settings: Any) -> torch.dtype:
     import torch
 
     for part in (settings, _of_text(settings)):
-        said = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
-        found = getattr(torch, said, None) if isinstance(said, str) else said
-        if isinstance(found, torch.dtype):
-            return found
+        dtype_field = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
+        dtype = getattr(torch, dtype_field, None) if isinstance(dtype_field, str) else dtype_field
+        if isinstance(dtype, torch.dtype):
+            return dtype
     return torch.bfloat16
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from tunedgemm.workload.models.scheme import Scheme
-    from tunedgemm.workload.models.source import Source
+    from tunedgemm.workload.models.source import ModelSource
 
 #: transformers' names of the number of experts per token
 _TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k", "moe_top_k")
@@ -46,7 +46,7 @@ _NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def layers(source: ModelSource, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Return the layers of a model in the order of its modules, and notes on other weights.
 
     Equal layers are counted.
@@ -77,7 +77,7 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
     return tuple(attrs.evolve(layer, count=count) for layer, count in counts.items()), _notes(left)
 
 
-def _of_text(source: Source) -> set[torch.nn.Module]:
+def _of_text(source: ModelSource) -> set[torch.nn.Module]:
     """Return the modules of the text part, where the model has others, too; else none."""
     kind = type(source.settings)
     if kind is type(getattr(source.module, "config", None)):
@@ -91,7 +91,7 @@ def generic(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool) -> Iterator[Layer]:
+def _of_module(source: ModelSource, name: str, module: torch.nn.Module, is_head: bool) -> Iterator[Layer]:
     """Yield the products of one module, without its children's."""
     import torch
 
@@ -114,9 +114,9 @@ def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool
         else:
             yield _with_heads(layer, parent)
         return
-    seen = _seen(module, weight, parent)
-    if seen is not None:
-        yield Layer(generic(name), "router", weight.shape[0], weight.shape[1], bias=seen[1], dtype=seen[0])
+    product = _watched_product(module, weight, parent)
+    if product is not None:
+        yield Layer(generic(name), "router", weight.shape[0], weight.shape[1], bias=product[1], dtype=product[0])
 
 
 def _with_heads(layer: Layer, attention: torch.nn.Module) -> Layer:
@@ -151,7 +151,7 @@ def _is_convolution(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.conv._ConvNd)
 
 
-def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module) -> tuple[str, bool] | None:
+def _watched_product(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module) -> tuple[str, bool] | None:
     """Return the dtype in which a module multiplies by its weight [N, K], and whether it adds a bias.
 
     Return None where it does not multiply. Arguments other than the activations come from
@@ -161,30 +161,30 @@ def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module
     from torch.utils._python_dispatch import TorchDispatchMode
 
     n, k = weight.shape
-    seen: list[tuple[str, bool]] = []
+    products: list[tuple[str, bool]] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             operands = [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]
             if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm) and (k, n) in operands:
-                seen.append((short_dtype(args[-1].dtype), function.overloadpacket is torch.ops.aten.addmm))
+                products.append((short_dtype(args[-1].dtype), function.overloadpacket is torch.ops.aten.addmm))
             return function(*args, **(kwargs or {}))
 
     wanted = list(inspect.signature(module.forward).parameters.values())[1:]
     others = {
-        each.name: getattr(parent, each.name, None)
-        for each in wanted
-        if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+        parameter.name: getattr(parent, parameter.name, None)
+        for parameter in wanted
+        if parameter.default is parameter.empty and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
     }
     try:
         with Watch(), torch.no_grad():
             module(torch.empty(2, k, dtype=weight.dtype, device="meta"), **others)
     except Exception:  # its other arguments are unknown; what it multiplied until then counts
-        return seen[0] if seen else None
-    return seen[0] if seen else None
+        return products[0] if products else None
+    return products[0] if products else None
 
 
-def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
+def _bank(source: ModelSource, name: str, module: torch.nn.Module) -> Layer | None:
     """Return all experts of a layer, where this module holds them."""
     weights: dict[str, torch.Tensor] = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
     if sides := _sides(module):
@@ -209,7 +209,7 @@ def _sides(module: torch.nn.Module) -> tuple[Any, ...]:
     return sides if len(weights) == 2 and weights[0].shape[1] == 2 * weights[1].shape[2] else ()
 
 
-def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
+def _bank_of_modules(source: ModelSource, name: str, module: torch.nn.Module) -> Layer | None:
     """Return all experts of a layer, where this module is the list of their modules."""
     import torch
 
@@ -225,7 +225,7 @@ def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Laye
     return _experts(source, name, children[0], sizes)
 
 
-def _experts(source: Source, name: str, module: torch.nn.Module, sizes: tuple[int, int, int, bool, bool, str]) -> Layer:
+def _experts(source: ModelSource, name: str, module: torch.nn.Module, sizes: tuple[int, int, int, bool, bool, str]) -> Layer:
     count, width, inner, gated, bias, dtype = sizes
     topk = number_of(source.settings, *_TOPK)
     if not topk:

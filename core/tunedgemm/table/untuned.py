@@ -1,0 +1,154 @@
+"""Untuned: lists of shapes to tune, as captured, made from a model or written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.shape import Shape
+from tunedgemm.table.columns import UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes
+from tunedgemm.table.csvfile import Problem, refuse_other_separators, require_columns
+from tunedgemm.table.row import blank, one_line, own_cell, reason, shape_of, whole_number
+from tunedgemm.table.sheet import Record, Sheet, locked, read_sheet, replace_text
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+
+#: most calls of a shape in a list: one per microsecond for 285 years; larger counts would be
+#: rounded
+MOST_CALLS = 1 << 53
+
+
+@attrs.frozen
+class Untuned:
+    """A shape to tune, and how often it was called.
+
+    Attributes:
+        shape: the shape.
+        count: eager calls.
+        graph: calls recorded into graphs, each of which runs at every replay of its graph.
+        layer: names of the layers with this shape; "" where unknown.
+    """
+
+    shape: Shape
+    count: int = 1
+    graph: int = 0
+    layer: str = attrs.field(default="", validator=one_line)
+
+    @property
+    def calls(self) -> int:
+        """Return the calls of both kinds; a recorded call counts as one replay."""
+        return self.count + self.graph
+
+    def joined(self, other: Untuned) -> Untuned:
+        """Return this shape with the calls and layers of another listing added."""
+        return attrs.evolve(
+            self, count=self.count + other.count, graph=self.graph + other.graph, layer=layers_of_both(self.layer, other.layer)
+        )
+
+
+def layers_of_both(first: str, second: str) -> str:
+    """Join the names of layers in two texts, each once."""
+    return " ".join(dict.fromkeys((*first.split(), *second.split())))
+
+
+def untuned_of(record: Record, op: Op) -> Untuned:
+    """Parse one line of an untuned file; a line without a count stands for one call.
+
+    Raises:
+        UserError: the line is not a shape that can be tuned.
+    """
+    count, graph = whole_number(record.cells, "count", 1), whole_number(record.cells, "graph", 0)
+    untuned = Untuned(shape_of(record, op), count, graph, own_cell(record.cells, "layer"))
+    if untuned.shape.m < 1:
+        raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
+    for column, number in (("count", untuned.count), ("graph", untuned.graph)):
+        if number < 0:
+            raise TableError(f"{column!r} must not be negative (got {number})")
+        if number > MOST_CALLS:
+            raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g})")
+    return untuned
+
+
+def record_of_untuned(untuned: Untuned, op: Op) -> Record:
+    """Format a shape to tune as texts: the op's key, its other columns that hold a value, and its counts."""
+    cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
+    cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
+    return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})
+
+
+def read_untuned(path: Path, op: Op) -> list[Untuned]:
+    """Read a list of shapes to tune, in order; lines of one shape are merged and their counts added.
+
+    Raises:
+        TableError: the file cannot be read, has an unknown column, or has a line that is not a
+            shape.
+    """
+    shapes, problems = _untuned_of_sheet(path, op, read_sheet(path))
+    if problems:
+        raise TableError(str(problems[0]))
+    return shapes
+
+
+def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+    """Read a list of shapes as `read_untuned` does, but report broken lines as problems.
+
+    The last line may be cut off.
+
+    Raises:
+        TableError: the file cannot be read, or has an unknown column.
+    """
+    sheet = read_sheet(path, whole=False)
+    shapes, problems = _untuned_of_sheet(path, op, sheet)
+    return shapes, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
+
+
+def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
+    """Return the shapes of a sheet, merged, and the lines that are not shapes."""
+    refuse_other_separators(path, sheet.columns)
+    allowed = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
+    unknown = [column for column in sheet.columns if column not in allowed]
+    if is_tuned(unknown):
+        raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(allowed)}")
+    if unknown:
+        raise TableError(
+            f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(allowed)}"
+            f"{other_ops_hint(op, sheet.columns)}"
+        )
+    require_columns(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
+    folded: dict[Shape, Untuned] = {}
+    problems: list[Problem] = []
+    for record in sheet.records:
+        if blank(record):
+            continue
+        try:
+            line = untuned_of(record, op)
+        except (TunedGemmError, ValueError) as error:
+            problems.append(Problem(path, record.line, reason(error)))
+            continue
+        earlier = folded.get(line.shape)
+        calls = (line.count, line.graph) if earlier is None else (earlier.count + line.count, earlier.graph + line.graph)
+        folded[line.shape] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
+    return list(folded.values()), problems
+
+
+def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
+    """Format a list of shapes to tune as a CSV, in their order; an empty column is left out."""
+    records = [record_of_untuned(row, op) for row in rows]
+    filled = {column for record in records for column in record.cells}
+    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in filled)], records).text()
+
+
+def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
+    """Write a list of shapes to tune, replacing the file; see `untuned_text`.
+
+    Raises:
+        TableError: the folder cannot be written.
+    """
+    text = untuned_text(op, rows)
+    with locked(path):
+        replace_text(path, text)

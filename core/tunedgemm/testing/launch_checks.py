@@ -1,0 +1,151 @@
+"""LaunchChecks: the checks of the conformance suite that launch kernels on the present device."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+import pytest
+
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.ops.formats.contents import duplicate, overwrite
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.cases import ConformanceCases, require_none
+from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed
+from tunedgemm.tuner.accuracy import same_bits
+from tunedgemm.tuner.verify import Poisoned, rows_of
+
+
+class LaunchChecks(ConformanceCases):
+    """Checks of outputs, identities, threads and graphs."""
+
+    def test_outputs_match_the_reference(self, op_name: str) -> None:
+        """Check outputs (over NaN, between canaries), operands that stay unchanged, and bitwise claims."""
+        faults: list[str] = []
+        for case in self._launching(op_name):
+            before = [None if operand is None else duplicate(operand) for operand in case.operands]
+            forms = list(foldings(case.op, case.shape, case.operands))
+            for solution, launcher in case.launchers:
+                faults += case.listed(solution, self._faults_of_outputs(case, solution, launcher, forms))
+                changed = [index for index, old in enumerate(before) if not same_bits(old, case.operands[index])]
+                for index in changed:  # other solutions and checks share the operands
+                    faults += case.listed(solution, [f"writes to {case.op.operands[index]}"])
+                    overwrite(case.operands[index], before[index])  # type: ignore[arg-type]
+        require_none(faults)
+
+    def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
+        """Yield what is wrong with one solution's outputs, also for *forms* of the operands, and its claims."""
+        with Poisoned() as poisoned:
+            first = launch(launcher, case.operands)
+        if poisoned.overwritten():
+            yield "writes outside its output or workspace"
+        if fault := case.fault(first):
+            yield fault
+        out = case.output(solution, launcher)
+        yield from case.faults_of(out, case.operands)
+        for form in forms:
+            yield from case.faults_of(launch(launcher, form), form)
+        if solution.deterministic and not same_bits(first, out):
+            yield "claims to be deterministic"
+        if solution.batch_invariant and not self._is_batch_invariant(case, solution, first):
+            yield "claims to be batch invariant; row 0 differs at M=1"
+
+    def _is_batch_invariant(self, case: Case, solution: Solution, out: Any) -> bool:
+        """Tell whether a row has the same bits alone; True where the solution does not run one row."""
+        alone = attrs.evolve(case.shape, m=min(case.shape.m, 1))
+        if not self.backend().supports(alone, case.device):
+            return True
+        single = self.backend().bind(solution, alone, case.device)
+        if not isinstance(single, Launcher):
+            return True
+        first = case.op.first_rows(case.shape, case.operands, alone.m)
+        among = rows_of(out, case.shape.m)[:, : alone.m]
+        return same_bits(among, rows_of(launch(single, first), alone.m))
+
+    def test_a_solution_is_rebuilt_from_its_identity(self, op_name: str) -> None:
+        """Check that its identity alone binds the same kernel, `run` agrees, and refusals have reasons."""
+        faults, launching = list[str](), False
+        for case in self._cases(op_name):
+            faults += [f"{case.shape}: {fault}" for fault in self._faults_of_refusals(case)]
+            for solution, launcher in case.launchers:
+                launching = True
+                faults += case.listed(solution, self._faults_of_identity(case, solution, launcher))
+            if case.launchers and (choice := self.backend().heuristic_fallback(case.shape, case.device)) is not None:
+                faults += case.listed(choice, self._faults_of_choice(case, choice))
+        require_none(faults)
+        if not launching:
+            next(self._launching(op_name))  # skips
+
+    def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
+        """Yield how `run`, and a launcher bound from the identity, differ from the bound launcher."""
+        out = case.output(solution, launcher)
+
+        def same(other: Any) -> bool:
+            return same_bits(other, out) if solution.deterministic else not case.fault(other)
+
+        # run() takes no output dtype; without a hook `run` it is the core's, over bind().
+        if "run" in self.backend().hooks and case.is_default:
+            run = self.backend().run(solution, case.shape, case.device, case.operands)
+            if not same(run):
+                yield "run() and the launcher of bind() differ"
+        stored = Solution(solution.libtype, solution.kernel_name, solution.split_k)
+        answer = self.backend().bind(stored, case.shape, case.device)
+        if isinstance(answer, Unsupported):
+            yield f"bind() refuses it from its identity: {answer.reason}"
+        elif not same(launch(answer, case.operands)):
+            yield "another output from its identity alone"
+
+    def _faults_of_refusals(self, case: Case) -> Iterator[str]:
+        """Yield refusals without a reason, of solutions in the list and of a kernel name that does not exist."""
+        for solution, answer in case.refusals:
+            if not isinstance(answer, Unsupported) or not answer.reason.strip():
+                yield f"{solution}: bind() returned {answer!r}"
+        if bind := self.backend().hooks.get("bind"):
+            answer = bind(Solution(self.libtype, "no-such-kernel"), case.shape, case.device)
+            if not (isinstance(answer, Unsupported) and answer.reason.strip()):
+                yield f"bind() of a kernel that does not exist returned {answer!r}"
+
+    def _faults_of_choice(self, case: Case, choice: Solution) -> Iterator[str]:
+        """Yield what is wrong with the heuristic's solution."""
+        launcher = self.backend().bind(choice, case.shape, case.device)
+        if not isinstance(launcher, Launcher):
+            yield f"the heuristic names it and bind() refuses it: {launcher}"
+        elif fault := case.fault(launch(launcher, case.operands)):
+            yield f"of the heuristic: {fault}"
+
+    def test_launchers_serve_two_threads(self, op_name: str) -> None:
+        """Check that two threads, each on its stream, can call one launcher with different operands."""
+        faults: list[str] = []
+        for case in self._launching(op_name):
+            for solution, launcher in case.launchers:
+                faults += case.listed(solution, self._faults_of_threads(case, launcher))
+        require_none(faults)
+
+    def _faults_of_threads(self, case: Case, launcher: Launcher) -> Iterator[str]:
+        jobs = [case.drawn(seed) for seed in (0, 1)]
+        call = functools.partial(concurrent_calls, launcher, threading.Barrier(len(jobs)))
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            outs = list(pool.map(call, [job.operands for job in jobs]))
+        for job, several in zip(jobs, outs, strict=True):
+            yield from {case.fault(out, job.reference) for out in several} - {""}
+
+    def test_graphs_capture_what_claims_to_be_graph_safe(self, op_name: str) -> None:
+        """Check that a captured launch recomputes its output at every replay, from the current operands."""
+        faults, captured = list[str](), False
+        for case in self._launching(op_name):
+            for solution, launcher in case.launchers if case.shape.m else ():
+                if launcher.graph_safe:
+                    captured = True
+                    faults += case.listed(solution, self._faults_of_replay(case, launcher))
+        require_none(faults)
+        if not captured:
+            pytest.skip(f"no launcher of {self.libtype} claims to be graph safe")
+
+    def _faults_of_replay(self, case: Case, launcher: Launcher) -> Iterator[str]:
+        later = case.drawn(1)
+        if fault := case.fault(replayed(launcher, case.operands, later.operands), later.reference):
+            yield fault

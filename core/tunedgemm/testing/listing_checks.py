@@ -1,0 +1,166 @@
+"""ListingChecks: the checks of the conformance suite that launch nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import attrs
+import pytest
+
+from tunedgemm.backends import hookspecs
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import GROUP, HOOKS, make_backend
+from tunedgemm.device import Device
+from tunedgemm.ops import ops
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.cases import ConformanceCases, bind_directly, require_none
+from tunedgemm.testing.child import ask_child
+from tunedgemm.testing.shapes import DEVICES
+
+#: A dispatcher asks `supports` once a shape, a tuner for thousands of them.
+SUPPORTS_SECONDS = 1e-3
+
+
+class ListingChecks(ConformanceCases):
+    """Checks of the contract, `supports`, the lists of solutions, loading and `prepare`."""
+
+    def test_the_plugin_keeps_the_contract(self) -> None:
+        """Check that the plugin loads, covers known ops, and has valid hooks and a one-line version."""
+        plugin = self.plugin()
+        make_backend(self.libtype, plugin)
+        unknown = set(self.backend().ops) - set(ops())
+        assert not unknown, f"OPS names {unknown}, which no installed distribution defines"
+        for name in HOOKS:
+            hook = getattr(plugin, name, None)
+            if hook is None:
+                continue
+            hook_parameters, parameters = inspect.signature(hook).parameters, inspect.signature(getattr(hookspecs, name)).parameters
+            faulty = (
+                p
+                for p in hook_parameters.values()
+                if p.name not in parameters or p.default is not p.empty or p.kind is not p.POSITIONAL_OR_KEYWORD
+            )
+            wrong = next(faulty, None)
+            assert wrong is None, (
+                f"{name}{inspect.signature(hook)}: {wrong} is not an argument of {name}({', '.join(parameters)}), or has a default"
+            )
+        library_version = getattr(plugin, "library_version", self.backend().library_version)
+        for device in self._devices_to_ask():
+            version = library_version(device)
+            assert isinstance(version, str), f"library_version({device}) is {version!r}, not text"
+            assert not set(version) & set("\r\n"), f"library_version({device}) has more than one line: {version!r}"
+
+    def test_supports_is_pure_quick_and_gives_reasons(self, op_name: str) -> None:
+        """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device."""
+        supports, faults = self.backend().hooks["supports"], list[str]()
+        for shape, device in self._shapes_and_devices(op_name):
+            call, first = f"supports({shape}, {device})", supports(shape, device)
+            if first is not True and not (isinstance(first, Unsupported) and first.reason.strip()):
+                faults.append(f"{call} returned {first!r}, not True or a reason")
+            seconds = []
+            for _ in range(5):
+                start = time.perf_counter()
+                again = supports(shape, device)
+                seconds.append(time.perf_counter() - start)
+                if again != first:
+                    faults.append(f"{call} answered {first!r}, then {again!r}")
+                    break
+            if min(seconds) >= SUPPORTS_SECONDS:
+                faults.append(f"{call} takes {min(seconds) * 1e3:.2f} ms")
+        require_none(faults)
+
+    def test_solutions_are_unique_and_stable(self, op_name: str) -> None:
+        """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""
+        faults, stored = list[str](), set[Any]()
+        for shape, device in self._shapes_and_devices(op_name):
+            if self.backend().supports(shape, device):
+                listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
+                faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
+        require_none(faults)
+
+    def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
+        """Yield what is wrong with a shape's solutions; *stored* ones already survived the trial log."""
+        enumerate_solutions = self.backend().hooks["enumerate_solutions"]
+        listed = list(enumerate_solutions(shape, device))
+        foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]
+        if foreign:
+            yield f"{foreign[0]!r} is not a named solution of {self.libtype!r}"
+            return
+        if len(set(listed)) < len(listed):
+            yield f"listed more than once: {', '.join(sorted({str(s) for s in listed if listed.count(s) > 1}))}"
+        if listed != list(enumerate_solutions(shape, device)):
+            yield "a second call lists other solutions"
+        for solution in listed:
+            fields = attrs.astuple(solution)
+            if fields not in stored:
+                back = Solution.from_dict(json.loads(json.dumps(solution.to_dict())))
+                if attrs.astuple(back) == fields:
+                    stored.add(fields)
+                else:
+                    yield f"{solution!r} comes back from its dict as {back!r}"
+
+    def _faults_of_heuristic(self, shape: Shape, device: Device) -> Iterator[str]:
+        hook = self.backend().hooks.get("heuristic_fallback")
+        choice = hook(shape, device) if hook is not None else None
+        if choice is not None and not (isinstance(choice, Solution) and choice.libtype == self.libtype):
+            yield f"heuristic_fallback() returned {choice!r}"
+        if hook is not None and hook(shape, device) != choice:
+            yield "heuristic_fallback() is not stable"
+
+    @classmethod
+    @functools.cache
+    def _answers_of_children(cls) -> tuple[dict[str, Any], ...]:
+        """Ask a process without visible devices about the described ones, and another about the GPU."""
+        present = cls._device()
+        hidden = DEVICES if present.kind != "cpu" else (*DEVICES, present)
+        with cls.loading():
+            answers = [ask_child(cls.libtype, cls.every_shape(), hidden, hidden=True) | {"devices": hidden}]
+            if present.kind != "cpu":
+                answers.append(ask_child(cls.libtype, cls.every_shape(), (present,), hidden=False) | {"devices": (present,)})
+        return tuple(answers)
+
+    def test_other_processes_list_the_same_solutions(self) -> None:
+        """Check that a fresh process, with another hash seed, lists the same solutions in the same order."""
+        faults: list[str] = []
+        for answer in self._answers_of_children():
+            questions = itertools.product(self.every_shape(), answer["devices"])
+            for (shape, device), there in zip(questions, answer["solutions"], strict=True):
+                supported = self.backend().supports(shape, device)
+                here = [str(solution) for solution in self.backend().solutions(shape, device)] if supported else None
+                if here != there:
+                    faults.append(f"{shape} on {device}: {str(here)[:200]} here, {str(there)[:200]} in another process")
+        require_none(faults)
+
+    def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
+        """Check that the plugin loads and answers without a visible device and without other plugins."""
+        answer = self._answers_of_children()[0]
+        assert not answer["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"
+        own = self.backend().distribution
+        others = {e.value.split(":")[0] for e in entry_points(group=GROUP) if e.dist is not None and e.dist.name != own}
+        loaded = others & set(answer["modules"])
+        assert not loaded, f"{self.libtype} imports other plugins: {', '.join(sorted(loaded))}"
+
+    def test_prepare_needs_no_device(self) -> None:
+        """Check that `prepare` compiles the first solution of each shape in a process without devices."""
+        if "prepare" not in self.backend().hooks:
+            pytest.skip(f"{self.libtype} has no prepare()")
+        shapes = [shape for shape in self.served_shapes() if self._binds_first(shape)]
+        if not shapes:
+            pytest.skip(f"no solution of {self.libtype} binds on {self._device()}")
+        with self.loading():
+            answer = ask_child(self.libtype, shapes, [self._device()], hidden=True, prepare=1)
+        assert not answer["cuda"], "prepare() initialises the GPU"
+
+    def _binds_first(self, shape: Shape) -> bool:
+        """Tell whether the first solution of a shape binds here."""
+        backend, device = self.backend(), self._device()
+        first = backend.solutions(shape, device)[:1] if backend.supports(shape, device) else []
+        return any(isinstance(bind_directly(backend, solution, shape, device), Launcher) for solution in first)
