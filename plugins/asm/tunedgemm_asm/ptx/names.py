@@ -107,7 +107,8 @@ class KernelConfig:
             raise PluginError(f"{self.name}: panels need rows of x as a, and a multiple of {LEAST_COLUMNS} rows of the weight")
         if not 0 <= self.panels <= self.all_panels:
             raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
-        if reason := unfit(self):
+        held = self.accumulators + self.promoted * self.portion // 2
+        if reason := unfit(held, self.consumer_registers, self.shared_bytes):
             raise PluginError(f"{self.name}: {reason}")
 
     @property

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tunedgemm_asm.ptx.names import KernelConfig
-
 #: Bytes of shared memory of a CTA, of an SM, and reserved for each CTA (CUDA C++ Programming Guide,
 #: "Compute Capability 9.x").
 BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED = 227 << 10, 228 << 10, 1 << 10
@@ -28,11 +23,16 @@ OTHER_REGISTERS = 40
 BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
 
 
-def unfit(config: KernelConfig) -> str | None:
-    """Return why an SM cannot hold the kernel, or None."""
-    held = config.accumulators + config.promoted * config.portion // 2
-    if held + OTHER_REGISTERS > config.consumer_registers:
-        return f"{held} accumulators and {OTHER_REGISTERS} other registers exceed the {config.consumer_registers} of a thread"
-    if config.shared_bytes > BLOCK_SHARED:
-        return f"{config.shared_bytes} bytes of shared memory exceed the {BLOCK_SHARED} of a block"
+def unfit(accumulators: int, registers: int, shared_bytes: int) -> str | None:
+    """Return why an SM cannot hold a kernel, or None.
+
+    Args:
+        accumulators: registers for sums of a consumer's thread.
+        registers: all registers of a consumer's thread.
+        shared_bytes: shared memory of a CTA.
+    """
+    if accumulators + OTHER_REGISTERS > registers:
+        return f"{accumulators} accumulators and {OTHER_REGISTERS} other registers exceed the {registers} of a thread"
+    if shared_bytes > BLOCK_SHARED:
+        return f"{shared_bytes} bytes of shared memory exceed the {BLOCK_SHARED} of a block"
     return None
