@@ -86,7 +86,7 @@ def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.Capture
     assert "0 tuned, 0 failed, 1 skipped" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_config_takes_a_model(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--run_config and --compare take the shapes of a model as they take a file's."""
     words = ["tune", "--model_dir", dense, "--nsets", "2", "--layers", "lm_head", "--libtype", "torch", "--iters", "3"]

@@ -189,7 +189,7 @@ def test_two_processes_at_once_tune_once(notes: Path, home: Path, tmp_path: Path
     assert runs == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_aiters_variable_tunes_fmoe_into_the_table_of_its_own_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AITER_ONLINE_TUNE writes a row of fmoe to the first file of the op's variable,
     and none of a16w16."""

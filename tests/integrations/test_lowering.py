@@ -70,7 +70,8 @@ def test_every_way_of_giving_an_ops_operands_is_served(fresh: None) -> None:
     assert code.count("_straight(") == len(expected)
 
 
-@pytest.mark.parametrize("first", ["torch._inductor.lowering", pytest.param("tunedgemm.dispatch.tuned_gemm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", ["torch._inductor.lowering", "tunedgemm.dispatch.tuned_gemm"])
 def test_inductor_is_patched_whenever_it_loads(first: str, child, tmp_path: Path) -> None:
     """Inductor calls ops straight, whether it loads first or last,
     and so does cached code in a new process."""

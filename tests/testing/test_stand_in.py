@@ -141,7 +141,7 @@ def test_a_fault_fails_its_check(outcomes):
     assert {name: tests for name, tests in failed.items() if tests} == FAULTS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_class_of_the_documents_passes(outcomes):
     """The class of docs/writing-a-plugin.md has no check that fails."""
     assert set(outcomes["TestOverFake"].values()) == {"passed", "skipped"}

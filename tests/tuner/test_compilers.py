@@ -139,7 +139,7 @@ def test_a_stalled_pool_is_replaced(brittle: Registry, monkeypatch: pytest.Monke
         if child not in before and child.pid:
             os.kill(child.pid, signal.SIGSTOP)
     assert not compilers.finish(shape, [Solution("brittle", f"fine {place}") for place in range(4)], device)
-    assert [record.message for record in caplog.records if "others take over" in record.message]
+    assert [record.message for record in caplog.records if "new ones take over" in record.message]
     compilers.stop()
 
 

@@ -360,9 +360,9 @@ def test_an_incumbent_in_the_paired_comparison_is_checked_again() -> None:
     [("", 10.2, "one", 9.8), ("power cap", 10.2, "three", 10.0), ("power cap", 10.0, "one", 10.0), ("heat", 10.2, "one", 9.8)],
 )
 def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alone: float, wanted: str, us: float) -> None:
-    """Faster among others but slower alone, it does not replace the incumbent. Its time is the one
+    """Faster among others but slower alone, it does not replace the incumbent.
 
-    measured alone.
+    Its time is the one measured alone.
     """
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:

@@ -180,9 +180,9 @@ def test_the_display_fits_any_terminal(width: int) -> None:
 
 
 def test_retimed_solutions_do_not_count_as_shapes() -> None:
-    """Solutions retimed for a pin are not counted or printed as shapes. Shapes of an earlier run
+    """Solutions retimed for a pin are not counted or printed as shapes.
 
-    are, at no time.
+    Shapes of an earlier run are counted, with no time.
     """
     output = told()
     progress = Progress(output=output)

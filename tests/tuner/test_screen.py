@@ -107,9 +107,9 @@ def test_noise_widens_the_band() -> None:
 
 
 def test_failures_are_reported_and_dropped() -> None:
-    """A solution that crashes while it is timed is returned as its Timing. If all crash, none
+    """A solution that crashes while it is timed is returned as its Timing.
 
-    survives.
+    If all crash, none survives.
     """
     times = {solution(1): 0.0, solution(2): 10.0}
     found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)

@@ -53,9 +53,9 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
 
 def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
-    """A solution as fast as the guess within noise does not replace it. A clearly faster one does,
+    """A solution as fast as the guess within noise does not replace it.
 
-    and a libtype of better rank precedes it.
+    A clearly faster one does, and a libtype of better rank precedes it.
     """
     tied = (timing("triton", 10.0, name="lucky"), timing("triton", 10.03, name="guess"))
     guesses = {Solution("triton", "guess"), Solution("torch", "k")}

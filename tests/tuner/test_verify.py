@@ -279,9 +279,9 @@ def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
-    """A row's bits alone equal those among other rows, in each batch. A solution whose rows depend
+    """A row's bits alone equal those among other rows, in each batch.
 
-    on their number fails.
+    A solution whose rows depend on their number fails.
     """
     shape = shape_with_rows(name)
     verifier, solution = verifier_of(shape), Solution("fake", "k")

@@ -38,7 +38,7 @@ class LaunchChecks(ConformanceCases):
         require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with one solution's outputs, also for *forms* of the operands, and its claims."""
+        """Yield the faults of one solution's outputs, also for *forms* of the operands, and of its claims."""
         with Poisoned() as poisoned:
             first = launch(launcher, case.operands)
         if poisoned.overwritten():
@@ -110,7 +110,7 @@ class LaunchChecks(ConformanceCases):
                 yield f"bind() of a kernel that does not exist returned {answer!r}"
 
     def _faults_of_choice(self, case: Case, choice: Solution) -> Iterator[str]:
-        """Yield what is wrong with the heuristic's solution."""
+        """Yield the faults of the heuristic's solution."""
         launcher = self.backend().bind(choice, case.shape, case.device)
         if not isinstance(launcher, Launcher):
             yield f"the heuristic names it and bind() refuses it: {launcher}"

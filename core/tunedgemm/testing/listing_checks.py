@@ -87,7 +87,7 @@ class ListingChecks(ConformanceCases):
         require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
-        """Yield what is wrong with a shape's solutions; *stored* ones already survived the trial log."""
+        """Yield the faults of a shape's solutions; *stored* ones already survived the trial log."""
         enumerate_solutions = self.backend().hooks["enumerate_solutions"]
         listed = list(enumerate_solutions(shape, device))
         foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]

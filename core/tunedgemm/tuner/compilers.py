@@ -174,9 +174,9 @@ class Compilers:
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
 
     def _is_stalled(self, pool: ProcessPool, future: Future[str]) -> bool:
-        """Return whether a pool no longer hands out tasks. A process killed while it fetches a task
+        """Return whether a pool no longer hands out tasks.
 
-        loses that task, or keeps the queue's lock.
+        A process killed while it fetches a task loses that task, or keeps the queue's lock.
         """
         with self._lock:
             tasks = [future, *(other for of, other in self._pending.values() if of is pool)]

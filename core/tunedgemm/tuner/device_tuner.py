@@ -181,13 +181,12 @@ class _ShapeRun:
         return True
 
     def _check(self, solutions: Sequence[Solution], fully: bool = False) -> list[Solution]:
-        """Bind and verify each solution; return those that pass. One correct call is enough for the
+        """Bind and verify each solution; return those that pass.
 
-        screen, which drops most. Finalists are checked *fully*, and so are all solutions if their
-
-        bits matter.
+        One correct call suffices for the screen; finalists, and all if bits matter, are checked
+        *fully*.
         """
-        right = []
+        right: list[Solution] = []
         fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
         check = Check if fully else CheckFirst
         with self._clock("check"):

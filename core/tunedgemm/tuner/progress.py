@@ -24,7 +24,7 @@ class Progress:
     """Shows a run: a context manager that `tune` calls with every event, from any thread.
 
     A terminal shows the shapes done, the time left, and each device's activity. Each finished shape
-    leaves one line, and other output has only these lines. If the output closes, the run goes on.
+    leaves one line, and other output has only these lines. If the output closes, the run continues.
 
     Attributes:
         planned: the plan of the run, or None.
@@ -141,14 +141,14 @@ class Progress:
         with self._lock:
             now, width, height = time.monotonic(), self._console.width, self._console.height
             if self.planned is None and not self._places:
-                return Text(f"starting · {_clock(now - self._start)} gone")
+                return Text(f"starting · {_clock(now - self._start)} elapsed")
             done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
             left = self.left(now)
             kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
             words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
             if ratio := weighted_gain(self.outcomes):
                 words.append(f"{ratio:.2f}x torch so far")
-            words.append(f"{_clock(now - self._start)} gone" + ("" if left is None else f", about {_clock(left)} left"))
+            words.append(f"{_clock(now - self._start)} elapsed" + ("" if left is None else f", about {_clock(left)} left"))
             rows = self._rows(width, max(height - 5, 1))
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=min(width, 72)))

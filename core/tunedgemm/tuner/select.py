@@ -1,8 +1,7 @@
-"""Stage 6, select: the fastest correct solution; ties go to the incumbent, then by rank, then to
+"""Stage 6, select: the fastest correct solution.
 
-first guesses. The device tuner passes no incumbent, because its winner meets it in a paired
-
-comparison.
+Ties go to the incumbent, then by rank, then to first guesses. The device tuner passes no incumbent,
+because its winner meets it in a paired comparison.
 """
 
 from __future__ import annotations

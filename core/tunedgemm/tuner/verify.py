@@ -47,10 +47,7 @@ _ALLOCATIONS = (
 
 @classmethod  # type: ignore[misc]
 def _never_compiled(cls: type) -> bool:
-    """Return False: torch would wrap each mode for its compiler, whose import costs a second in
-
-    each new process.
-    """
+    """Return False, lest torch wrap each mode for its compiler, whose import takes a second."""
     del cls
     return False
 

@@ -41,7 +41,7 @@ def test_every_solution_fits(device: Device) -> None:
         for shape in OTHERS
         if architecture.fp8 or "fp8" not in shape.dtype
     ]
-    for shape in SHAPES + others:
+    for shape in (SHAPES + others)[DEVICES.index(device) % 3 :: 3]:
         solutions = list(skinny.enumerate_solutions(shape, device))
         assert 0 < len(solutions) <= MOST
         assert len({(solution.kernel_name, solution.split_k) for solution in solutions}) == len(solutions)

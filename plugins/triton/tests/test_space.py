@@ -36,11 +36,11 @@ def test_solutions_are_distinct_and_fit_and_their_names_are_parsed() -> None:
     kernel.
     """
     faults = []
-    for device in DEVICES:
+    for number, device in enumerate(DEVICES):
         fp8 = ARCHITECTURES[device.gfx].fp8 or "fp8_e4m3fn"
         dense = [shape for sizes in SIZES for shape in _shapes(*sizes, fp8)]
         others = [shape for op in FAMILIES for shape in (*ops()[op].examples, *ops()[op].large)]
-        for shape in (*dense, *others):
+        for shape in (*dense, *others)[number % 2 :: 2]:
             family, most = family_of(shape.op), MOST if family_of(shape.op) is family_of("a16w16") else 48
             solutions = list(family.enumerate_solutions(shape, device))
             kernels = [(family.parse_name(solution.kernel_name), max(solution.split_k, 1)) for solution in solutions]

@@ -207,7 +207,7 @@ class TestTimes:
         assert found.share("exact") == 1.0
         assert any("table.trials.jsonl:1" in note for note in found.notes)
 
-    @pytest.mark.parametrize(("kernel", "status"), [("aborts", "crashed"), pytest.param("hangs", "hung", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize(("kernel", "status"), [("aborts", "crashed"), pytest.param("hangs", "hung", marks=pytest.mark.nightly)])
     def test_measured_kernels_that_fail_cost_one_shape(self, listed, table, row, faulty_plugin, one_thread, kernel, status):
         """The heaviest shapes are timed first in a child process; a crash keeps the shape's other
         time and gives the reason."""
