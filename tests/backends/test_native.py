@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,11 +164,8 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
             if (status, note.stream, bytes(note.bytes[:352])) != (mine[0] % 1000, mine[0], filled(*mine[1:])):
                 wrong.append(mine)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
 
 

@@ -6,6 +6,7 @@ import ctypes
 import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,11 +142,8 @@ def test_threads_share_tensor_maps(way: str, driver: Any) -> None:
             if launch(5, *mine) or driver.arguments() != filled(mine):
                 wrong.append(mine)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
     assert driver.count(0) - before <= 3 * 300 * 8
 
