@@ -84,7 +84,7 @@ def test_graphs_of_both(served: tuple[Dispatcher, Shape, str]) -> None:
             dispatcher.call(*operands)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # torch's default stream is that of the first capture's GPU
                 out = dispatcher.call(*operands)
             graphs.append((graph, operands, out))
     for _, (graph, operands, out) in itertools.product(range(5), graphs):
