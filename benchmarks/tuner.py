@@ -274,7 +274,7 @@ def rate(arguments: argparse.Namespace, shapes: list[Shape], run: str) -> dict[s
     """Tune from scratch on some devices, and return how long it took and what was not parallel."""
     begun, ended = 0.0, 0.0
     first: dict[int, float] = {}
-    last: dict[int, float] = {}  # by the device's index, which is no part of a place's identity
+    last: dict[int, float] = {}  # by index: two devices of a kind are equal
     table, devices = arguments.output / f"scaling-{run}.csv", int(run.partition("-")[0])
     table.unlink(missing_ok=True)
 

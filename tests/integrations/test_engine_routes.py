@@ -129,6 +129,16 @@ def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
     assert "M=8: the row of M=8 was not faster here (0.80 times vLLM's speed)" in told
 
 
+def test_rows_beyond_the_graphs_count(with_kernels) -> None:
+    """A layer whose only rows are of prefill goes through tables, though no captured size has one."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 4096, N, K, "bf16"))
+    bf16_layer()
+    [route] = engine_routes.routes.values()
+    route.verdicts[4096] = 1.03
+
+    assert "1 layers go through tables (torch, 1.03 to 1.03" in engine_routes.summary([1, 8], current_device())[0]
+
+
 def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     """Rows are timed from the smallest M;
     an M beyond the budget stays vLLM's until the next start."""

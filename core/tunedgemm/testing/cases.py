@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -22,6 +23,8 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.launching import Case
 from tunedgemm.testing.shapes import DEVICES, shapes_of
 
+#: Variable with the index of the GPU to check, where there are several.
+DEVICE_VARIABLE = "TUNEDGEMM_TEST_DEVICE"
 #: Shapes whose launchers stay bound at a time: those of one op.
 _BOUND = 32
 #: Faults that a message lists.
@@ -37,7 +40,8 @@ class ConformanceCases:
 
     Attributes:
         libtype: the backend under test, found by its entry point.
-        device: where to launch; None is the first GPU, else the CPU.
+        device: where to launch; None is the GPU whose index ``TUNEDGEMM_TEST_DEVICE`` gives, else
+            the current one, else the CPU.
         shapes: the shapes to check, instead of `tunedgemm.testing.shapes.shapes_of` each op.
         max_solutions: how many solutions of a shape are launched, spread over the backend's list.
     """
@@ -105,6 +109,10 @@ class ConformanceCases:
     @classmethod
     @functools.cache
     def _device(cls) -> Device:
+        if index := os.environ.get(DEVICE_VARIABLE):
+            import torch
+
+            torch.cuda.set_device(int(index))
         return cls.device or current_device()
 
     @classmethod
