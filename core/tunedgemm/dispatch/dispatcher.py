@@ -241,7 +241,8 @@ class Dispatcher:
             return serve_without_storage(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
-        if is_elsewhere(device) and not isinstance(self.launchers.pop(key, None), OnDevice | None):  # bound while its device was current
+        if key is not None and is_elsewhere(device) and not isinstance(self.launchers.get(key), OnDevice | None):
+            del self.launchers[key]  # bound while its device was current
             return self.resolve(key, operands, otype, **fields)
         with self._lock:
             _, solution = self._call_for(shape, device, operands)
