@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import dtype_bits, scale_order
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -196,6 +196,8 @@ def _unsupported_scales(shape: Shape, device: Device, amd: bool) -> str | None:
         return None
     if not is_quantised(shape.dtype):
         return f"scale: scaled operands must have 8 bits (got {shape.dtype})"
+    if (order := scale_order(shape)) != "row":
+        return f"scale_order: scales of x must be row-major (got {order})"
     plain = shape.scale == "tensor" or shape.dtype == "int8" or shape.op.startswith("batched_")
     if not plain and not amd and device.gfx not in _SCALED:
         return f"scale: {shape.scale} scales need {', '.join(_SCALED)} (got {device.gfx})"
