@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_hipblaslt.abi import Abi
 
 _OPS = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
+#: Orders of 1x128 scales that the launchers take apart from row-major ones.
+SCALE_ORDERS = ("m_major", "m_major_padded")
 #: Ops of one library: hipBLASLt reads shuffled weights, cuBLASLt takes block scales.
 _OWN_OPS = {"hipblasLt": ("a8w8_bpreshuffle",), "cublasLt": ("a8w8_blockscale",)}
 
@@ -196,8 +198,6 @@ def _unsupported_scales(shape: Shape, device: Device, amd: bool) -> str | None:
         return None
     if not is_quantised(shape.dtype):
         return f"scale: scaled operands must have 8 bits (got {shape.dtype})"
-    if (order := scale_order(shape)) != "row":
-        return f"scale_order: scales of x must be row-major (got {order})"
     plain = shape.scale == "tensor" or shape.dtype == "int8" or shape.op.startswith("batched_")
     if not plain and not amd and device.gfx not in _SCALED:
         return f"scale: {shape.scale} scales need {', '.join(_SCALED)} (got {device.gfx})"
