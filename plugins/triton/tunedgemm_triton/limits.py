@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.tools import dtype_bits
 
 
 @attrs.frozen
@@ -142,8 +142,6 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
         return f"sums of int8 products fit int32 up to K={MAX_INT8_K} (got {shape.k})"
     if shape.scale not in taken.scales:
         return f"scales of {shape.op} must be {' or '.join(taken.scales)} (got {shape.scale})"
-    if (order := scale_order(shape)) != "row":
-        return f"scales of x must be row-major (got {order})"
     if shape.layout not in taken.layouts:
         return f"the weight of {shape.op} must have layout {' or '.join(taken.layouts)} (got {shape.layout!r})"
     if batches_of(shape) > MAX_GRID_YZ:
