@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, Unsupported
-from tunedgemm.tools import scale_order
+from tunedgemm.tools import scale_strides
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
@@ -137,14 +137,12 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
     if shape.scale not in scales or shape.layout not in layouts:
         taken = f"takes scale {' or '.join(scales)} and weights of layout {' or '.join(layouts)}"
         return Unsupported(f"{taken}, not scale {shape.scale} and layout {shape.layout}")
-    if (order := scale_order(shape)) != "row":
-        return Unsupported(f"scales of x must be row-major, not {order}")
     if shape.layout == COLUMNS and shape.k % (whole := step_of(shape.dtype)):
         return Unsupported(f"layout {COLUMNS} needs K % {whole} = 0 (K={shape.k})")
     if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
         return Unsupported(f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
         return Unsupported(f"sizes must not exceed {MOST_SIZE}")
-    if shape.scale == "block" and (count := shape.m * steps_of(shape)) > MOST_SCALES:
+    if shape.scale == "block" and (count := max(shape.m, scale_strides(shape)[1]) * steps_of(shape)) > MOST_SCALES:
         return Unsupported(f"x has {count} scales; the limit is {MOST_SCALES}")
     return True
