@@ -7,7 +7,7 @@ import re
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.tools import dtype_bits
 
 
 @attrs.frozen
@@ -172,8 +172,6 @@ def _operand_fault(shape: Shape, device: Device) -> str | None:
         return f"fp8 on {device.gfx} must be {native} (got {shape.dtype})" if native else f"{device.gfx} has no fp8 (got {shape.dtype})"
     if shape.scale not in scales:
         return f"{shape.op}: scales must be {' or '.join(scales)} (got {shape.scale})"
-    if (order := scale_order(shape)) != "row":
-        return f"{shape.op}: scales of x must be row-major (got {order})"
     if shuffled_rows(shape.layout) < 0:
         return f"weight layout must be row or an AITER order (got {shape.layout!r})"
     if batches_of(shape) > MAX_BATCHES:
