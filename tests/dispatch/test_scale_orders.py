@@ -93,6 +93,19 @@ def test_a_backend_reads_the_orders_that_it_states():
     assert explanation.libtype == "torch" and len(explanation.passed_over) == 2
 
 
+def test_copies_for_alignment_keep_the_order():
+    """A kernel that reads an order gets scales from an unaligned address as an aligned copy in that order."""
+    seen = []
+    dispatch = dispatcher(
+        row("only", 6), call=lambda solution, shape, *operands: seen.append(operands[2]) or exact(solution, shape, *operands)
+    )
+    for order in ALL:
+        x, weight, x_scale, w_scale = OP.make_inputs(shape_of(6, order), torch.device("cpu"), 0)
+        shifted = torch.zeros(64)[1:].as_strided(x_scale.shape, x_scale.stride(), 1).copy_(x_scale)
+        dispatch.call(x, weight, shifted, w_scale)
+        assert seen[-1].stride() == x_scale.stride() and seen[-1].data_ptr() % 16 == 0 != shifted.data_ptr() % 16
+
+
 class TestFiles:
     """The column scale_order in tuned and untuned files."""
 

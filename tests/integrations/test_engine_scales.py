@@ -1,4 +1,4 @@
-"""Engines' scales of x in their order: passed on without a copy, captured, or copied for a row that needs it."""
+"""Engines' scales of x: passed on in their order, captured, or copied for a row that needs it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_five_rows_tell_the_orders_apart(order: str) -> None:
 
 
 def test_a_routes_shape_names_the_order_at_each_m() -> None:
-    """The order of a padded route is M-major where no column is padded, and row-major for one M-major row."""
+    """A padded route is M-major where no column is padded; one M-major row is row-major."""
     padded, major = shape_of(1, "m_major_padded"), shape_of(1, "m_major")
     assert [scale_order(at_m(padded, m)) for m in (1, 3, 64)] == ["m_major_padded", "m_major_padded", "m_major"]
     assert [at_m(major, m) for m in (1, 64)] == [shape_of(1), shape_of(64, "m_major")]
@@ -72,7 +72,7 @@ def test_scales_are_copied_for_a_row_that_does_not_read_their_order(monkeypatch:
 
 
 def vllm_layer(order: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, torch.nn.Module, list[torch.Tensor]]:
-    """Return a kernel and its layer, whose activations vLLM quantises into an order; and the scales that our op got."""
+    """Return a kernel and its layer, whose activations vLLM quantises into an order, and the scales."""
     quantisation = importlib.import_module("vllm.model_executor.layers.quantization.input_quant_fp8")
     made: list[torch.Tensor] = []
 

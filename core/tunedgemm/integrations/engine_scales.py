@@ -1,7 +1,7 @@
-"""Orders of an engine's block scales of x: pass them on as they are in memory, if a row serves them so.
+"""Pass an engine's block scales of x to the op in the engine's order, if a row serves that.
 
-Engines quantise into the order of their own kernels. Only a row whose kernel does not read that
-order makes the scales be copied, and only for the M that it serves.
+Engines quantise into the order that their kernels read. Only a row whose kernel does not read it
+makes the scales be copied, and only for the M that it serves.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ def test_a_library_without_an_algorithm(lt: Any, harness: Any, monkeypatch: pyte
 
 @nvidia
 def test_m_major_scales_are_not_copied(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library reads M-major scales where the caller has them, if M or their padding is a multiple of 4."""
+    """The library reads the caller's M-major scales if M or their padding is a multiple of 4."""
     addresses, faults = [], []
     make_launch = launch.launch_of
     monkeypatch.setattr(launch, "launch_of", lambda *made: _noting(make_launch(*made), addresses))

@@ -191,7 +191,7 @@ def _blocks(shape: Shape, problem: Problem, product: Product) -> Callable[..., A
 
     The scales are [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)]. cuBLASLt takes those of x with
     M innermost. It needs M and the weight's K blocks in multiples of 4. M-major scales are copied
-    only where M is no such multiple and their memory has no padding.
+    only for another M, if their memory has no padding.
     """
     import torch
 

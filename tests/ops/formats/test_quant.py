@@ -423,7 +423,7 @@ def test_the_gpu_matches_the_cpu():
 @listed("shape", [(61, 300), (64, 256), (3, 128), (1, 392), (2, 3, 200), (0, 256), (256,)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_scales_are_written_in_their_order(shape: tuple[int, ...], order: str):
-    """per_1x128_quant gives the same values with scales in any order, which the op takes as they are in memory."""
+    """per_1x128_quant gives the same values with scales in any order."""
     x = normal(*shape) if shape[0] else torch.zeros(shape, dtype=torch.bfloat16)
     q, scale = per_1x128_quant(x, scale_order=order)
     plain_q, row_major = per_1x128_quant(x)
