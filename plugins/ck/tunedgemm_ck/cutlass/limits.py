@@ -73,8 +73,8 @@ def _operands(shape: Shape, gfx: str) -> str | None:
         return f"operands on {gfx} must be {', '.join(ARCHITECTURES[gfx])} (got {shape.dtype})"
     if shape.scale not in scales:
         return f"scales of {shape.op} must be {' or '.join(scales)} (got {shape.scale})"
-    if (order := scale_order(shape)) != "row":
-        return f"scales of x must be row-major (got {order})"
+    if scale_order(shape) == "m_major" and shape.m % 4:
+        return f"M-major scales of x need columns of 16 bytes, which TMA loads: M % 4 = 0, or padding (got M={shape.m})"
     if shape.layout != "row":
         return f"weights must be plain [N, K] (got layout {shape.layout})"
     return None
