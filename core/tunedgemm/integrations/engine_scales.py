@@ -62,16 +62,16 @@ def scales_for_rows(shape: Shape) -> Callable[[torch.Tensor], torch.Tensor]:
     Args:
         shape: the route's, in the order that the engine has.
     """
-    copied: dict[int, bool] = {}
+    copied: dict[tuple[int, tuple[int, ...]], bool] = {}
 
     def prepared(x_scale: torch.Tensor) -> torch.Tensor:
         if x_scale.is_contiguous():
             return x_scale
-        m = x_scale.shape[0]
-        copies = copied.get(m)
+        key = x_scale.shape[0], x_scale.stride()
+        copies = copied.get(key)
         if copies is None:
-            copies = copied[m] = _needs_copy(shape, m, device_of(x_scale.get_device()))
-        return x_scale.contiguous() if copies or known_order(x_scale) == ROW else x_scale
+            copies = copied[key] = known_order(x_scale) == ROW or _needs_copy(shape, key[0], device_of(x_scale.get_device()))
+        return x_scale.contiguous() if copies else x_scale
 
     return prepared
 

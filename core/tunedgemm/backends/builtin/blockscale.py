@@ -88,9 +88,10 @@ def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.
     pad, (m, blocks) = torch.nn.functional.pad, scale.shape
     rows = pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
     whole = m + more
-    held = scale.untyped_storage().nbytes() // scale.element_size() - scale.storage_offset()
-    if scale.stride(1) == whole and (m == 1 or scale.stride(0) == 1) and held >= whole * blocks:
-        return rows, scale.as_strided((whole, blocks), (1, whole))
+    if scale.stride(1) == whole and (m == 1 or scale.stride(0) == 1):
+        held = scale.untyped_storage().nbytes() // scale.element_size() - scale.storage_offset()
+        if held >= whole * blocks:
+            return rows, scale.as_strided((whole, blocks), (1, whole))
     return rows, pad(scale.t(), (0, more)).t()
 
 
