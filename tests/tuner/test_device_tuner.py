@@ -19,7 +19,7 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.requests import Bind, Check, CheckAgain, CheckFirst, ListSolutions, TakeSamples
+from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, ListSolutions, TakeSamples
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
 from tunedgemm.tuner.worker import WorkerDied
@@ -43,8 +43,9 @@ class Mortal:
     stopped: bool = False
 
     def __call__(self, request: Any, *, timeout: float = 0.0) -> Any:
-        self.requests.append(request)
-        status = "crashed" if self.stopped else self.dies(request)
+        parts = request.requests if isinstance(request, Batch) else (request,)
+        self.requests.extend(parts)
+        status = "crashed" if self.stopped else next(filter(None, map(self.dies, parts)), "")
         if status:
             self.session = None
             raise WorkerDied(status, f"in {request}")
@@ -125,6 +126,17 @@ def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
     """The kernels of the requests of a kind."""
     worker: Any = tuner.client.worker
     return [request.solution.kernel_name for request in worker.requests if type(request) is kind]
+
+
+def test_the_right_ones_of_a_batch_are_checked_once() -> None:
+    """Solutions are checked together, and one by one only where one of them ends the worker."""
+    made = device_tuner(never, bench=clock())
+    tuned(made)
+    assert len(names_in(made, CheckFirst)) == 4
+
+    made = device_tuner(dies_at(CheckFirst, "two"), bench=clock())
+    tuned(made)
+    assert sorted(names_in(made, CheckFirst)) == ["native", "native", "one", "one", "three", "three", "two", "two"]
 
 
 def test_only_kept_solutions_are_checked_fully() -> None:

@@ -251,7 +251,7 @@ def test_another_tunedgemm_on_a_node_is_left_out(connected: TwoNodes, cpu: Devic
     started = _answer(ray.put(Started(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
 
     assert started.versions == {"turbo": "7"}
-    assert "turbo of fast not at all" in caplog.text
+    assert "turbo of fast (none)" in caplog.text
 
 
 def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(

@@ -48,7 +48,6 @@ def test_tuned_shapes_are_skipped_and_duplicates_folded(table: Path) -> None:
     assert {task.shape for task in planned.tasks} == set(SHAPES[2:])
     assert {task.shape: task.count for task in planned.tasks}[SHAPES[8]] == 7
     assert set(planned.skipped) == {empty, *SHAPES[:2]}
-    assert [task.shape.n for task in planned.tasks] == sorted(task.shape.n for task in planned.tasks)
 
 
 def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
@@ -70,7 +69,7 @@ def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> Non
 
     tasks = plan(OP, LISTED[:2], table, H200, Options(all=True)).tasks
 
-    assert [str(task.incumbent) for task in tasks] == ["turbo:fast", "None"]
+    assert {task.shape: str(task.incumbent) for task in tasks} == {SHAPES[0]: "turbo:fast", SHAPES[1]: "None"}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 40])
@@ -116,7 +115,7 @@ def test_stale_takes_rows_of_another_library_version(table: Path, libvers: dict[
     """
     planned = plan(OP, LISTED, table, H200, Options(stale=True), libvers)
 
-    assert [task.shape for task in planned.tasks] == stale
+    assert {task.shape for task in planned.tasks} == set(stale)
     assert set(planned.skipped) == set(SHAPES) - set(stale)
 
 
@@ -155,7 +154,7 @@ def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
 
 
 def test_a_budget_is_spent_on_the_costliest_shapes_first(tmp_path: Path) -> None:
-    """Ordered by count x the larger of memory and arithmetic time; without a budget by N, K, M."""
+    """Ordered by count x the larger of memory and arithmetic time; without a budget by that time."""
     listed = [(SHAPES[0], 1), (SHAPES[8], 1), (SHAPES[6], 100), (SHAPES[3], 1)]
 
     costly = plan(OP, listed, tmp_path / "t.csv", H200, Options(budget=60.0)).tasks
@@ -163,7 +162,7 @@ def test_a_budget_is_spent_on_the_costliest_shapes_first(tmp_path: Path) -> None
     assert [task.shape for task in costly] == [SHAPES[6], SHAPES[8], SHAPES[0], SHAPES[3]]
     # 2 B x N x K is 20.9 MB for the first and 117 MB for the third; the second is 4.8e11
     # operations, about 2.3 GB at 206 a byte
-    assert [task.shape for task in plan(OP, listed, tmp_path / "t.csv", H200, Options()).tasks] == [SHAPES[i] for i in (0, 6, 8, 3)]
+    assert [task.shape for task in plan(OP, listed, tmp_path / "t.csv", H200, Options()).tasks] == [SHAPES[i] for i in (8, 6, 0, 3)]
 
 
 @pytest.mark.parametrize("option", ["batch_invariant", "whole"])

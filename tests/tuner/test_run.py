@@ -23,7 +23,10 @@ from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import DeviceFault, Outcome, Planned, Samples
 
 OP = op_named("a16w16")
-SHAPES = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 8, 100)]
+#: In the order of the plan: the costliest first.
+SHAPES = [Shape("a16w16", m, n, 128, "fp32") for m, n in ((1, 1024), (8, 512), (100, 64))]
+#: One weight, for which one solution can be pinned.
+GROUP = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 8, 100)]
 QUICK = Options(libtype="turbo", iters=8, warmup=1)
 
 
@@ -57,15 +60,15 @@ def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path
     table = tmp_path / "t.csv"
 
     options = attrs.evolve(QUICK, batch_invariant=True)
-    report = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=clock(us))
+    report = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us))
 
     assert rows(table) == {0: "steady"}
     assert [pin.shape.m for pin in report.pins] == [0]
     trials = read_trials(table.with_name("t.trials.jsonl"))
     assert {trial.status for trial in trials if trial.solution.kernel_name == "varies"} == {"batch_variant"}
-    served = Dispatcher(OP, registry, above=(table,)).explain(attrs.evolve(SHAPES[0], m=37), cpu)
+    served = Dispatcher(OP, registry, above=(table,)).explain(attrs.evolve(GROUP[0], m=37), cpu)
     assert "turbo:steady" in str(served)
-    assert len(tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
+    assert len(tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
 
 
 def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,11 +93,11 @@ def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypat
         raise RuntimeError("no device")
 
     place = Session.place
-    first = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=bench, progress=lose)
+    first = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=bench, progress=lose)
     assert (first.pins, bool(first.lost), table.exists()) == ((), True, False)
     clocked.append(clock(us))
     monkeypatch.setattr(Session, "place", place)
-    second = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=bench)
+    second = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=bench)
 
     assert [pin.shape.m for pin in second.pins] == [0]
     assert second.lost == ()
@@ -276,7 +279,7 @@ def test_a_table_edited_by_hand_between_two_runs_keeps_what_was_written(tmp_path
     registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
     tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
     header, first, second = table.read_text().splitlines()
-    by_hand = second.replace("64,128", "4096,128")
+    by_hand = second.replace("1024,128", "4096,128")
     table.write_text(f"{header},note\n{by_hand},mine\n{first},\n")
 
     report = tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 import torch
 from torch import is_grad_enabled
 from torch.autograd import forward_ad
@@ -118,6 +119,28 @@ def needs_gradient(operands: tuple[Any, ...]) -> bool:
             if operand is not None and operand.requires_grad:
                 return True
     return False
+
+
+@attrs.frozen(eq=False)
+class OnDevice:
+    """A call that runs with its operands' GPU as the current one.
+
+    torch's own calls need no such guard. A kernel launched through a driver goes to a stream of the
+    current device.
+    """
+
+    call: Call
+    index: int
+
+    def __call__(self, *operands: Any) -> torch.Tensor:
+        """Make the device current for the call."""
+        with torch.cuda.device(self.index):
+            return self.call(*operands)
+
+
+def is_elsewhere(device: Device) -> bool:
+    """Return whether another GPU than this one is current."""
+    return device.index >= 0 and torch.cuda.current_device() != device.index
 
 
 def may_wait(operands: tuple[Any, ...]) -> bool:

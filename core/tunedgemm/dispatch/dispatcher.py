@@ -21,12 +21,14 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.calls import (
+    OnDevice,
     call_key,
     capture_check,
     copying,
     eager_only,
     has_no_storage,
     is_captured,
+    is_elsewhere,
     is_ready,
     may_wait,
     needs_gradient,
@@ -196,6 +198,8 @@ class Dispatcher:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
                 call = self.with_capture(call, shape, operands)
+            if is_elsewhere(device):
+                call = OnDevice(call, device.index)
             # Only a choice that holds for the next call of the key, too, is kept. Inside a level of
             # forward mode there may be another.
             if key is not None and solution is not None and forward_ad._current_level < 0:
@@ -237,6 +241,8 @@ class Dispatcher:
             return serve_without_storage(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
+        if is_elsewhere(device) and not isinstance(self.launchers.pop(key, None), OnDevice | None):  # bound while its device was current
+            return self.resolve(key, operands, otype, **fields)
         with self._lock:
             _, solution = self._call_for(shape, device, operands)
             if solution in (None, NATIVE) or out_of_memory(error):

@@ -190,12 +190,12 @@ class _ShapeRun:
         fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
         check = Check if fully else CheckFirst
         with self._clock("check"):
-            for solution in solutions:
-                self._emit_step("check", solution)
-                timing = self.tuner.client.check(check(self.task.shape, solution))
+            self._emit_step("check", solutions[0] if solutions else None)
+            for timing in self.tuner.client.check_all([check(self.task.shape, solution) for solution in solutions]):
+                self._emit_step("check", timing.solution)
                 if timing.status == "ok":
-                    self._timings[solution] = timing
-                    right.append(solution)
+                    self._timings[timing.solution] = timing
+                    right.append(timing.solution)
                 else:
                     self._finalize([timing])
         self._fully_checked |= set(right if fully else ())

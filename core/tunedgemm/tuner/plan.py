@@ -81,7 +81,7 @@ def plan(
 ) -> Plan:
     """Fold duplicates, take this run's shard, and skip shapes that need no tuning.
 
-    Tasks are in order of N; with a budget, in order of cost.
+    Tasks are in order of cost, the largest first.
 
     Args:
         op: the op to tune.
@@ -108,8 +108,7 @@ def plan(
             tasks.append(Task(shape, counts[shape], row.solution if row else None))
         else:
             skipped.append(shape)
-    if options.budget:
-        tasks = _costliest_first(op, tasks, device, options.batch_invariant or options.whole)
+    tasks = _costliest_first(op, tasks, device, options)
     return Plan(tuple(tasks), tuple(skipped))
 
 
@@ -149,12 +148,14 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
     return sorted(shares[part - 1], key=_by_sizes)
 
 
-def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
-    """Sort by count x roofline time, descending; with *grouped*, by the totals of each (N, K).
+def _costliest_first(op: Op, tasks: list[Task], device: Device, options: Options) -> list[Task]:
+    """Sort by roofline time, descending, so that several devices end at about the same time.
 
-    If a budget ends early, the most important shapes are tuned.
+    With a budget, sort by count x roofline time: if it ends early, the most important shapes are
+    tuned. Shapes of one (N, K) stay together if ``batch_invariant`` or ``whole`` needs all of them.
     """
-    costs = {task: task.count * cost(op, task.shape, device) for task in tasks}
+    costs = {task: (task.count if options.budget else 1) * cost(op, task.shape, device) for task in tasks}
+    grouped = options.batch_invariant or (bool(options.budget) and options.whole)
     groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():

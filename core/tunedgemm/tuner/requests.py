@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.trial import Place, Samples
+from tunedgemm.tuner.trial import DeviceFault, Place, Samples, failed
 
 if TYPE_CHECKING:
     from tunedgemm.tuner.session import Session
@@ -134,6 +134,29 @@ class CheckAgain:
     def run(self, session: Session) -> Timing:
         """Call `Session.check_again`."""
         return session.check_again(self.shape, self.solution)
+
+
+@attrs.frozen
+class Batch:
+    """Several requests about one solution each: a message costs as much as a small check."""
+
+    requests: tuple[Bind | CheckFirst | Check | CheckAgain, ...]
+
+    def run(self, session: Session) -> list[Timing | None]:
+        """Run each request; a failure is returned as its Timing.
+
+        Raises:
+            DeviceFault: a request broke the device's context.
+        """
+        answers: list[Timing | None] = []
+        for request in self.requests:
+            try:
+                answers.append(request.run(session))
+            except DeviceFault:
+                raise
+            except Exception as error:  # a plugin may raise anything
+                answers.append(failed(request.shape, request.solution, error))
+        return answers
 
 
 @attrs.frozen

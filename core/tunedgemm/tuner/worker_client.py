@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -17,13 +17,15 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.requests import Bind, Check, CheckAgain, CheckFirst, GetPlace, Open, Request, TakeSamples
+from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, GetPlace, Open, Request, TakeSamples
 from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
 #: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
 _CHECK_CALLS = 16
+#: Most solutions that are checked in one request. A request takes 0.5 ms, and a check a few.
+_BATCH = 16
 #: Seconds of a sample's overhead, and of a solution's first use: a capture, a first launch.
 _SAMPLE_S, _FIRST_USE_S = 0.05, 1.0
 
@@ -104,11 +106,32 @@ class WorkerClient:
         except Exception as error:  # a plugin may raise anything
             return failed(shape, solution, error)
 
+    def check_all(self, requests: Sequence[CheckFirst | Check | CheckAgain]) -> Iterator[Timing]:
+        """Check several solutions; yield the result of each, in order.
+
+        They travel in batches. If one ends the worker, each solution of its batch is checked alone.
+        """
+        for start in range(0, len(requests), _BATCH):
+            batch = requests[start : start + _BATCH]
+            try:
+                refusals = self.ask(Batch(tuple(Bind(request.shape, request.solution) for request in batch)))
+                bound = tuple(request for request, refusal in zip(batch, refusals, strict=True) if refusal is None)
+                answers = iter(self.ask(Batch(bound), timeout=self._check_allowance(bound)) if bound else ())
+                checked = [refusal or next(answers) for refusal in refusals]
+            except DeviceLost:
+                raise
+            except Exception:  # it does not name the solution
+                checked = [self.check(request) for request in batch]
+            yield from filter(None, checked)
+
+    def _check_allowance(self, requests: Sequence[CheckFirst | Check | CheckAgain]) -> float:
+        return self.allowance(requests[0].shape, _CHECK_CALLS, len(requests))
+
     def check(self, request: CheckFirst | Check | CheckAgain) -> Timing:
         """Bind a solution, then verify it under the deadline of kernels."""
         shape, solution = request.shape, request.solution
         try:
-            return self.bind(shape, solution) or self.ask(request, timeout=self.allowance(shape, _CHECK_CALLS))
+            return self.bind(shape, solution) or self.ask(request, timeout=self._check_allowance([request]))
         except Exception as error:
             return _blame(shape, solution, error)
 
