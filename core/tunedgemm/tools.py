@@ -27,6 +27,7 @@ from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
@@ -90,6 +91,8 @@ __all__ = [
     "plain_weight",
     "read_log",
     "read_rows",
+    "scale_order",
+    "scale_strides",
     "scratch",
     "semaphores",
     "shape_of_texts",

@@ -161,6 +161,7 @@ def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
 
     assert own == [({"channel": "fp8_scaled_mm"}.get(kind, kind), 3000)]
     assert route.calls == {6: route.ours} and route.shape.epilogue == epilogue
+    assert dict(route.shape.extra) == ({"scale_order": "m_major_padded"} if kind == "deepgemm" else {})
     inputs = route.inputs(5)
     both = [function(*route.operands(inputs, one)).float() for function in (route.ours, route.theirs)]
     assert (both[0] - both[1]).norm() < 0.01 * both[1].norm()

@@ -80,7 +80,7 @@ class TestColumns:
 
     def test_own_columns(self):
         """The dtype of the operands and of the output are ours; their rows come before AITER's."""
-        row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32"}
+        row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32", "scale_order": ""}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
         assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))

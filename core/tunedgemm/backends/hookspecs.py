@@ -5,6 +5,8 @@ are validated and collected by pluggy, then bound as plain functions (hook wrapp
 
 The registered object also states ``OPS``, the names of the ops it covers. It may state:
 
+* ``SCALE_ORDERS``: the orders of x's 1x128 scales that it reads, apart from row-major ones; the
+  core asks about no others;
 * ``OPTIONS``: its settings for a run of the tuner;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
 * ``details(device)``: lines for ``tunedgemm plugins -v``;

@@ -22,6 +22,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
 from tunedgemm.ops import ops
+from tunedgemm.ops.scale_order import ROW, scale_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
@@ -48,6 +49,7 @@ class Backend:
     details: Callable[[Device], tuple[str, ...]] = lambda _: ()
     lacks: Callable[[Solution, Device], str] = lambda *_: ""
     options: tuple[Option, ...] = ()
+    scale_orders: tuple[str, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
         """Return True, or the reason for a refusal, which may be the hook's exception.
@@ -61,6 +63,8 @@ class Backend:
             _, shape = whole
         if shape.op not in self.ops:
             return Unsupported(f"op {shape.op} is not covered (covers {', '.join(self.ops)})")
+        if (order := scale_order(shape)) not in (ROW, *self.scale_orders):
+            return Unsupported(f"scale_order must be {' or '.join((ROW, *self.scale_orders))} (got {order})")
         try:
             answer = self.hooks["supports"](shape, device)
         except Exception as error:  # a plugin may raise anything
@@ -283,6 +287,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         details=_guarded_details(getattr(plugin, "details", None)),
         lacks=_asking_kernels(_guarded_text(getattr(plugin, "lacks", None))),
         options=_options(libtype, getattr(plugin, "OPTIONS", ())),
+        scale_orders=tuple(getattr(plugin, "SCALE_ORDERS", ())),
     )
 
 

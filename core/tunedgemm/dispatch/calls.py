@@ -59,7 +59,8 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
             name = op.operands[position] if position < len(op.operands) else f"operand {position + 1}"
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
         # An op may refuse one operand that is not contiguous and take another.
-        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), operand.is_contiguous())
+        order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
+        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
         try:
             aligned = operand.data_ptr() % 16 == 0 and aligned
         except RuntimeError:
@@ -159,7 +160,15 @@ def is_contiguous_aligned(operand: torch.Tensor | None) -> bool:
     return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
 
 
-def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
+def is_ready(operands: tuple[Any, ...], strided: tuple[int, ...]) -> bool:
+    """Check that launchers may get the operands: *strided* ones aligned, others also contiguous."""
+    return all(
+        operand is None or (operand.data_ptr() % 16 == 0 and (operand.is_contiguous() or index in strided))
+        for index, operand in enumerate(operands)
+    )
+
+
+def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: tuple[int, ...] = ()) -> Call:
     """Wrap a launcher so that it gets contiguous, aligned copies of the activations.
 
     Args:
@@ -167,12 +176,18 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
         native: torch's call, which serves where a weight would have to be copied at each call; None
             where torch has none, so that weights are copied, too.
         weights: positions of the weights.
+        strided: positions of the operands that keep their strides (`Op.strided`).
     """
+
+    def ready(index: int, operand: torch.Tensor | None) -> torch.Tensor | None:
+        if operand is None or is_ready((operand,), (0,) if index in strided else ()):
+            return operand
+        return duplicate(operand, contiguous=index not in strided)
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
         if native is not None and not all(is_contiguous_aligned(operands[index]) for index in weights if index < len(operands)):
             return native(*operands)
-        return call(*(operand if is_contiguous_aligned(operand) else duplicate(operand, contiguous=True) for operand in operands))  # type: ignore[arg-type]
+        return call(*(ready(index, operand) for index, operand in enumerate(operands)))
 
     return copied
 

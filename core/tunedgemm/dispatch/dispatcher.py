@@ -28,8 +28,8 @@ from tunedgemm.dispatch.calls import (
     eager_only,
     has_no_storage,
     is_captured,
-    is_contiguous_aligned,
     is_elsewhere,
+    is_ready,
     may_wait,
     needs_gradient,
     out_of_memory,
@@ -353,18 +353,18 @@ class Dispatcher:
         if capturing and not launcher.graph_safe:
             return self.torch_fallback(shape, device), None
         breaks_capture = x.is_cuda and not launcher.graph_safe and solution != NATIVE
-        contiguous = all(map(is_contiguous_aligned, operands))
-        if contiguous and not breaks_capture:
+        strided, ready = self.op.strided, is_ready(operands, self.op.strided)
+        if ready and not breaks_capture:
             return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
         native = self.torch_fallback(shape, device) if covered else None
         # A later call of the same key may be captured.
         call = eager_only(launcher.call, native) if breaks_capture and native is not None else launcher.call
-        if contiguous:
+        if ready:
             return call, solution
         if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
-            native = copying(native, None, ())  # torch's products of bytes need contiguous, aligned operands, too
-        return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
+            native = copying(native, None, (), strided)  # torch's products of bytes need contiguous, aligned operands, too
+        return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights, strided), solution
 
     def torch_fallback(self, shape: Shape, device: Device) -> Call:
         """Return torch's call, which keeps gradients and is safe to capture.

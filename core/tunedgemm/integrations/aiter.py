@@ -270,7 +270,7 @@ def _per_1x128(
 
     if scale is not None or group_size != 128:
         raise OperandError(f"per_1x128: computes one scale for 128 values (got group_size {group_size} and scale {scale}); omit both")
-    q, scales = tunedgemm.per_1x128_quant(x, quant_dtype or torch.int8)
+    q, scales = tunedgemm.per_1x128_quant(x, quant_dtype or torch.int8, "m_major" if transpose_scale else "row")
     return q, tunedgemm.transposed_scale(scales) if transpose_scale else scales
 
 

@@ -18,8 +18,10 @@ import torch
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_scales import at_m, explain_row, is_served
 from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import define_op, plain
+from tunedgemm.ops.scale_order import equivalent_orders, with_order
 from tunedgemm.shape import Shape
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
@@ -35,7 +37,7 @@ class Route:
 
     Attributes:
         name: the unique name, the same in each process, because compiled graphs hold it.
-        shape: the shape at one row of x.
+        shape: the shape at one row of x. A field `scale_order` is that at more rows.
         device: the device of the weights.
         ours, theirs: functions of the operands; *theirs* is None if the engine has no kernel for
             such layers.
@@ -81,7 +83,7 @@ class Route:
             if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
                 call = self.ours
             else:
-                call = op_dispatcher.with_capture(self.theirs, self.shape.with_m(m), operands)
+                call = op_dispatcher.with_capture(self.theirs, at_m(self.shape, m), operands)
             self.calls[m] = call
         return call
 
@@ -115,17 +117,17 @@ class Route:
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
         """Return M of the row that serves M rows of x, or None and the reason."""
-        op_dispatcher, shape = dispatcher(self.shape.op), self.shape.with_m(m)
+        op_dispatcher, shape = dispatcher(self.shape.op), at_m(self.shape, m)
         try:
             # Prefill keeps meeting new M. They must not wait for a backend's heuristic, which
             # `explain` would bind.
             if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
                 return None, "no row"
-            explanation = op_dispatcher.explain(shape, device)
+            explanation = explain_row(op_dispatcher, shape, device)
         except UserError as error:
             return None, str(error)
         offer = explanation.offer
-        if offer.origin in ("table", "unbiased") and not explanation.refused:
+        if is_served(explanation):
             return (offer.match.row.shape.m if offer.match is not None else m), ""
         unusable = next((f"{skipped.solution}: {why}" for skipped, why in explanation.passed_over if skipped.match is not None), "")
         return None, f"a row cannot be used: {unusable}" if unusable else "no row"
@@ -223,8 +225,8 @@ def end_warm_up(device: Device) -> None:
 def rows_of(shape: Shape, device: Device) -> list[int]:
     """List the M of the rows that serve a shape at any M, ascending."""
     table = dispatcher(shape.op).table
-    wanted = _unbiased(shape.with_m(1))
-    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) == wanted})
+    wanted = {_unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(shape)}
+    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) in wanted})
 
 
 def _unbiased(shape: Shape) -> Shape:
@@ -253,7 +255,7 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         else:
             missing |= {m for m in sizes if m not in ours}
         served = {*ours, *(m for m, gain in route.verdicts.items() if gain > 1)}  # without a graph, as in prefill, too
-        used |= {op_dispatcher.explain(route.shape.with_m(m), device).libtype for m in served}
+        used |= {explain_row(op_dispatcher, at_m(route.shape, m), device).libtype for m in served}
         layers += len(route.layers) if served else 0
         if not route.calls and stale:
             first = next(iter(route.layers))

@@ -2,7 +2,8 @@
 
 Each 1x128 of x and each 128x128 of the weight has a float32 scale. AITER's
 ``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not be
-multiples of 128: the last blocks are smaller. Accumulation is in float32.
+multiples of 128: the last blocks are smaller. Accumulation is in float32. The scales of x may be
+M-major instead of row-major, which is a field of the shape (`tunedgemm.ops.scale_order`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, order_of, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -30,13 +32,15 @@ def _shape_of(
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
-    return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
+    shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
+    order = order_of(NAME, x_scale, shape.m)
+    return shape if order == ROW else with_order(shape, order)
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     x, weight, x_scale, w_scale = operands
-    scales = x_scale.reshape(shape.m, scaled_blocks.blocks(shape.k))[:m]
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales.contiguous(), w_scale
+    scales = x_scale.reshape(shape.m, scaled_blocks.blocks(shape.k))[:m].contiguous()
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.in_order(scales, shape.with_m(m)), w_scale
 
 
 def _entry(serving: Serving) -> Mapping[str, Call]:
@@ -57,7 +61,9 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         Args:
             XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8
                 e4m3.
-            x_scale: float32 [M, ceil(K/128)], row by row, or with the leading dimensions of XQ.
+            x_scale: float32 [M, ceil(K/128)], or with the leading dimensions of XQ. Row-major,
+                M-major (strides (1, M)), or M-major with each column padded to 16 bytes (strides
+                (1, 4 * ceil(M/4))); none is copied.
             w_scale: float32 [ceil(N/128), ceil(K/128)].
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             isBpreshuffled: only False; `gemm_a8w8_blockscale_bpreshuffle` takes shuffled weights.
@@ -90,7 +96,7 @@ op = Op(
         values=("libtype", *quantised.VALUES),
         parse=_parse,
         format=scaled_blocks.formatter("row"),
-        own=("dtype", "outdtype"),
+        own=("dtype", "outdtype", FIELD),
     ),
     shape_of=_shape_of,
     make_inputs=scaled_blocks.make_inputs,
@@ -101,6 +107,7 @@ op = Op(
     fake=quantised.fake,
     equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
     first_rows=_first_rows,
+    strided=(2,),
     examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
@@ -113,11 +120,20 @@ op = Op(
         _example(24, 320, 640, outdtype="fp16"),
         _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
         _example(0, 256, 512),  # an empty batch
+        _example(64, 256, 512, scale_order=M_MAJOR),
+        _example(127, 136, 384, scale_order=M_MAJOR),  # a prime M
+        _example(3, 576, 200, scale_order=M_MAJOR),  # tails in N and K
+        _example(59, 256, 512, scale_order=M_MAJOR_PADDED),  # a prime M
+        _example(1, 1280, 1024, scale_order=M_MAJOR_PADDED),  # a scale in each 16 bytes
+        _example(3, 130, 328, scale_order=M_MAJOR_PADDED),  # ragged in all three
+        _example(34, 320, 640, outdtype="fp32", scale_order=M_MAJOR_PADDED),
     ),
     large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
         _example(64, 7168, 18432),
+        _example(1024, 4096, 4096, scale_order=M_MAJOR),
+        _example(4099, 2112, 1408, scale_order=M_MAJOR_PADDED),
     ),
     functions=("gemm_a8w8_blockscale",),
     entry=_entry,

@@ -148,6 +148,8 @@ class Op:
         fake: the operands and the output dtype to an empty output, for meta tensors.
         fields: a Shape to those keyword arguments of `shape_of`, apart from ``otype``, that the
             operands do not determine.
+        strided: positions of the operands whose order in memory is part of the shape. Launchers get
+            them with their strides, aligned but not contiguous.
         equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then
             as AITER's key knows it.
         unbiased: a Shape with a bias to the same without one, where the bias is the last operand
@@ -178,6 +180,7 @@ class Op:
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
+    strided: tuple[int, ...] = ()
     equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
     weight_dtype: Callable[[Shape], str] = _weight_dtype

@@ -139,6 +139,22 @@ def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[s
     return short_dtype(x.dtype)
 
 
+def check_not_packed(op: str, **scales: torch.Tensor) -> None:
+    """Check that scales of blocks are not packed in integers.
+
+    Raises:
+        OperandError: one is, as DeepGEMM packs ue8m0 scales for Blackwell.
+    """
+    import torch
+
+    for name, scale in scales.items():
+        if scale.dtype in (torch.int32, torch.uint8):
+            raise OperandError(
+                f"{op}: {name}: ue8m0 scales, packed or not, are not covered (got {describe(scale)}); "
+                "pass float32 scales, one for each block"
+            )
+
+
 def check_scale(
     op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
 ) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import dtype, size
+from tunedgemm.ops.cells import dtype, size, word
 from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.scale_order import FIELD, ORDERS, ROW, equivalent_orders, field_of, scale_order, scale_strides, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
     """Make `Columns.parse` of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
 
     def parse(row: Mapping[str, str]) -> Shape:
+        order = word(row, FIELD, ROW, ORDERS) if layout == "row" else ROW
         return Shape(
             op=op,
             m=size(row, "M"),
@@ -40,6 +43,7 @@ def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             scale="block",
             layout="row" if layout == "row" else quantised.shuffled_cell(row, layout),
+            extra=() if order == ROW else {FIELD: order},  # type: ignore[arg-type]
         )
 
     return parse
@@ -49,24 +53,33 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
     """Make `Columns.format`; *layout* as in `parser`."""
 
     def format_(shape: Shape) -> dict[str, str]:
-        own = {} if layout == "row" else {"layout": "" if shape.layout == layout else shape.layout}
+        of_weight = {} if layout == "row" else {"layout": "" if shape.layout == layout else shape.layout}
+        order = field_of(shape)
         return {
             "M": str(shape.m),
             "N": str(shape.n),
             "K": str(shape.k),
-            **own,
+            **of_weight,
             "dtype": "" if shape.dtype == quantised.FP8[0] else table_text(shape.dtype),
             "outdtype": quantised.outdtype_cell(shape),
+            **({FIELD: "" if order == ROW else order} if layout == "row" else {}),
         }
 
     return format_
 
 
 def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and layout."""
+    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and layout.
+
+    For each further order of x's scales that may serve, both forms follow.
+    """
 
     def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.equivalent_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
+        fields = {"dtype": quantised.FP8[0], "outdtype": quantised.OUTDTYPES[0], "layout": layout}
+        orders = equivalent_orders(shape) if layout == "row" else (ROW,)
+        if len(orders) == 1:
+            return quantised.equivalent_as(shape, **fields)
+        return tuple(form for order in orders for form in quantised.equivalent_as(with_order(shape, order), **fields))
 
     return equivalent_shapes
 
@@ -80,6 +93,7 @@ def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: to
     quantised.check_matrices(op, x, weight)
     dtype = quantised.check_dtypes(op, x, weight, quantised.FP8)
     m, (n, k) = quantised.rows_of(x), weight.shape
+    quantised.check_not_packed(op, x_scale=x_scale, w_scale=w_scale)
     quantised.check_scale(op, "x_scale", x_scale, ((m, blocks(k)), (*x.shape[:-1], blocks(k))), ("fp32",), x.device)
     quantised.check_scale(op, "w_scale", w_scale, ((blocks(n), blocks(k)),), ("fp32",), x.device)
     return Shape(op=op, m=m, n=n, k=k, dtype=dtype, outdtype=quantised.outdtype_of(op, otype), scale="block", layout=layout)
@@ -88,7 +102,8 @@ def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: to
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
     """Draw x [m, k] and plain weight [n, k] quantised, with x_scale and w_scale.
 
-    x_scale is [m, ceil(k/128)] row-major, w_scale [ceil(n/128), ceil(k/128)].
+    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one.
+    w_scale is [ceil(n/128), ceil(k/128)].
     """
     import torch
 
@@ -97,11 +112,19 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Te
     generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
     x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
     weight, w_scale = per_block_quant(quantised.draw(shape.n, shape.k, BLOCK, generator), target, (BLOCK, BLOCK))
-    return x, weight, x_scale, w_scale
+    return x, weight, in_order(x_scale, shape), w_scale
+
+
+def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Copy scales [m, ceil(k/128)] to a shape's order, with NaN in its padding; row-major ones stay."""
+    if scale_order(shape) == ROW:
+        return x_scale
+    memory = x_scale.new_full((blocks(shape.k), scale_strides(shape)[1]), math.nan)
+    return memory[:, : shape.m].t().copy_(x_scale)
 
 
 def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Compute [m, n] of a plain weight and row-major scales.
+    """Compute [m, n] of a plain weight, and scales of x in any order.
 
     Uses float64 where that is quick, else float32 without TF32.
     """

@@ -35,6 +35,7 @@ class FakePlugin:
         sleep: Mapping[str, float] | None = None,
     ) -> None:
         self.OPS = tuple(ops)
+        self.SCALE_ORDERS: tuple[str, ...] = ()
         self._libtype, self._solutions, self._heuristic = libtype, solutions, heuristic
         self._call, self._supports, self._sleep = call or exact, supports, dict(sleep or {})
 
@@ -97,11 +98,12 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(typed(index, operand) for index, operand in enumerate(operands))
 
 
-def fake_backend(libtype: str, **answers: Any) -> Backend:
+def fake_backend(libtype: str, *, scale_orders: Iterable[str] = (), **answers: Any) -> Backend:
     """Make a backend of the given answers, with the checks of an installed one.
 
     Args:
         libtype: its name.
+        scale_orders: its attribute ``SCALE_ORDERS``.
         answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a
             function of (shape, device) that returns them; ``call``, a function of (solution, shape,
             *operands) that returns the output, `exact` by default; ``supports``, a function of
@@ -112,7 +114,9 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
         PluginError: an answer breaks the contract.
         TypeError: an unknown kind of answer.
     """
-    return make_backend(libtype, FakePlugin(libtype, **answers), f"fake-{libtype}", "1")
+    plugin = FakePlugin(libtype, **answers)
+    plugin.SCALE_ORDERS = tuple(scale_orders)
+    return make_backend(libtype, plugin, f"fake-{libtype}", "1")
 
 
 def fake_registry(*backends: Backend) -> Registry:

@@ -155,7 +155,7 @@ def _costliest_first(op: Op, tasks: list[Task], device: Device, options: Options
     tuned. Shapes of one (N, K) stay together if ``batch_invariant`` or ``whole`` needs all of them.
     """
     costs = {task: (task.count if options.budget else 1) * cost(op, task.shape, device) for task in tasks}
-    grouped = options.batch_invariant or (bool(options.budget) and options.whole)
+    grouped = options.batch_invariant or options.whole
     groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():

@@ -67,7 +67,7 @@ class Options:
         seconds: device seconds of the accurate phase of one shape.
         budget: wall seconds of the whole run, spent first where count times time is largest; 0 for
             no limit.
-        whole: with a budget, all M of one (N, K) come before the next one's.
+        whole: all M of one (N, K) come before the next one's.
         batch: shapes whose kernels compile ahead of the one that is timed.
         timeout: seconds of one compilation, or of binding one solution; 0 for no limit.
         kernel_timeout: seconds after which the calls of one solution count as hung; 0 for no limit.

@@ -71,6 +71,12 @@ SOLUTIONS = {
     "int8": (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
     "scaled blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
     "swapped blocks": (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
+    "M-major blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 2, attrs.evolve(BLOCKS, extra={"scale_order": "m_major"})),
+    "padded blocks": (
+        KernelConfig(40, 64, 3, 1, swapped=True, promoted=True),
+        1,
+        attrs.evolve(BLOCKS, extra={"scale_order": "m_major_padded"}),
+    ),
     "panels": (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
     "panels split": (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
     "panels of rows": (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
@@ -80,7 +86,7 @@ SOLUTIONS = {
     "stream of blocks": (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
 }
 #: Those that run without `sweep`: each way to pass operands once.
-QUICK = ("plain", "swapped", "scaled tensors", "scaled blocks", "panels", "stream")
+QUICK = ("plain", "swapped", "scaled tensors", "scaled blocks", "padded blocks", "panels", "stream")
 
 
 def check_solution(backend: Asm, cuda: Any, name: str) -> None:

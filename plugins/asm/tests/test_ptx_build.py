@@ -62,6 +62,11 @@ VARIANTS = [
         columns=True,
         transposed=True,
     ),
+    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True),
+    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True, padded=True),
+    Variant(
+        KernelConfig(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", "", True, scale="block", transposed=True, padded=True
+    ),
 ]
 
 #: The same with stream-K.
@@ -109,7 +114,7 @@ def test_ptxas_accepts_every_listed_kernel_of_eight_bits(failing: Any) -> None:
     def check(m: int, op: str, dtype: str, scale: str) -> None:
         bias = "" if scale == "block" else "bf16"
         columns = op.endswith("_bpreshuffle")
-        layout = {"columns": columns, "transposed": columns}
+        layout = {"columns": columns, "transposed": columns or m % 2 == 0, "padded": not columns and m == 40}
         shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
         first = [
             Variant(config, dtype, "bf16", bias, splits > 1 or config.stream, scale=scale, **layout)

@@ -17,10 +17,12 @@ from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 pytestmark = pytest.mark.nightly
 
 
-def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
+def of(
+    scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "", order: str = "row"
+) -> Shape:
     """Return a shape of the op with such scales."""
-    op = "a8w8_blockscale" if scale == "block" else "a8w8"
-    return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
+    op, extra = "a8w8_blockscale" if scale == "block" else "a8w8", {} if order == "row" else {"scale_order": order}
+    return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale, extra=extra)
 
 
 #: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, and blocks with
@@ -60,8 +62,15 @@ CASES = [
     (KernelConfig(24, 128, 4, swapped=True, promoted=True), of("block", (47, 333, 272), outdtype="fp32"), 1, 2),
     (KernelConfig(32, 256, 3, swapped=True, promoted=True), of("block", (41, 400, 272)), 1, 2),
     (KernelConfig(16, 128, 3, 2, 2, 2, swapped=True, promoted=True), of("block", (20, 600, 400), outdtype="fp16"), 2, 5),
+    (KernelConfig(128, 128, 3, promoted=True), of("block", (150, 200, 272), order="m_major"), 1, 2),
+    (KernelConfig(128, 96, 3, promoted=True), of("block", (150, 300, 272), outdtype="fp32", order="m_major_padded"), 2, 2),
+    (KernelConfig(64, 192, 3, 1, promoted=True), of("block", (71, 400, 272), order="m_major_padded"), 2, 3),
+    (KernelConfig(24, 128, 4, swapped=True, promoted=True), of("block", (47, 333, 272), order="m_major"), 1, 2),
+    (KernelConfig(32, 256, 3, swapped=True, promoted=True), of("block", (41, 400, 272), order="m_major_padded"), 1, 2),
+    (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True), of("block", (1, 201, 528), order="m_major_padded"), 3, 2),
 ]
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of("block", (100, 200, 400)), 1)
+PADDED = (BLOCKS[0], of("block", (71, 200, 400), order="m_major_padded"), 1)
 ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
 
 
@@ -123,6 +132,7 @@ MISTAKES = {
     "the tile lies in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),
     "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
     "no row is the last that has scales": (BLOCKS, r"min\.u32 (%r\d+), (%r\d+), (%r\d+);\n    mad", r"mov.u32 \1, \2;\n    mad"),
+    "padded steps have the rows of x alone": (PADDED, r"and\.b32 (%r\d+), (%r\d+), 4294967292;", r"mov.u32 \1, \2;"),
     "sums of stages go on": (BLOCKS, r"setp\.ne\.u32 (%p\d+), 0, 0;", r"setp.eq.u32 \1, 0, 0;"),
     "sums of a stage are not added": (BLOCKS, r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), \1;", r"mul.rn.f32 \1, \2, \3;"),
     "sums are added before they are done": (BLOCKS, r"wait_group\.sync\.aligned 0;", "wait_group.sync.aligned 1;"),

@@ -60,6 +60,11 @@ KINDS = [
         4,
     ),
     (
+        KernelConfig(64, 96, 3, 1, promoted=True, stream=True),
+        Shape("a8w8_blockscale", 150, 300, 400, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": "m_major_padded"}),
+        3,
+    ),
+    (
         KernelConfig(64, 32, 3, 1, promoted=True, stream=True),
         Shape("a8w8_blockscale_bpreshuffle", 150, 73, 384, "fp8_e4m3fn", "bf16", scale="block", layout="columns128"),
         3,

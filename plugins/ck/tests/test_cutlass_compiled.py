@@ -7,6 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import attrs
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
@@ -22,6 +23,8 @@ BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block"
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
 #: Sizes of the call, all different; the last block of scales along K is partial.
 M, N, K, BATCHES = 48, 384, 320, 3
+#: Rows of a padded column of M-major scales, of M or one row less.
+M_PADDED = 48
 
 _MAIN = """
 #include <cstdio>
@@ -186,6 +189,20 @@ def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("m", [M, M - 1])
+@pytest.mark.parametrize("swap", [False, True])
+def test_block_scales_of_x_may_be_m_major(swap: bool, m: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M-major scales of x have whole columns of four rows; those of the weight stay row-major."""
+    monkeypatch.setitem(globals(), "M", m)
+    problem = attrs.evolve(BLOCKS, m_major=True)
+    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), problem, 1, tmp_path)
+    of_x, of_weight = 7 + 2 * M_PADDED, 300 // 128 * 3 + 2
+    assert (int(printed["SFA@"]), int(printed["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
+    assert printed["sizes"] == (f"{N} {m} {K} 1" if swap else f"{m} {N} {K} 1")
+    assert printed["fits"] == "1"
+
+
+@pytest.mark.slow
 def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
     """The kernel reads both scales of tensors from memory."""
     problem = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", scale="tensor")
@@ -231,6 +248,8 @@ def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_p
         ("64x16x128_1x1_plain_single_swap_r1", Problem("a16w16", "sm_90", "bf16", "bf16", "fp32")),
         ("128x16x128_1x1_cooperative_streamk_swap_r1", SCALED),
         ("128x128x128_1x1_cooperative_persistent_r1", BLOCKS),
+        ("128x128x128_1x1_cooperative_persistent_r1", attrs.evolve(BLOCKS, m_major=True)),
+        ("128x16x128_1x1_pingpong_persistent_swap_r1", attrs.evolve(BLOCKS, m_major=True)),
         ("128x128x32_1x1_multistage_single_w2x2_s4_r1", Problem("a16w16", "sm_80", "bf16", "bf16", "bf16")),
     ],
 )

@@ -194,3 +194,12 @@ def test_block_scales_need_their_tiles() -> None:
     assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
     assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) is None
     assert all(instance.tile_k == 128 for instance in listed_instances("sm_90", "fp8_e4m3fn", True, False))
+
+
+def test_m_major_scales_need_whole_columns() -> None:
+    """M-major scales of x are taken where TMA can load their columns: padded, or of M % 4 = 0."""
+    answers = {}
+    for m, order in ((62, "m_major"), (64, "m_major"), (61, "m_major_padded"), (1, "m_major_padded"), (1, "m_major")):
+        answers[m, order] = unsupported(_shape("a8w8_blockscale", m, 256, 512, extra={"scale_order": order}), HOPPER)
+    assert "M % 4 = 0, or padding (got M=62)" in str(answers.pop((62, "m_major")))
+    assert set(answers.values()) == {None}

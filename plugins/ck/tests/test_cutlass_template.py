@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import attrs
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
@@ -50,6 +51,7 @@ def test_sources_are_whole() -> None:
 def test_sources_are_distinct() -> None:
     """No two pairs of instance and problem share a source."""
     problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
+    problems += [attrs.evolve(BLOCKS, m_major=True)]
     problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
     texts = {render(instance, problem) for instance in listed_instances("sm_90", "bf16", False, True) for problem in problems}
     assert len(texts) == len(listed_instances("sm_90", "bf16", False, True)) * len(problems)

@@ -7,6 +7,7 @@ import re
 import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import op_named
+from tunedgemm_ck.tile import FAMILY as TILE
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl.names import FORMS, parse_name
 from tunedgemm_ck.xdl.space import listed_instances
@@ -124,3 +125,10 @@ def test_neighbours_fit_and_differ() -> None:
             assert all(parse_name(other.name, op) == other for other, _ in neighbours)
             fresh = fresh or any(other not in listed_instances(op) for other, _ in neighbours)
         assert fresh or op == "a4w4_blockscale"
+
+
+def test_scales_of_x_are_row_major() -> None:
+    """Composable Kernel's and CK Tile's instances refuse M-major scales, with the reason."""
+    shape = attrs.evolve(shape_of("a8w8_blockscale", 61, 256, 512), extra={"scale_order": "m_major"})
+    for family in (FAMILY, TILE):
+        assert "accepts scales of x that are row-major (got m_major)" in str(family.unsupported(shape, MI300X))

@@ -31,6 +31,7 @@ class TemplateBackend:
     host: Device | None = None
 
     CONTRACT = 1
+    SCALE_ORDERS = ("m_major", "m_major_padded")
     OPTIONS = (space.SPACE,)
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Shape
+from tunedgemm.tools import scale_order
 
 
 @attrs.frozen(cache_hash=True)
@@ -24,6 +25,7 @@ class Problem:
         act, gated: of fmoe's stage 1, as in `Shape.extra`.
         doweight_stage1: whether stage 1 multiplies by the routing's weights, instead of stage 2.
         q_type, q_dtype: how fmoe's factors are quantised, and their dtype; "" for other ops.
+        m_major: whether block scales of x are M-major, each column padded to 16 bytes.
     """
 
     op: str
@@ -39,6 +41,7 @@ class Problem:
     doweight_stage1: bool = False
     q_type: str = ""
     q_dtype: str = ""
+    m_major: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return all fields for fmoe, and for other ops those that they have.
@@ -46,18 +49,21 @@ class Problem:
         Sources begin with this text, which is therefore part of the cache key.
         """
         fields = attrs.asdict(self)
-        return fields if self.q_type else {name: fields[name] for name in _PLAIN}
+        if not fields["m_major"]:  # keeps the keys of earlier sources
+            del fields["m_major"]
+        return fields if self.q_type else {name: value for name, value in fields.items() if name in _PLAIN}
 
     def __str__(self) -> str:
         return f"Problem({', '.join(f'{name}={value!r}' for name, value in self.fields().items())})"
 
 
-_PLAIN = ("op", "gfx", "dtype", "outdtype", "bias_dtype", "scale", "layout")
+_PLAIN = ("op", "gfx", "dtype", "outdtype", "bias_dtype", "scale", "layout", "m_major")
 
 
 def problem_of(shape: Shape, gfx: str) -> Problem:
     """Return the class of a shape; for fmoe that of both stages, see `stages.split_stages`."""
-    plain = Problem(shape.op, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, shape.scale, shape.layout)
+    m_major = scale_order(shape) != "row"
+    plain = Problem(shape.op, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, shape.scale, shape.layout, m_major=m_major)
     if shape.op != "fmoe":
         return plain
     words = {name: str(shape[name]) for name in ("act", "q_type")}

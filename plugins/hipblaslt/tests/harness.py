@@ -66,6 +66,9 @@ def padded(operand: torch.Tensor, alignment: int = ALIGNMENT) -> torch.Tensor:
     """Return a copy at an address aligned to *alignment* and no more, between bytes 0xFF."""
     buffer = torch.full((operand.nbytes + 2 * PADDING + 64,), 0xFF, dtype=torch.uint8)
     start = PADDING + -buffer.data_ptr() % 64 + alignment
+    if not operand.is_contiguous():  # scales with the strides of their order; gaps hold 0xFF, which is NaN
+        floats = buffer[start : start + 4 * operand.stride(1) * operand.shape[1]].view(torch.float32)
+        return floats.as_strided(operand.shape, operand.stride(), floats.storage_offset()).copy_(operand)
     return buffer[start : start + operand.nbytes].view(operand.dtype).view(operand.shape).copy_(operand)
 
 

@@ -81,6 +81,12 @@ BLOCKS = [
     Shape("a8w8_blockscale", m, n, k, dtype="fp8_e4m3fn", outdtype=out, scale="block")
     for m, n, k, out in ((5, 144, 272, "bf16"), (4, 128, 128, "fp16"), (1, 16, 640, "fp32"), (8, 272, 512, "bf16"), (3, 64, 64, "bf16"))
 ]
+#: The same with M-major scales; one of K has a single block, one of M needs no padding.
+BLOCKS += [
+    attrs.evolve(shape, m=m, extra={"scale_order": order})
+    for shape, m in ((BLOCKS[0], 5), (BLOCKS[1], 4), (BLOCKS[2], 1), (BLOCKS[3], 8), (BLOCKS[3], 61))
+    for order in ("m_major", "m_major_padded")
+]
 CASES = {
     "cublaslt": [*_float_shapes(), *_quantised_shapes("fp8_e4m3fn"), *_batched_shapes("fp8_e4m3fn"), *BLOCKS, *EDGES],
     "hipblaslt": [
@@ -311,3 +317,42 @@ def test_a_library_without_an_algorithm(lt: Any, harness: Any, monkeypatch: pyte
     """Without a result the first answer is refused."""
     monkeypatch.setenv("FAKE_LT_SOLUTIONS", "0")
     assert harness.refusal(lt, harness.FIRST, attrs.evolve(PLAIN, n=56)) == "hipblaslt: no algorithm for this shape"
+
+
+@nvidia
+def test_m_major_scales_are_not_copied(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads the caller's M-major scales if M or their padding is a multiple of 4."""
+    addresses, faults = [], []
+    make_launch = launch.launch_of
+    monkeypatch.setattr(launch, "launch_of", lambda *made: _noting(make_launch(*made), addresses))
+    for m, order, shared in ((8, "m_major", True), (61, "m_major_padded", True), (61, "m_major", False), (8, "row", False)):
+        shape = attrs.evolve(BLOCKS[3], m=m, extra={} if order == "row" else {"scale_order": order})
+        case = harness.make_case(shape)
+        fault = case.launch_fault(harness.bind(lt, harness.FIRST, shape))
+        faults += [f"{shape}: {fault}"] if fault else []
+        faults += [f"{shape}: copied: {shared}"] if (addresses[-1] == case.operands[2].data_ptr()) is not shared else []
+    assert not faults
+
+
+@nvidia
+def test_padding_outside_the_memory_is_not_read(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded scales whose memory ends with their last number are copied."""
+    addresses: list[int] = []
+    make_launch = launch.launch_of
+    monkeypatch.setattr(launch, "launch_of", lambda *made: _noting(make_launch(*made), addresses))
+    shape = attrs.evolve(BLOCKS[3], m=61, extra={"scale_order": "m_major_padded"})
+    case = harness.make_case(shape)
+    x, weight, x_scale, w_scale = case.operands
+    short = torch.empty_strided(x_scale.shape, x_scale.stride()).copy_(x_scale)
+    out = harness.bind(lt, harness.FIRST, shape).call(x, weight, short, w_scale)
+    assert not case.output_fault(out) and addresses[-1] != short.data_ptr()
+
+
+def _noting(inner: Any, addresses: list[int]) -> Any:
+    """Return the launch that also notes the address of x's scales, its last argument."""
+
+    def noted(*arguments: int) -> int:
+        addresses.append(arguments[-1])
+        return int(inner(*arguments))
+
+    return noted

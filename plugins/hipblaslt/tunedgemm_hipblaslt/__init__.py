@@ -36,6 +36,7 @@ class LtBackend:
     host: Device | None = None
 
     CONTRACT = 1
+    SCALE_ORDERS = limits.SCALE_ORDERS
 
     @property
     def OPS(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype, workspace
+from tunedgemm.tools import on_device, scale_order, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.library import Library, device_context, library_build
@@ -190,26 +190,34 @@ def _blocks(shape: Shape, problem: Problem, product: Product) -> Callable[..., A
     """Return a call of x [..., K], weight [N, K] and their block scales.
 
     The scales are [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)]. cuBLASLt takes those of x with
-    M innermost. It needs M and the weight's K blocks in multiples of 4.
+    M innermost. It needs M and the weight's K blocks in multiples of 4. M-major scales are copied
+    only for another M, if their memory has no padding.
     """
     import torch
 
     pad, (m, n, k), rows = torch.nn.functional.pad, (shape.m, shape.n, shape.k), problem.b.columns
     blocks = -(-k // BLOCK)
     row_padding, block_padding = rows - m, -blocks % _SCALE_PADDING
+    is_padded = scale_order(shape) == "m_major_padded"
 
     def call(x: Any, weight: Any, x_scale: Any, w_scale: Any) -> Any:
         by_row, by_block = x_scale.reshape(m, blocks).t(), w_scale
         if block_padding:
             by_block = pad(w_scale, (0, block_padding))
         if row_padding:
-            x_bytes, by_row = pad(x.view(torch.uint8).reshape(m, k), (0, 0, 0, row_padding)), pad(by_row, (0, row_padding))
+            x_bytes = pad(x.view(torch.uint8).reshape(m, k), (0, 0, 0, row_padding))
+            by_row = x_scale if is_padded and _holds(x_scale, rows * blocks) else pad(by_row, (0, row_padding))
             out = product(x_bytes, weight, None, by_row, by_block, (rows, n))[:m]
         else:
             out = product(x, weight, None, by_row.contiguous(), by_block, (rows, n))
         return out.view(*x.shape[:-1], n)
 
     return call
+
+
+def _holds(scale: Any, count: int) -> bool:
+    """Return whether the memory of float32 scales has *count* floats from their first one."""
+    return bool(scale.untyped_storage().nbytes() >= 4 * (scale.storage_offset() + count))
 
 
 _CALLS: Mapping[str, Callable[[Shape, Problem, Product], Callable[..., Any]]] = {

@@ -14,6 +14,8 @@ from tunedgemm.tools import dtype_bits
 from tunedgemm_hipblaslt.abi import Abi
 
 _OPS = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
+#: Orders of 1x128 scales that the launchers take apart from row-major ones.
+SCALE_ORDERS = ("m_major", "m_major_padded")
 #: Ops of one library: hipBLASLt reads shuffled weights, cuBLASLt takes block scales.
 _OWN_OPS = {"hipblasLt": ("a8w8_bpreshuffle",), "cublasLt": ("a8w8_blockscale",)}
 

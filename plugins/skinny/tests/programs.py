@@ -52,6 +52,7 @@ class Program:
         batched: whether it serves a batch.
         shuffled: weight rows whose pieces are adjacent; 0 for a plain weight.
         wide: whether x is bf16 and the weight mxfp4.
+        x_column: floats to whose multiple transposed block scales of x are padded; 0 for row-major.
         The other attributes are those of a solution name, dtypes by their short names.
     """
 
@@ -73,6 +74,7 @@ class Program:
     cluster: int = 0
     shuffled: int = 0
     wide: bool = False
+    x_column: int = 0
 
     @property
     def per_block(self) -> int:
@@ -105,7 +107,7 @@ class Program:
             "BIAS": OUTPUTS.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
             "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
             "STAGES": self.stages, "SCALE": SCALES.index(self.scale), "BATCHED": int(self.batched), "CLUSTER": self.cluster,
-            "SHUFFLED": self.shuffled, "X_WIDE": int(self.wide),
+            "SHUFFLED": self.shuffled, "X_WIDE": int(self.wide), **({"X_ORDER": self.x_column} if self.x_column else {}),
         }  # fmt: skip
         return [f"-D{name}={value}" for name, value in values.items()]
 
@@ -307,6 +309,10 @@ class Machine:
             weight is not case.weight and program.scale == "block" and case.x_scale is not None and case.x_scale.dim() == case.x.dim()
         )
         x_scale = case.x_scale.T.contiguous() if transposed and program.dtype != "fp4x2" else case.x_scale
+        if (column := getattr(program, "x_column", 0)) and case.x_scale is not None:
+            padding = torch.full((case.x_scale.shape[1], -m % column), torch.nan)
+            x_scale = torch.cat((case.x_scale.T, padding), 1).flatten()
+            x_scale = x_scale[: len(x_scale) - padding.shape[1]].clone()  # the last block ends without its padding
         given |= {"x_scale": x_scale, "w_scale": case.w_scale}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}
         args = self.fake.Args(**pointers, n=n, k=k, m=m, splits=case.splits, per_split=case.per_split)

@@ -107,6 +107,23 @@ def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], st
     assert faults(machine, programs, kernel) == []
 
 
+@both
+@pytest.mark.cases("x_column", [1, 4])
+@pytest.mark.cases("given", BLOCKS[1:3])
+def test_m_major_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], x_column: int) -> None:
+    """Scales of x may be M-major, padded or not."""
+    kernel = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", x_column=x_column, **given)
+    assert faults(machine, programs, kernel) == []
+
+
+@nvidia
+@pytest.mark.cases("x_column", [1, 4])
+def test_m_major_scales_of_blocks_in_wgmma(machine: Any, programs: Any, x_column: int) -> None:
+    """The family `wgmma` takes M-major scales of x, padded or not."""
+    kernel = program(programs, 32, "wgmma", dtype="fp8_e4m3fn", scale="block", m=16, vec=8, stages=2, x_column=x_column)
+    assert faults(machine, programs, kernel) == []
+
+
 @nvidia
 @pytest.mark.cases(
     "given",

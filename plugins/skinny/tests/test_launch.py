@@ -69,6 +69,8 @@ OTHERS = [
     Shape("a8w8", 3, 21, 272, dtype="int8", outdtype="fp32", scale="row", epilogue="bias", bias_dtype="bf16"),
     Shape("a8w8_bpreshuffle", 3, 32, 192, dtype="fp8", outdtype="bf16", scale="tensor", layout="aiter16x16"),
     Shape("a8w8_blockscale", 3, 150, 272, dtype="fp8", outdtype="bf16", scale="block"),
+    Shape("a8w8_blockscale", 5, 150, 272, dtype="fp8", outdtype="bf16", scale="block", extra={"scale_order": "m_major"}),
+    Shape("a8w8_blockscale", 5, 150, 272, dtype="fp8", outdtype="bf16", scale="block", extra={"scale_order": "m_major_padded"}),
     Shape("a8w8_blockscale_bpreshuffle", 3, 144, 256, dtype="fp8", outdtype="bf16", scale="block", layout="aiter16x16"),
     Shape("a4w4_blockscale", 3, 32, 256, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16"),
     Shape("a16w4_blockscale", 3, 21, 256, outdtype="bf16", scale="block"),

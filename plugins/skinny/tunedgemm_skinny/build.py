@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import LaunchError, Shape
-from tunedgemm.tools import artifact
+from tunedgemm.tools import artifact, scale_order
 
 from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig
@@ -24,6 +24,10 @@ ENTRY = "skinny"
 _KERNELS = Path(__file__).with_name("kernels")
 #: Lines of a compiler's log in an error.
 _LINES = 8
+
+
+#: Order of x's block scales -> `Build.x_column`.
+_X_COLUMNS = {"row": 0, "m_major": 1, "m_major_padded": 4}
 
 
 @attrs.frozen(cache_hash=True)
@@ -41,6 +45,8 @@ class Build:
         cluster: blocks of a cluster; 0 for none.
         shuffled: weight rows whose pieces are adjacent; 0 for a plain weight.
         wide: whether x is bf16 and the weight mxfp4.
+        x_column: floats to whose multiple M-major block scales of x are padded; 0 for row-major
+            ones, and for the transposed ones of a shuffled weight.
     """
 
     kernel: KernelConfig
@@ -55,6 +61,7 @@ class Build:
     cluster: int = 0
     shuffled: int = 0
     wide: bool = False
+    x_column: int = 0
 
 
 def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build:
@@ -72,6 +79,7 @@ def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build
         cluster=splits if kernel.cluster else 0,
         shuffled=shuffled_rows(shape.layout),
         wide=x_pieces(shape) > 1,
+        x_column=_X_COLUMNS[scale_order(shape)],
     )
 
 
@@ -84,6 +92,7 @@ def source(family: str) -> str:
 def defines(build: Build) -> dict[str, int]:
     """Return the macros that specialise a family's source."""
     kernel = build.kernel
+    of_x = {"X_ORDER": build.x_column} if build.x_column else {}
     return {
         f"FAMILY_{kernel.family}": 1,
         "DTYPE": INPUTS.index(build.dtype),
@@ -103,6 +112,7 @@ def defines(build: Build) -> dict[str, int]:
         "CLUSTER": build.cluster,
         "SHUFFLED": build.shuffled,
         "X_WIDE": int(build.wide),
+        **of_x,
     }
 
 

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(BROKEN, reason="Triton 3.6's interpreter does no
 def _case(kernel: str, m: int, n: int, k: int, *, split_k: int = 1, bias: bool = False, b: int = 0, **fields: Any) -> dict[str, Any]:
     """Return a case, by default of a16w16 and bf16."""
     device = {"multiprocessors": fields.pop("multiprocessors", 4)}
-    fields = {"op": "a16w16", "dtype": "bf16", **fields, "epilogue": "bias" if bias else "none", "extra": {"B": b} if b else {}}
+    extra = {"scale_order": order} if (order := fields.pop("order", "")) else {"B": b} if b else {}
+    fields = {"op": "a16w16", "dtype": "bf16", **fields, "epilogue": "bias" if bias else "none", "extra": extra}
     return {"kernel": kernel, "split_k": split_k, "shape": Shape(m=m, n=n, k=k, **fields).to_dict(), **device}
 
 
@@ -33,6 +34,7 @@ _HALF, _FP8, _INT8 = {"dtype": "fp16"}, {"dtype": "fp8_e4m3fn"}, {"dtype": "int8
 _ROW = {"op": "a8w8", "scale": "row", "outdtype": "fp32"}
 _TENSOR = {"op": "a8w8", "scale": "tensor", "outdtype": "fp16"}
 _BLOCK = {"op": "a8w8_blockscale", "scale": "block", "outdtype": "fp32", **_FP8}
+_M_MAJOR, _PADDED = {**_BLOCK, "order": "m_major"}, {**_BLOCK, "order": "m_major_padded"}
 _16, _32 = {"layout": "aiter16x16"}, {"layout": "aiter32x16"}
 _COLUMN = {**_BLOCK, "op": "a8w8_blockscale_bpreshuffle", **_16}
 _BATCH, _BATCH8 = {"op": "batched_bf16", "b": 3, "outdtype": "fp32"}, {**_ROW, "op": "batched_a8w8", "b": 2}
@@ -68,6 +70,14 @@ DENSE_CASES = [
     _case("gemm_r1_m16n256k128_g1_w4s2", 18, 300, 200, **_BLOCK),
     _case("gemm_r1_m16n256k64_g1_w4s2_t", 5, 300, 200, split_k=2, **_BLOCK),
     _case("gemm_r1_m16n64k128_g1_w4s2", 18, 208, 352, split_k=2, **_COLUMN),
+    _case("gemv_r1_m2n8k128u2_w1s1", 3, 140, 330, split_k=2, **_M_MAJOR),
+    _case("gemv_r1_m2n8k128u2_w1s1", 3, 140, 330, **_PADDED),
+    _case("gemv_r1_m1n8k128u1_w1s1", 1, 20, 500, split_k=2, **_PADDED),
+    _case("gemm_r1_m16n64k128_g1_w4s2", 18, 200, 328, **_M_MAJOR),
+    _case("gemm_r1_m16n64k32_g1_w4s2_t", 17, 150, 300, split_k=2, **_PADDED),
+    _case("gemm_r1_m16n256k128_g1_w4s2", 19, 300, 200, **_PADDED),
+    _case("tma_r1_m32n64k128_g8_w4s2", 37, 200, 400, **_M_MAJOR),
+    _case("tma_r1_m16n64k64_g8_w4s2_t", 18, 200, 400, split_k=2, **_PADDED),
     _case("gemm_r1_m16n32k32_g1_w4s2", 18, 40, 100, split_k=2, bias=True, **_BATCH),
     _case("gemm_r1_m16n32k32_g1_w4s2_t", 18, 40, 100, split_k=2, bias=True, **_BATCH8, **_INT8),
     # streamk: programs are twice the multiprocessors where operands are described, as with a K of

@@ -66,12 +66,12 @@ def test_an_unknown_name_is_an_error_with_a_reason() -> None:
 #: code.
 _SHARED = ("arrival.py", "gemm.py", "tile.py")
 SOURCES = {
-    "gemv": (REVISIONS["gemv"], "9edea323eb6f2b5c", ("arrival.py", "gemv.py")),
-    "gemm": (REVISIONS["gemm"], "5e933ca8bbc33549", ("arrival.py", "tile.py", "gemm.py")),
-    "tma": (REVISIONS["tma"], "7d3510601cae0310", ("arrival.py", "tile.py", "persistent.py")),
-    "streamk": (REVISIONS["streamk"], "5dde237959f0fa1b", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
-    "mx": (mx.REVISION, "54cfee1c0314ae78", ("mx.py", *_SHARED)),
-    "moe": (moe.REVISION, "92d3f5d487bb28c7", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
+    "gemv": (REVISIONS["gemv"], "ee8371e2fdb296aa", ("arrival.py", "gemv.py")),
+    "gemm": (REVISIONS["gemm"], "6ce3e50f6fe1c3ef", ("arrival.py", "tile.py", "gemm.py")),
+    "tma": (REVISIONS["tma"], "95f145b3c02eb491", ("arrival.py", "tile.py", "persistent.py")),
+    "streamk": (REVISIONS["streamk"], "bd028394cd1be9e9", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
+    "mx": (mx.REVISION, "3b78ab330674bcd5", ("mx.py", *_SHARED)),
+    "moe": (moe.REVISION, "dd9b9c4236678930", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
 }
 
 

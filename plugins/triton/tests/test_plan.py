@@ -13,6 +13,8 @@ from tunedgemm_triton.families import FAMILIES, family_of
 from tunedgemm_triton.moe.names import parse_name
 from tunedgemm_triton.mx.names import Mx
 from tunedgemm_triton.names import Gemm
+from tunedgemm_triton.names import parse_name as parse_dense
+from tunedgemm_triton.plan import plan_of
 from tunedgemm_triton.resources import partial_bytes
 
 pytest.importorskip("triton")
@@ -68,3 +70,17 @@ def test_one_compile_serves_every_m_of_a_class() -> None:
     kernel, shape = parse_name("moe_r1_m64g8_n64k128w4s4_n128k128w4s4"), ops()["fmoe"].large[2]
     programs = [{step.program for step in moe.plan.plan_of(kernel, 1, attrs.evolve(shape, m=m), H200).steps} for m in (200, 333, 500)]
     assert programs[0] == programs[1] == programs[2]
+
+
+def test_orders_of_scales_are_constants_of_the_program() -> None:
+    """Each order of x's block scales compiles its address, and a name stands for all of them."""
+    seen = {}
+    for kernel in ("gemv_r1_m2n8k128u2_w1s1", "gemm_r1_m64n64k128_g1_w4s3", "tma_r1_m64n64k128_g8_w4s3"):
+        for m, order in ((61, "row"), (61, "m_major"), (61, "m_major_padded"), (64, "m_major_padded"), (1, "m_major")):
+            extra = {} if order == "row" else {"scale_order": order}
+            shape = Shape("a8w8_blockscale", m, 2112, 7168, "fp8_e4m3fn", "bf16", scale="block", extra=extra)
+            [step] = plan_of(parse_dense(kernel), 1, shape, H200).steps
+            seen[kernel.partition("_")[0], m, order] = dict(step.program.constants)["SCALE"]
+    wanted = {(61, "row"): "block", (61, "m_major"): "column", (61, "m_major_padded"): "padded"}
+    wanted |= {(64, "m_major_padded"): "column", (1, "m_major"): "block"}
+    assert seen == {(family, *key): scale for family in ("gemv", "gemm", "tma") for key, scale in wanted.items()}

@@ -18,6 +18,7 @@ from tunedgemm_triton.jsonfiles.dialect import OURS
 CONTRACT = 1
 OPS = tuple(FAMILIES)
 OPTIONS = (json_space.OPTION,)
+SCALE_ORDERS = ("m_major", "m_major_padded")
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001

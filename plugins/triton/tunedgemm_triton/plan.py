@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import scale_order
 
 from tunedgemm_triton.build import TYPES, Constant, Program
 from tunedgemm_triton.limits import batches_of
@@ -22,6 +23,8 @@ _ALIGNMENT = 256
 #: The largest divisor of N and K that a program of mxfp4 is compiled for. K / 2 bytes are then
 #: whole loads of 16 bytes in every row, and its K / 32 scales whole loads of 8.
 _MULTIPLE = 256
+#: Order of x's block scales to the constant SCALE; that of others is the kind of scales.
+_SCALES_BY_ORDER = {"m_major": "column", "m_major_padded": "padded"}
 
 
 @attrs.frozen
@@ -175,7 +178,8 @@ def _constants(kernel: KernelConfig, split_k: int, shape: Shape, gfx: str) -> di
         tile = {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m}
         return {**common, **tile, "DESCRIBED": described(kernel, shape, gfx), "EVEN_K": even_k, "UPCAST": False}
     # The scales of x are transposed in this op.
-    scale = "column" if shape.op == "a8w8_blockscale_bpreshuffle" else shape.scale
+    order = "m_major" if shape.op == "a8w8_blockscale_bpreshuffle" else scale_order(shape)
+    scale = _SCALES_BY_ORDER.get(order, shape.scale)
     common |= {"SPLIT_K": split_k, "SCALE": scale, "BATCHED": batches_of(shape) > 1}
     if isinstance(kernel, Gemv):
         loop: dict[str, Constant] = {"EVEN_K": even_k, "ONE_TRIP": shape.k <= trip, "UNROLL": kernel.unroll, "STAGES": kernel.stages}

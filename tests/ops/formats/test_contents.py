@@ -42,6 +42,14 @@ def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     assert raw(turned).shape == (32, 8 * turned.element_size())
 
 
+def test_a_copy_keeps_gaps_between_elements() -> None:
+    """A copy has the strides of its source, padding included; one of expanded values is dense."""
+    for source in (torch.randn(3, 8)[:, :5], torch.randn(4, 8)[:, :6].t(), drawn(torch.float8_e4m3fn, 8, 32)[::2]):
+        copy = duplicate(source)
+        assert copy.stride() == source.stride() and copy.data_ptr() != source.data_ptr() and same_bits(copy, source)
+    assert duplicate(torch.randn(4, 1).expand(4, 3)).is_contiguous()
+
+
 def test_a_copy_of_a_shuffled_weight_stays_shuffled() -> None:
     """Copies keep the layout, and contents can be exchanged;
     a plain weight of equal bytes is a different weight."""

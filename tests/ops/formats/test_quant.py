@@ -417,3 +417,32 @@ def test_the_gpu_matches_the_cpu():
         graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(plain(a), plain(b)) for a, b in zip(got, expected, strict=True))
+
+
+@listed("order", ["m_major", "m_major_padded"])
+@listed("shape", [(61, 300), (64, 256), (3, 128), (1, 392), (2, 3, 200), (0, 256), (256,)], ids=str)
+@pytest.mark.usefixtures("sliced")
+def test_scales_are_written_in_their_order(shape: tuple[int, ...], order: str):
+    """per_1x128_quant gives the same values with scales in any order."""
+    x = normal(*shape) if shape[0] else torch.zeros(shape, dtype=torch.bfloat16)
+    q, scale = per_1x128_quant(x, scale_order=order)
+    plain_q, row_major = per_1x128_quant(x)
+    m, blocks = (shape[:-1] and math.prod(shape[:-1])) or 1, -(-shape[-1] // 128)
+    assert torch.equal(plain(q), plain(plain_q)) and torch.equal(scale, row_major)
+    if scale.numel():
+        assert scale.reshape(-1, blocks).stride()[1] in (m if order == "m_major" else -(-m // 4) * 4, 1)
+        assert scale.untyped_storage().nbytes() == 4 * blocks * (m if order == "m_major" else -(-m // 4) * 4)
+
+
+def test_an_unknown_order_of_scales():
+    """The error names the allowed words."""
+    with pytest.raises(OperandError, match="scale_order must be row, m_major, m_major_padded \\(got 'column'\\)"):
+        per_1x128_quant(torch.ones(2, 128), scale_order="column")
+
+
+def test_m_major_scales_need_no_transposing_copy():
+    """Scales of AITER's transposed form are a view of M-major ones."""
+    x = normal(6, 300)
+    scale = per_1x128_quant(x, scale_order="m_major")[1]
+    assert transposed_scale(scale).data_ptr() == scale.data_ptr()
+    assert torch.equal(transposed_scale(scale), transposed_scale(per_1x128_quant(x)[1]))

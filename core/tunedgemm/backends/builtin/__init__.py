@@ -18,6 +18,7 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.scale_order import M_MAJOR, M_MAJOR_PADDED
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -38,6 +39,7 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 OPS = tuple(_FAMILIES)
+SCALE_ORDERS = (M_MAJOR, M_MAJOR_PADDED)
 
 
 def library_version(device: Device) -> str:

@@ -3,7 +3,8 @@
 Activations have one scale for 1x128 values, weights one for 128x128.
 
 Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128),
-ceil(K/128)]. The memory of the bpreshuffle op's x_scale holds the transpose.
+ceil(K/128)]. x_scale has any order (`tunedgemm.ops.scale_order`), which its strides show. The
+memory of the bpreshuffle op's x_scale holds the transpose.
 """
 
 from __future__ import annotations
@@ -76,13 +77,22 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 
 def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append *more* rows of zeros to fp8 x [M, K] and its scales [M, blocks], which keep M innermost."""
+    """Append *more* rows to fp8 x [M, K], of zeros, and to its scales [M, blocks], with M innermost.
+
+    M-major scales are not copied where no row is missing, nor where their own padding may be read.
+    """
     import torch
 
     if more == 0:
         return x, scale.t().contiguous().t()
-    pad = torch.nn.functional.pad
-    return pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype), pad(scale.t(), (0, more)).t()
+    pad, (m, blocks) = torch.nn.functional.pad, scale.shape
+    rows = pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
+    whole = m + more
+    if scale.stride(1) == whole and (m == 1 or scale.stride(0) == 1):
+        held = scale.untyped_storage().nbytes() // scale.element_size() - scale.storage_offset()
+        if held >= whole * blocks:
+            return rows, scale.as_strided((whole, blocks), (1, whole))
+    return rows, pad(scale.t(), (0, more)).t()
 
 
 def scaled_blocks(k: int, out_dtype: torch.dtype) -> Callable[..., torch.Tensor]:

@@ -25,17 +25,31 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
     """Copy a tensor into new memory; a shuffled weight stays one.
 
     Args:
-        contiguous: contiguous, whatever the strides of *tensor*, else with its strides where it has
-            no gaps.
+        contiguous: contiguous, whatever the strides of *tensor*, else with its strides, unless
+            elements share memory.
     """
     import torch
 
     if isinstance(tensor, ShuffledWeight):
         return as_shuffled(duplicate(tensor.plain), tensor.layout_name)
     form = torch.contiguous_format if contiguous else torch.preserve_format
+    if not contiguous and tensor.layout is torch.strided and _has_gaps(tensor):
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        overwrite(copy, tensor)
+        return copy
     if tensor.element_size() > 1:
         return tensor.clone(memory_format=form)
     return tensor.detach().view(torch.uint8).clone(memory_format=form).view(tensor.dtype)
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Check for memory between elements, none of which share any."""
+    extent = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1):
+        if stride < extent:
+            return False
+        extent = stride * size
+    return extent > tensor.numel() > 0
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.scale_order import M_MAJOR_PADDED, ORDERS, ROW, padded
 
 #: Elements that are worked on at a time: 16 MiB as float32.
 _SLICE = 1 << 22
@@ -104,22 +105,35 @@ def per_tensor_quant(
     return q, tensor_scale.to(scale_dtype)
 
 
-def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+def per_1x128_quant(
+    x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn, scale_order: str = ROW
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale for each 128 elements of a row; the last group may be shorter.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
         quant_dtype: torch.int8 or a torch.float8.
+        scale_order: how the scales of all M rows are in memory. ``row``: row-major; ``m_major``:
+            with the strides (1, M); ``m_major_padded``: with the strides (1, 4 * ceil(M/4)), the
+            padding undefined.
 
     Returns:
         (q [..., K] of quant_dtype, scale [..., ceil(K/128)] float32)
 
     Raises:
-        OperandError: x or quant_dtype is none of these.
+        OperandError: x, quant_dtype or scale_order is none of these.
     """
     rows = as_rows(x)
-    q, scale = per_block_quant(rows, quant_dtype, (1, 128))
-    return q.view(x.shape), scale.view(*x.shape[:-1], scale.shape[-1])
+    m, blocks = rows.shape[0], -(-rows.shape[1] // 128)
+    if scale_order not in ORDERS:
+        raise OperandError(f"per_1x128_quant: scale_order must be {', '.join(ORDERS)} (got {scale_order!r})")
+    if scale_order == ROW:
+        scale = torch.empty(m, blocks, dtype=torch.float32, device=x.device)
+    else:
+        column = padded(m) if scale_order == M_MAJOR_PADDED else m
+        scale = torch.empty(blocks, column, dtype=torch.float32, device=x.device)[:, :m].t()
+    q = _quantise_blocks(rows, quant_dtype, (1, 128), scale)
+    return q.view(x.shape), scale.view(*x.shape[:-1], blocks)
 
 
 def per_block_quant(
@@ -138,12 +152,19 @@ def per_block_quant(
     Raises:
         OperandError: w or quant_dtype is none of these.
     """
+    as_rows(w, dims=2)
+    sizes = [-(-size // side) for size, side in zip(w.shape[-2:], block, strict=True)]
+    scale = torch.empty(*w.shape[:-2], *sizes, dtype=torch.float32, device=w.device)
+    return _quantise_blocks(w, quant_dtype, block, scale), scale
+
+
+def _quantise_blocks(w: torch.Tensor, quant_dtype: torch.dtype, block: tuple[int, int], scale: torch.Tensor) -> torch.Tensor:
+    """Return q of `per_block_quant`; write the scales to *scale*, whose last two strides are free."""
     high, wide = block
     rows, limit = as_rows(w, dims=2), _limit(quant_dtype)
     count, (n, k) = w.shape[:-2].numel(), w.shape[-2:]
-    down, across = -(-n // high), -(-k // wide)
+    down, across = scale.shape[-2:]
     q = torch.empty(w.shape, dtype=quant_dtype, device=w.device)
-    scale = torch.empty(*w.shape[:-2], down, across, dtype=torch.float32, device=w.device)
     for source, target, scales in zip(rows.view(count, n, k), q.view(count, n, k), scale.view(count, down, across), strict=True):
         for part in slices(down, high * k):
             lines = slice(part.start * high, min(part.stop * high, n))
@@ -151,7 +172,7 @@ def per_block_quant(
             scales[part] = _scale(values.abs().amax((1, 3)), limit)
             values = _cast(values, scales[part][:, None, :, None], quant_dtype, own=True)
             target[lines] = values.reshape(-1, across * wide)[: lines.stop - lines.start, :k]
-    return q, scale
+    return q
 
 
 def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

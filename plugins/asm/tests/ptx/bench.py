@@ -95,7 +95,8 @@ class Bench:
     def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray, scales: list[np.ndarray]) -> bytes:
         arguments, place = self.arguments, self.memory.place
         if arguments.variant.transposed:
-            scales = [np.ascontiguousarray(scales[0].T), scales[1]]
+            padding = -self.shape.m % 4 * arguments.variant.padded
+            scales = [np.pad(scales[0].T, ((0, 0), (0, padding)), constant_values=np.nan), scales[1]]
         values = {**arguments.values, "out": place(out, True), **{name: place(each) for name, each in zip(SCALES, scales, strict=False)}}
         if self.shape.bias:
             values["bias"] = place(bias)

@@ -132,7 +132,9 @@ def memory_of(text: str, arguments: bytes) -> Memory:
     if told["bias"]:
         memory.take(told["bias"], n * BYTES[bias], False)
     for word, rows, lines in (("x_scale", m, m), ("w_scale", n, -(-n // 128))) if scale else ():
-        memory.take(told[word], 4 * {"tensor": 1, "row": rows, "block": lines * told["steps"]}[scale], False)
+        # The last step of padded scales of x ends without its padding.
+        padding = -m % 4 * (told["steps"] - 1) if word == "x_scale" and " and padded" in text.partition("\n")[0] else 0
+        memory.take(told[word], 4 * {"tensor": 1, "row": rows, "block": lines * told["steps"] + padding}[scale], False)
     if told["workspace"]:
         # A tile's share: 128 threads times their sums for each consumer that has some; the whole of
         # them is the grid's tile, in float32.

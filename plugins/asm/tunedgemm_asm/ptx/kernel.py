@@ -35,7 +35,8 @@ def text_of(variant: Variant) -> str:
 def _head(variant: Variant) -> list[str]:
     config = variant.config
     cluster = [f".reqnctapercluster {config.cluster}, 1, 1"] if config.cluster > 1 else []
-    scales = "" if variant.scale == "none" else f", scales by {variant.scale}{', of x transposed' * variant.transposed}"
+    order = ", of x transposed" * variant.transposed + " and padded" * variant.padded
+    scales = "" if variant.scale == "none" else f", scales by {variant.scale}{order}"
     scales += f", weight in {COLUMNS}" * variant.columns
     return [
         f"// {config.name}: {variant.dtype} to {variant.outdtype}, bias {variant.bias or 'none'}{scales}",

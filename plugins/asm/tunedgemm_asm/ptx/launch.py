@@ -17,6 +17,7 @@ from tunedgemm.tools import (
     launch_of,
     load_function,
     on_device,
+    scale_order,
     scratch,
     torch_dtype,
 )
@@ -199,9 +200,10 @@ class LaunchArguments:
 def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
     """Return the variant of a configuration for a shape's dtypes, scales and layout."""
     together = next(count for count in (8, 2, 1) if shape.n % count == 0)
+    order = "m_major" if shape.op in TRANSPOSED else scale_order(shape)
     return Variant(
         config, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
-        columns=shape.layout == COLUMNS, transposed=shape.op in TRANSPOSED,
+        columns=shape.layout == COLUMNS, transposed=order != "row", padded=order == "m_major_padded",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import scale_strides
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
@@ -142,6 +143,6 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
         return Unsupported(f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
         return Unsupported(f"sizes must not exceed {MOST_SIZE}")
-    if shape.scale == "block" and (count := shape.m * steps_of(shape)) > MOST_SCALES:
+    if shape.scale == "block" and (count := max(shape.m, scale_strides(shape)[1]) * steps_of(shape)) > MOST_SCALES:
         return Unsupported(f"x has {count} scales; the limit is {MOST_SCALES}")
     return True

@@ -262,6 +262,7 @@ class Variant:
         scale: kind of scales: ``none``, ``tensor``, ``row`` or ``block``.
         columns: whether the weight is in columns of 128 bytes along K, one for each step.
         transposed: whether the block scales of x are ordered by block of K, not by row.
+        padded: whether each block of K has its transposed scales padded to a multiple of 16 bytes.
     """
 
     config: KernelConfig
@@ -273,6 +274,7 @@ class Variant:
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
     columns: bool = False
     transposed: bool = False
+    padded: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.config.stream and not self.split:

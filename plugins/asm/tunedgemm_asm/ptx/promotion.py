@@ -18,6 +18,9 @@ from tunedgemm_asm.ptx.names import SCALE_BLOCK, KernelConfig
 from tunedgemm_asm.ptx.order import Place
 from tunedgemm_asm.ptx.scales import scale_bases
 
+#: Scales to whose multiple a padded step is rounded up, and the mask of such a multiple.
+_PADDED = 4
+_WHOLE = (1 << 32) - _PADDED
 _BYTES, _BLOCK_BITS = 4, SCALE_BLOCK.bit_length() - 1
 #: Most predicates of a thread for offsets.
 _MOST_OFFSETS = 7
@@ -69,8 +72,8 @@ class BlockScales:
         rows: indices of the thread's rows of x, relative to *x*.
         blocks: indices of the weight's blocks that the tile may reach, relative to *weight*.
         next: offset of a span -> predicate: whether the span is in the next block.
-        step: bytes to x's scale of the next block of K: one scale, or a row of scales where
-            transposed.
+        step: bytes to x's scale of the next block of K: one scale, or a row of scales, which may be
+            padded, where transposed.
     """
 
     x: str
@@ -95,13 +98,16 @@ class BlockScales:
         block = t.to("b32", "shr.u32", begin, _BLOCK_BITS)
         blocks = t.to("b32", "shr.u32", t.to("b32", "add.u32", limit, SCALE_BLOCK - 1), _BLOCK_BITS)
         within = t.to("b32", "and.b32", begin, SCALE_BLOCK - 1)
+        stride = ""
+        if f.variant.transposed:
+            stride = t.to("b32", "and.b32", t.to("b32", "add.u32", rows, _PADDED - 1), _WHOLE) if f.variant.padded else rows
         return cls(
             x=x,
             weight=weight,
-            rows=[_first_scale(f, t.to("b32", "add.u32", first, step), rows, place, f.variant.transposed) for step in steps],
+            rows=[_first_scale(f, t.to("b32", "add.u32", first, step), rows, place, stride) for step in steps],
             blocks=[_first_scale(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(config))],
             next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(config)},
-            step=t.to("b64", "mul.wide.u32", rows, _BYTES) if f.variant.transposed else _BYTES,
+            step=t.to("b64", "mul.wide.u32", stride, _BYTES) if stride else _BYTES,
         )
 
     def load(self, f: Frame) -> LoadedScales:
@@ -128,15 +134,15 @@ class BlockScales:
             f.text.op("add.s64", base, base, step)
 
 
-def _first_scale(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
-    """Return the index of a row's first scale of an item, row by row or, *transposed*, step by
-    step.
+def _first_scale(f: Frame, row: str, rows: str, place: Place, stride: str = "") -> str:
+    """Return the index of a row's first scale of an item, row by row or, with the *stride* of a
+    step, step by step.
     """
     t = f.text
     last = t.to("b32", "sub.u32", rows, 1)
     row = t.to("b32", "min.u32", row, last)
-    if transposed:
-        return t.to("b32", "mad.lo.u32", place.first, rows, row)
+    if stride:
+        return t.to("b32", "mad.lo.u32", place.first, stride, row)
     return t.to("b32", "mad.lo.u32", row, f.arguments["steps"], place.first)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import scale_order
 
 from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.cutlass.resources import accumulators_of, unfit_shared_memory, width_of
@@ -72,6 +73,8 @@ def _operands(shape: Shape, gfx: str) -> str | None:
         return f"operands on {gfx} must be {', '.join(ARCHITECTURES[gfx])} (got {shape.dtype})"
     if shape.scale not in scales:
         return f"scales of {shape.op} must be {' or '.join(scales)} (got {shape.scale})"
+    if scale_order(shape) == "m_major" and shape.m % 4:
+        return f"M-major scales of x need columns of 16 bytes, which TMA loads: M % 4 = 0, or padding (got M={shape.m})"
     if shape.layout != "row":
         return f"weights must be plain [N, K] (got layout {shape.layout})"
     return None

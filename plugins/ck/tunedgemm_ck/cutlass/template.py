@@ -39,6 +39,22 @@ _GROUPED = {
 #: Columns of tiles for which CUTLASS has one instruction only when compiled with extended shapes.
 #: Otherwise it issues several of 32 or 16 columns, which takes twice as long.
 _FURTHER = (80, 160, 224)
+#: M-major scales of x need other texts in ``hopper.h``. Row-major sources keep theirs, the key of
+#: objects that users have compiled. CUTLASS loads M-major scales by TMA, whose rows have 16 bytes.
+_M_MAJOR = {
+    "GMMA::Major::K, GMMA::Major::K>;": "kSwap ? GMMA::Major::K : GMMA::Major::MN, kSwap ? GMMA::Major::MN : GMMA::Major::K>;",
+    "BlockScales::tile_atom_to_shape_SFA(sizes)": "BlockScales::tile_atom_to_shape_SFA(padded(sizes))",
+    "BlockScales::tile_atom_to_shape_SFB(sizes)": "BlockScales::tile_atom_to_shape_SFB(padded(sizes))",
+    "template <class Mainloop>\ntypename Mainloop::Arguments mainloop_arguments": """// Sizes with the rows of x in whole columns of scales.
+inline Shape<int, int, int, int> padded(Shape<int, int, int, int> sizes) {
+  auto& rows = get<kSwap ? 1 : 0>(sizes);
+  rows = ceil_div(rows, 4) * 4;
+  return sizes;
+}
+
+template <class Mainloop>
+typename Mainloop::Arguments mainloop_arguments""",
+}
 _SCHEDULERS = {"persistent": "cutlass::gemm::PersistentScheduler", "streamk": "cutlass::gemm::StreamKScheduler", "single": "void"}
 
 
@@ -50,7 +66,8 @@ def render(instance: CutlassInstance, problem: Problem) -> str:
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
     comment = f"// {instance.name}: {problem}\n"
-    return comment + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
+    sources = _sources(*bodies, "launch.h")
+    return comment + headers + _problem(problem) + target(instance, problem) + (_with_m_major(sources) if problem.m_major else sources)
 
 
 def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:
@@ -131,6 +148,16 @@ constexpr int stages = {instance.stages};
 
 def _shape(*sizes: int) -> str:
     return f"cute::Shape<{', '.join(f'cute::Int<{size}>' for size in sizes)}>"
+
+
+@functools.cache
+def _with_m_major(sources: str) -> str:
+    """Return the sources for M-major scales of x."""
+    for before, after in _M_MAJOR.items():
+        if sources.count(before) != 1:
+            raise AssertionError(f"hopper.h must have {before!r} once (got {sources.count(before)})")
+        sources = sources.replace(before, after)
+    return sources
 
 
 @functools.cache

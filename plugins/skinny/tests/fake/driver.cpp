@@ -189,7 +189,8 @@ int find_operands(Launch &launch) {
         operand("out", a.out, batches * m * n * element, true, true),
         operand("partial", a.partial, splits > 1 ? batches * splits * m * n * 4 : 0, true, true),
         operand("counters", a.counters, splits > 1 ? batches * launch.grid_x * 4 : 0, true, false),
-        operand("x_scale", a.x_scale, p.x_wide ? 0 : scales(m, m), false, false),
+        // The last block of padded scales ends without its padding.
+        operand("x_scale", a.x_scale, p.x_wide ? 0 : scales(m, m) + (p.x_column ? 4 * (-m & (size_t)(p.x_column - 1)) * (blocks - 1) : 0), false, false),
         operand("w_scale", a.w_scale, scales(n, (n + 127) / 128), false, false),
     };
     std::lock_guard<std::mutex> held(lock);

@@ -24,7 +24,7 @@ struct HostTable {
 struct HostProgram {
     const char *arch;
     int rows, warps; // rows of the weight and warps of a unit of a block
-    int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster, shuffled, x_wide;
+    int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster, shuffled, x_wide, x_column;
 };
 
 #ifdef SKINNY_HOST
@@ -53,13 +53,18 @@ struct HostProgram {
 #ifndef X_WIDE
 #define X_WIDE 0
 #endif
+#ifdef X_ORDER
+#define HOST_X_COLUMN X_ORDER
+#else
+#define HOST_X_COLUMN 0
+#endif
 
 extern "C" {
 extern const HostTable *host_table;
 const HostTable *host_table = nullptr;
 extern const HostProgram host_program;
 const HostProgram host_program = {FAKE_ARCH, HOST_ROWS, HOST_WARPS, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE,
-                                  SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE};
+                                  SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE, HOST_X_COLUMN};
 }
 // Always given, though only the kernels' text uses them.
 static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 5, "UNROLL and DTYPE");

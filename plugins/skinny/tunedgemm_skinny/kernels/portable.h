@@ -7,7 +7,8 @@
 // converts fp8 to fp16, which makes four. An element of mxfp4 is a byte here, two values along K.
 //
 // A shuffled weight has the pieces of SHUFFLED adjacent rows next to each other, then the same
-// rows' next pieces along K. Block scales of x are then transposed.
+// rows' next pieces along K. Block scales of x are then transposed. X_ORDER: block scales of x are
+// row-major (0), or transposed with each block's scales padded to a multiple of X_ORDER, 1 or 4.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -35,6 +36,10 @@ typedef u8 Element;
 #define PIECE 16
 #endif
 #define LOAD (VEC * 16 / PIECE)  // bytes of a load
+#ifndef X_ORDER
+#define X_ORDER (SHUFFLED ? 1 : 0)
+#endif
+#define X_COLUMN(m) ((m) + (-(m) & (X_ORDER - 1)))  // distance of transposed scales of x, by block
 #define SPREAD (SHUFFLED ? SHUFFLED : 1)  // distance of a row's pieces, in pieces
 #define X_PIECES (X_WIDE ? 4 : 1)         // pieces of x per piece of the weight: bfloat16 x with an mxfp4 weight has 4
 #if INT8

@@ -323,7 +323,7 @@ extern "C" KERNEL void skinny(Args args) {
 #if BLOCK_SCALES
     const long long own = COLUMNS == 8 ? 2 * (lane % 4) : lane % 16, row = (long long)block_x() * ROWS + along_n * EACH;
     const u32 blocks = (u32)((args.k + BLOCK - 1) / BLOCK);
-    work.by_row = SHUFFLED ? 1 : blocks, work.by_block = SHUFFLED ? (u32)args.m : 1;
+    work.by_row = X_ORDER ? 1 : blocks, work.by_block = X_ORDER ? (u32)X_COLUMN(args.m) : 1;
     work.x_scale = (const float *)args.x_scale + own * work.by_row;
     work.w_scale = (const float *)args.w_scale + (row < args.n ? row : args.n - 1) / BLOCK * blocks;
     work.stop = end;

@@ -29,7 +29,7 @@ struct Scales {
         }
         UNROLLED for (int j = 0; j < M / 8; j++) UNROLLED for (int i = 0; i < 2; i++) {
             const int row = 8 * j + 2 * (int)(lane % 4) + i;
-            x[j][i] = k < end && row < args.m ? scale_at(args.x_scale, SHUFFLED ? block * args.m + row : row * blocks + block) : 0.0f;
+            x[j][i] = k < end && row < args.m ? scale_at(args.x_scale, X_ORDER ? block * X_COLUMN(args.m) + row : row * blocks + block) : 0.0f;
         }
     }
 };

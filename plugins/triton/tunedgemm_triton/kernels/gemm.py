@@ -68,7 +68,7 @@ def gemm(
             inside = (at + k < K)[None, :]
             a = tl.load(x + at, mask=inside, other=0.0)
             b = tl.load(weight + to, mask=inside, other=0.0, cache_modifier=CACHE)
-        if SCALE == "block" or SCALE == "column":
+        if SCALE == "block" or SCALE == "column" or SCALE == "padded":
             by_m, by_n = block_scales(x_scale, w_scale, m, tile_n * BLOCK_N, at // 128, M, N, K, SCALE, BLOCK_N)
             sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype.element_ty), SWAP, PROMOTE, UPCAST)
             acc += sums * factors(by_m, by_n, SWAP, BLOCK_N)

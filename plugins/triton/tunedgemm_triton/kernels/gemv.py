@@ -4,7 +4,7 @@ A tensor-core tile has at least 16 rows of activations, of which ``tl.dot`` woul
 weight is read exactly once either way, so the number of its loads in flight decides.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels have many parameters and branch on constexprs)
+# ruff: noqa: PLR0917, PLR1714, SIM108 (Triton kernels have many parameters, branches and no sets)
 import triton
 import triton.language as tl
 
@@ -43,18 +43,23 @@ def _products(w, row, PACK: tl.constexpr):
 
 @triton.jit
 def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SCALE: tl.constexpr, EVEN_K: tl.constexpr):
-    """Return sums of PACK products of the weight's tile and a row of x; with SCALE "block" times
-    their scales.
+    """Return sums of PACK products of the weight's tile and a row of x, times their block scales, if
+    any.
 
-    Scales of x are [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]. The
-    tile is within one block of rows.
+    Scales of x are [M, blocks of 128 along K], or as in `tile.block_scales`; those of the weight
+    [blocks of rows, blocks]. The tile is within one block of rows.
     """
     pack: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     sums = _products(w, _row(x, k, left, EVEN_K), pack)
-    if SCALE == "block":
+    if SCALE == "block" or SCALE == "column" or SCALE == "padded":
         blocks = tl.cdiv(K, 128)
         block = tl.minimum((at + pack * tl.arange(0, w.shape[1] // pack)) // 128, blocks - 1)
-        by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) * blocks + block)
+        if SCALE == "column":
+            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) + block * M)
+        elif SCALE == "padded":
+            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) + block * (tl.cdiv(M, 4) * 4))
+        else:
+            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) * blocks + block)
         sums *= (by_row * tl.load(w_scale + (first_n // 128) * blocks + block))[None, :]
     return sums
 

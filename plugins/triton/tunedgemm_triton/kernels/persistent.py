@@ -3,7 +3,7 @@
 The host makes the descriptors and passes them by value, so a captured graph keeps copies.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels have many parameters and branch on constexprs)
+# ruff: noqa: PLR0917, PLR1714, SIM108 (Triton kernels have many parameters, branches and no sets)
 import triton
 import triton.language as tl
 
@@ -59,7 +59,7 @@ def tma(
         for block in range(part * each, tl.minimum(part * each + each, blocks)):
             a = box(x, batch, tile_m * BLOCK_M, block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
             b = box(weight, batch, tile_n * BLOCK_N, block * BLOCK_K, BLOCK_N, BLOCK_K, BATCHED)
-            if SCALE == "block":
+            if SCALE == "block" or SCALE == "column" or SCALE == "padded":
                 m = own_m * BLOCK_M + tl.arange(0, BLOCK_M)
                 by_m, by_n = block_scales(x_scale, w_scale, m, own_n * BLOCK_N, block * BLOCK_K // 128, M, N, K, SCALE, BLOCK_N)
                 sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype), SWAP, PROMOTE, UPCAST)

@@ -68,12 +68,17 @@ def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constex
     """Load the scales of *block* of 128 of K, of rows of x and of the weight: one number for up to
     128 rows of the weight.
 
-    Scales of x are [M, blocks], or [blocks, M] with SCALE "column"; those of the weight [blocks of
-    N, blocks].
+    Scales of x are [M, blocks], or [blocks, M] with SCALE "column", whose rows are padded to a
+    multiple of four with "padded". Those of the weight are [blocks of N, blocks].
     """
     blocks = tl.cdiv(K, 128)
     row = within(m, M).to(tl.int64)
-    at = block * M + row if SCALE == "column" else row * blocks + block
+    if SCALE == "column":
+        at = block * M + row
+    elif SCALE == "padded":
+        at = block * (tl.cdiv(M, 4) * 4) + row
+    else:
+        at = row * blocks + block
     by_m = tl.load(x_scale + at)
     if BLOCK_N <= 128:
         # A tile of BLOCK_N rows is within one block of the weight.
