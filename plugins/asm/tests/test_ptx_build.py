@@ -69,6 +69,15 @@ VARIANTS = [
     ),
 ]
 
+#: Promotion that overlaps the next portion.
+VARIANTS += [
+    Variant(KernelConfig(*sizes, promoted=True, overlapped=True, swapped=swapped), "fp8_e4m3fn", "bf16", scale=scale, split=True, **layout)
+    for sizes, swapped in [
+        ((128, 96, 7), False), ((256, 128, 3), False), ((128, 192, 4, 2, 2), False), ((64, 128, 5, 1), False), ((32, 128, 6), True),
+    ]
+    for scale, layout in [("block", {}), ("block", {"transposed": True, "padded": True}), ("row", {})]
+]  # fmt: skip
+
 #: The same with stream-K.
 VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS]
 

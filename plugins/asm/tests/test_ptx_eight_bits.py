@@ -6,6 +6,7 @@ import itertools
 from types import ModuleType
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -69,8 +70,21 @@ CASES = [
     (KernelConfig(32, 256, 3, swapped=True, promoted=True), of("block", (41, 400, 272), order="m_major_padded"), 1, 2),
     (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True), of("block", (1, 201, 528), order="m_major_padded"), 3, 2),
 ]
+#: One, two, three and more steps, one to four portions, and everything around them.
+CASES += [
+    (attrs.evolve(config, overlapped=True), shape, splits, multiprocessors)
+    for config, shape, splits, multiprocessors in [
+        *(case for case in CASES if case[0].promoted and case[0].tile_b % 32 == 0 and case[0].tile_b <= 192),
+        *((KernelConfig(64, 64, 2, 1, promoted=True), of("block", (70, 72, k)), 1, 2) for k in (16, 144, 272, 400, 528)),
+        (KernelConfig(256, 128, 2, promoted=True), of("block", (300, 264, 400), order="m_major"), 1, 2),
+        (KernelConfig(256, 96, 2, 2, 2, 2, promoted=True), of("block", (600, 264, 528)), 1, 5),
+        (KernelConfig(128, 192, 3, promoted=True), of("block", (150, 400, 528)), 2, 3),
+        (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), of("block", (150, 300, 400)), 1, 3),
+    ]
+]
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of("block", (100, 200, 400)), 1)
 PADDED = (BLOCKS[0], of("block", (71, 200, 400), order="m_major_padded"), 1)
+OVERLAPPED = (attrs.evolve(BLOCKS[0], overlapped=True), of("block", (100, 200, 528)), 1)
 ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
 
 
@@ -95,7 +109,9 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
 
     assert not failing(
         check,
-        itertools.product([BLOCKS, (*BLOCKS[:2], 2), (KernelConfig(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), ROWS, (*ROWS[:2], 2)]),
+        itertools.product(
+            [BLOCKS, (*BLOCKS[:2], 2), (KernelConfig(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), OVERLAPPED, ROWS, (*ROWS[:2], 2)]
+        ),
     )
 
 
@@ -141,6 +157,14 @@ MISTAKES = {
         r"(    wgmma\.wait_group\.sync\.aligned 0;\n)((?:.*\n)*?    @%p\d+ mbarrier\.arrive.*\n)",
         r"\2\1",
     ),
+    "overlapped sums are added before they are done": (OVERLAPPED, r"wait_group\.sync\.aligned 1;", "wait_group.sync.aligned 2;"),
+    "the last sums are added before they are done": (OVERLAPPED, r"wait_group\.sync\.aligned 0;", "wait_group.sync.aligned 1;"),
+    "a stage is released while another portion is multiplied": (
+        OVERLAPPED,
+        r"(    wgmma\.wait_group\.sync\.aligned 1;\n)((?:.*\n)*?    @%p\d+ mbarrier\.arrive.*\n)",
+        r"\2\1",
+    ),
+    "scales are loaded one stage ahead": (OVERLAPPED, r"setp\.ge\.u32 (%p\d+), (%r\d+), 2;", r"setp.ge.u32 \1, \2, 3;"),
     "rows have the scale of the first": (ROWS, r"(ld\.global\.nc\.f32 %f\d+, \[%d\d+)\+32\]", r"\1+0]"),
     "columns have the scales of others": (ROWS, r"(ld\.global\.nc\.v2\.f32 .*\[%d\d+)\+32\]", r"\1+0]"),
     "scales of columns are left out": (ROWS, r"(mul\.rn\.f32 .*\n)    mul\.rn\.f32 (%f\d+), (%f\d+), .*;", r"\1    mov.f32 \2, \3;"),

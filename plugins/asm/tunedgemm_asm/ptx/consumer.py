@@ -28,7 +28,7 @@ from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.names import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.order import Items
 from tunedgemm_asm.ptx.panels import await_reads
-from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
+from tunedgemm_asm.ptx.promotion import BlockScales, LoadedScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import fixup_splits, fixup_stream
 from tunedgemm_asm.ptx.stream import Ranges, start_items
 
@@ -51,7 +51,8 @@ def consume(f: Frame) -> None:
     place = items.place(f)
     if config.promoted:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
-        _multiply_promoted(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
+        multiply = _multiply_overlapped if config.overlapped else _multiply_promoted
+        multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
     else:
         _multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, turn))
     if isinstance(items, Ranges):
@@ -151,16 +152,82 @@ def _multiply_promoted(
             # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for
             # it.
             taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
-        block, first = portion
-        begin = block * f.config.accumulators_per_block + first // 2
-        own = accumulators[begin : begin + len(parts)]
-        if scales:
-            promote_scaled(f, (own, parts), portion, scales, taken)
-        else:
-            promote(f, own, parts)
+        _promote(f, (accumulators, parts), portion, scales, taken)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
+
+
+def _multiply_overlapped(
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, BlockScales | None]
+) -> None:
+    """Promote one portion while the next is multiplied into other registers.
+
+    The tensor cores thus never wait for the promotion or for the latency of an instruction. Two
+    stages are unrolled, because registers have fixed names. Each has its own scales, loaded two
+    stages ahead: about the latency of memory.
+    """
+    t, portions, (steps, arriving, scales) = f.text, f.config.portions, state
+    left, before = t.to("b32", "mov.u32", steps), t.new("b32")
+    parts = [t.many("f32", f.config.portion // 2) for _ in range(2)]
+    never = t.to("pred", "setp.ne.u32", 0, 0)
+    _clear(f, accumulators)
+    loaded = [([], []), ([], [])] if scales is None else [scales.load(f), scales.load(f, t.to("pred", "setp.ne.u32", left, 1))]
+    stages = [(t.new("b64"), t.new("b64")) for _ in range(2)]
+
+    def enter(parity: int, to: list[str]) -> None:
+        """Wait for the stage and multiply its first portion."""
+        wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
+        for register, at in zip(stages[parity], _stage(f, bases, ring), strict=True):
+            t.op("mov.b64", register, at)
+        _products(f, stages[parity], {portions[0]: to}, never)
+
+    enter(0, parts[0])
+    inner, ends, done = t.label("MULTIPLY"), [t.label("LAST"), t.label("LAST")], t.label("MULTIPLIED")
+    t.place(inner)
+    for parity in range(2):
+        for place, portion in enumerate(portions):
+            number = parity * len(portions) + place
+            mine, following = parts[number % 2], parts[(number + 1) % 2]
+            last = portion == portions[-1]
+            if last:
+                t.op("sub.u32", left, left, 1)
+                t.op("bra", ends[parity], when=t.to("pred", "setp.eq.u32", left, 0))
+                t.op("mov.u32", before, ring.stage)
+                next_stage(f, ring)
+                enter(1 - parity, following)
+            else:
+                _products(f, stages[parity], {portions[place + 1]: following}, never)
+            t.op("wgmma.wait_group.sync.aligned", 1)
+            if last:
+                release(f, before, arriving)
+            _promote(f, (accumulators, mine), portion, scales, loaded[parity])
+        if scales:
+            scales.fill(f, loaded[parity], t.to("pred", "setp.ge.u32", left, 2))
+    t.op("bra", inner)
+    for parity, end in enumerate(ends):
+        t.place(end)
+        t.op("wgmma.wait_group.sync.aligned", 0)
+        release(f, ring.stage, arriving)
+        _promote(f, (accumulators, parts[((parity + 1) * len(portions) - 1) % 2]), portions[-1], scales, loaded[parity])
+        if not parity:
+            t.op("bra", done)
+    t.place(done)
+    next_stage(f, ring)
+
+
+def _promote(
+    f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales | None, loaded: LoadedScales
+) -> None:
+    """Add a portion's accumulators of the stage, *registers[1]*, to those of the tile, *registers[0]*."""
+    accumulators, parts = registers
+    block, first = portion
+    begin = block * f.config.accumulators_per_block + first // 2
+    own = accumulators[begin : begin + len(parts)]
+    if scales:
+        promote_scaled(f, (own, parts), portion, scales, loaded)
+    else:
+        promote(f, own, parts)
 
 
 def _clear(f: Frame, accumulators: list[str]) -> None:

@@ -38,6 +38,8 @@ _TURN = 117.0
 #: Share of the promotion's cycles that stays visible while another consumer multiplies. Scales by
 #: block add loads and multiplications.
 _SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.63
+#: Share of a turn that stays visible where the next portion is multiplied meanwhile; not fitted.
+_SHOWN_OVERLAPPED = 0.2
 #: Slowdown of the products of a cluster, whose CTAs wait for each other to release a stage.
 _WAITED = 0.0165
 #: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along
@@ -57,9 +59,10 @@ def step_cycles(config: KernelConfig) -> float:
     """Return the cycles of a stage: tensor core operations, or reading both operands from shared
     memory.
     """
-    multiplied = 2 * SIDE * config.tile_b * STEP_K / _OPERATIONS
-    read = (SIDE + config.tile_b) * 2 * STEP_K / _SHARED_BYTES
-    return config.sharing * config.blocks * (STEP // STEP_K) * max(multiplied, read)
+    rows = config.portion if config.overlapped else config.tile_b
+    multiplied = 2 * SIDE * rows * STEP_K / _OPERATIONS
+    read = (SIDE + rows) * 2 * STEP_K / _SHARED_BYTES
+    return config.sharing * config.blocks * (config.tile_b // rows) * (STEP // STEP_K) * max(multiplied, read)
 
 
 def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> float:
@@ -67,6 +70,8 @@ def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> floa
 
     The CUDA cores of an SM add 128 accumulators in a cycle, one for each thread of a consumer.
     """
+    if config.overlapped:
+        return max(step_cycles(config), config.sharing * config.accumulators) + _SHOWN_OVERLAPPED * _TURN
     shown = 1.0 if config.consumers * resident == 1 else _SHOWN_BY_BLOCK if by_block else _SHOWN_BY_ROW
     return step_cycles(config) + shown * (config.accumulators + len(config.portions) * _TURN)
 

@@ -14,6 +14,7 @@ from tunedgemm_asm.ptx.resources import (
     FEW_ACCUMULATORS,
     FEW_REGISTERS,
     MOST_CONSUMERS,
+    OTHER_REGISTERS,
     REGISTERS,
     SM_REGISTERS,
     SM_SHARED,
@@ -47,7 +48,8 @@ PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Increases when the text of a configuration changes its results or its speed.
 REVISION = 1
 
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
+_FLAGS = ("swapped", "promoted", "overlapped", "turns", "stream")
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_o)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
 
 
 @attrs.frozen
@@ -70,6 +72,7 @@ class KernelConfig:
         swapped: whether a is the weight.
         promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8
             sums.
+        overlapped: whether a portion is promoted while the next is multiplied.
         turns: whether consumers ping-pong.
         panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores;
             with
@@ -85,6 +88,7 @@ class KernelConfig:
     group: int = 8
     swapped: bool = False
     promoted: bool = False
+    overlapped: bool = False
     turns: bool = False
     panels: int = 0
     stream: bool = False
@@ -107,14 +111,16 @@ class KernelConfig:
             raise PluginError(f"{self.name}: panels need rows of x as a, and a multiple of {LEAST_COLUMNS} rows of the weight")
         if not 0 <= self.panels <= self.all_panels:
             raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
-        held = self.accumulators + self.promoted * self.portion // 2
+        if self.overlapped and not self.promoted:
+            raise PluginError(f"{self.name}: only a promotion (_p) can overlap (_o)")
+        held = self.accumulators + self.promoted * self.portion // (1 if self.overlapped else 2)
         if reason := unfit(held, self.consumer_registers, self.shared_bytes):
             raise PluginError(f"{self.name}: {reason}")
 
     @property
     def name(self) -> str:
         """Return the kernelName of tables."""
-        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + "_k" * self.stream
+        flags = "_swap" * self.swapped + "_p" * self.promoted + "_o" * self.overlapped + "_t" * self.turns + "_k" * self.stream
         flags += f"_b{self.panels}" * (self.panels > 0)
         tile = f"{self.tile_m}x{self.tile_n}"
         return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
@@ -162,6 +168,9 @@ class KernelConfig:
     @property
     def portion(self) -> int:
         """Return the rows of b of one wgmma."""
+        if self.overlapped:
+            free = self.consumer_registers - OTHER_REGISTERS - self.accumulators
+            return next((part for part in (self.tile_b, self.tile_b // 2) if part <= free), self.tile_b // 4)
         return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
 
     @property
@@ -237,10 +246,10 @@ def parse_name(name: str) -> KernelConfig:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} is not a kernel of this plugin for sm_90")
-    *sizes, swapped, promoted, turns, stream, panels, revision = match.groups()
+    *sizes, swapped, promoted, overlapped, turns, stream, panels, revision = match.groups()
     if int(revision) != REVISION:
         raise PluginError(f"{name}: revision {revision} is not {REVISION}; tune again")
-    flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns), "stream": bool(stream)}
+    flags = dict(zip(_FLAGS, map(bool, (swapped, promoted, overlapped, turns, stream)), strict=True))
     config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
     if config.name != name:
         raise PluginError(f"{name}: not canonical; expected {config.name}")

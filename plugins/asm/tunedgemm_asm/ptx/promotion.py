@@ -110,10 +110,10 @@ class BlockScales:
             step=t.to("b64", "mul.wide.u32", stride, _BYTES) if stride else _BYTES,
         )
 
-    def load(self, f: Frame) -> LoadedScales:
-        """Load the scales of the first block of K."""
+    def load(self, f: Frame, when: str = "") -> LoadedScales:
+        """Load the scales of the next block of K into new registers; *when*: predicate or ""."""
         loaded = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
-        self._fill(f, loaded, "")
+        self.fill(f, loaded, when)
         return loaded
 
     def take(self, f: Frame, loaded: LoadedScales, more: str) -> LoadedScales:
@@ -123,10 +123,11 @@ class BlockScales:
             more: predicate: whether another block exists.
         """
         of_x, of_weight = ([f.text.to("f32", "mov.f32", register) for register in registers] for registers in loaded)
-        self._fill(f, loaded, more)
+        self.fill(f, loaded, more)
         return of_x, of_weight
 
-    def _fill(self, f: Frame, to: LoadedScales, when: str) -> None:
+    def fill(self, f: Frame, to: LoadedScales, when: str) -> None:
+        """Load the scales of the next block of K; *when*: predicate or ""."""
         for base, indices, registers, step in ((self.x, self.rows, to[0], self.step), (self.weight, self.blocks, to[1], _BYTES)):
             for index, register in zip(indices, registers, strict=True):
                 address = f.text.to("b64", "mad.wide.u32", index, _BYTES, base)

@@ -73,14 +73,25 @@ def _covering(rows: int, dtype: str) -> int:
 def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
     """Yield the tiles of a shape, before stages and clusters are chosen."""
     for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
-        yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted) for tile_b in ladder)
+        for tile_b in ladder:
+            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted))
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
         yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, turns=True) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
         for tile_m in dict.fromkeys(_covering(rows, shape.dtype) for rows in (shape.m, ceil_div(shape.m, 2))):
             for tile_n, consumers in _SWAPPED:
                 if not promoted or tile_n // SIDE // consumers * tile_m <= MOST_SWAPPED:
-                    yield KernelConfig(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True, promoted=promoted)
+                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True, promoted=promoted))
+
+
+def _with_overlap(config: KernelConfig) -> list[KernelConfig]:
+    """Return a configuration and, if it promotes and the registers suffice, its overlapped twin."""
+    if not config.promoted:
+        return [config]
+    try:
+        return [config, attrs.evolve(config, overlapped=True)]
+    except PluginError:
+        return [config]
 
 
 def with_panels(config: KernelConfig) -> list[KernelConfig]:
@@ -191,7 +202,8 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     side = "tile_m" if config.swapped else "tile_n"
     at = _GROUPS.index(config.group) if config.group in _GROUPS else 0
     changes: list[dict[str, int]] = [{"group": group} for group in (*_GROUPS[max(0, at - 1) : at], *_GROUPS[at + 1 : at + 2])]
-    changes += [{"promoted": promoted} for promoted in _promotions(shape) if promoted != config.promoted]
+    changes += [{"promoted": promoted, "overlapped": False} for promoted in _promotions(shape) if promoted != config.promoted]
+    changes += [{"overlapped": not config.overlapped}] * config.promoted
     changes += [{"stages": config.stages + step} for step in (-1, 1)] + [{"cluster": 3 - config.cluster}, {"turns": not config.turns}]
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):
