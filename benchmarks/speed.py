@@ -7,6 +7,9 @@ samples kept.
 
     python benchmarks/speed.py --table tuned.csv --shapes decode --arms inductor
 
+    python benchmarks/speed.py --op a8w8_blockscale --scale-order m_major --table tuned.csv \\
+        --shapes layers --arms deepgemm vllm
+
     python benchmarks/speed.py --op fmoe --table tuned.csv --shapes shapes.csv --arms experts
 
     python benchmarks/speed.py --table t.csv --shapes layers --layout columns128 --plain t.csv
@@ -22,6 +25,8 @@ offered
     took.
 op
     Our op in a compiled graph.
+deepgemm, vllm
+    Kernels of other projects, see `peers.py`.
 any other name
     Another of torch's routes to the result.
 
@@ -44,6 +49,7 @@ import attrs
 import torch
 import tunedgemm
 from harness import FIELDS, OF_PLAIN, OP, SLOWER, add_rounds, add_shapes, geometric_mean, head, interval, parser_of, ratio, save, shapes_of
+from peers import PEERS, peer
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.settings import Settings
@@ -52,6 +58,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.integrations import inductor
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.ops.scale_order import ORDERS, ROW, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.trial import Samples
@@ -171,6 +178,13 @@ def arms_of(gemm: TunedGemm, plain: TunedGemm | None, shape: Shape, names: list[
         if name in COMPILED:
             arms[Solution("torch", name)], took[f"took_{name}"] = compiled(name, shape)
             continue
+        if name in PEERS:
+            answer = peer(name, shape)
+            if isinstance(answer, Launcher):
+                arms[Solution("peer", name)] = answer
+            else:
+                took[f"without_{name}"] = answer
+            continue
         bound = gemm.of(shape.op).registry.get("torch").bind(route := Solution("torch", name), shape, current_device())
         arms |= {route: bound} if isinstance(bound, Launcher) else {}
     if plain and shape.layout != "row":
@@ -244,8 +258,11 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     add_rounds(parser, 51)
     parser.add_argument("--m", type=int, nargs="+", default=[], metavar="M", help="only these M")
     parser.add_argument("--layout", default="", help="of the weights of a subset's shapes (default: plain, or AITER's (16, 16))")
+    parser.add_argument("--scale-order", default=ROW, choices=ORDERS, help="of the block scales of a subset's x (default: %(default)s)")
     parser.add_argument("--plain", type=Path, help="tuned CSV of plain weights whose winners are timed too")
-    parser.add_argument("--arms", nargs="+", default=[], help=f"further subjects: {', '.join(COMPILED)}, or a route of torch's")
+    parser.add_argument(
+        "--arms", nargs="+", default=[], help=f"further subjects: {', '.join(COMPILED)}, {', '.join(PEERS)}, or a route of torch's"
+    )
     arguments = parser.parse_args(words)
     if arguments.op not in FIELDS and not all(word.endswith(".csv") for word in arguments.shapes):
         parser.error(f"--shapes: {arguments.op} has no shapes in shapes.csv; name a file of untuned shapes")
@@ -268,7 +285,8 @@ def main(words: list[str] | None = None) -> int:
         "speed", op=arguments.op, shapes=" ".join(arguments.shapes), rounds=arguments.rounds, layout=arguments.layout, ceilings=ceilings()
     )
     results, rate = [], about["ceilings"].get("read_tb_s", 0.0)
-    for layer, shape in shapes_of(arguments.shapes, arguments.op, arguments.layout):
+    for layer, listed in shapes_of(arguments.shapes, arguments.op, arguments.layout):
+        shape = listed if arguments.scale_order == ROW else with_order(listed, arguments.scale_order)
         if arguments.m and shape.m not in arguments.m:
             continue
         others, took = arms_of(gemm, plain, shape, arguments.arms)
@@ -283,4 +301,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"speed.py: {error}")

@@ -1,0 +1,128 @@
+"""Call kernels of other projects as launchers, which `speed.py --arms` times beside ours.
+
+deepgemm
+    DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
+    vLLM. It compiles a kernel for each shape at its first call, with nvcc.
+vllm
+    The CUTLASS products of vLLM: fp8 and int8 with scales by tensor or row, fp8 with scales by
+    block. From the library of an installed vLLM.
+
+vLLM itself is not imported, which takes seconds. Each product is compared with the reference before
+it is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import current_device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+
+#: Relative error by norm from which a product counts as wrong: two roundings to bf16, and sums of
+#: fp8 products in the tensor cores' precision.
+WRONG = 0.01
+
+
+def vllm_folder() -> Path | None:
+    """Return the folder of an installed vLLM, or None."""
+    found = importlib.util.find_spec("vllm")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+@functools.cache
+def deep_gemm() -> Any:
+    """Import DeepGEMM.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    folder = vllm_folder()
+    if folder is not None:
+        sys.path.append(str(folder / "third_party"))
+    try:
+        return importlib.import_module("deep_gemm")
+    except (ImportError, RuntimeError) as error:
+        raise UserError(f"deepgemm: cannot be imported ({error}); install deep_gemm, or a vLLM that has it") from error
+
+
+@functools.cache
+def vllm_ops() -> Any:
+    """Load vLLM's library of operators.
+
+    Raises:
+        UserError: it is not installed, or built for another torch.
+    """
+    folder = vllm_folder()
+    libraries = sorted(folder.glob("_C*.abi3.so")) if folder is not None else []
+    try:
+        for library in libraries:
+            torch.ops.load_library(str(library))
+    except OSError as error:
+        raise UserError(f"vllm: {libraries} cannot be loaded: {error}") from error
+    if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
+        raise UserError("vllm: not installed, or without cutlass_scaled_mm; install the wheel of vLLM for this torch")
+    return torch.ops._C
+
+
+def _deepgemm(shape: Shape) -> Callable[..., torch.Tensor]:
+    library, out_dtype = deep_gemm(), torch_dtype(shape.outdtype)
+
+    def blocks(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(shape.m, shape.n, dtype=out_dtype, device=x.device)
+        library.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
+        return out
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(shape.m, shape.n, dtype=out_dtype, device=x.device)
+        library.bf16_gemm_nt(x, weight, out)
+        return out
+
+    return {"a8w8_blockscale": blocks, "a16w16": plain}[shape.op]
+
+
+def _vllm(shape: Shape) -> Callable[..., torch.Tensor]:
+    product, out_dtype = vllm_ops().cutlass_scaled_mm, torch_dtype(shape.outdtype)
+
+    def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        out = torch.empty(shape.m, shape.n, dtype=out_dtype, device=x.device)
+        by_weight = w_scale.t() if shape.scale == "block" else w_scale
+        product(out, x, weight.t(), x_scale, by_weight, bias)
+        return out
+
+    return {"a8w8": scaled, "a8w8_blockscale": scaled}[shape.op]
+
+
+PEERS = {"deepgemm": _deepgemm, "vllm": _vllm}
+
+
+def peer(name: str, shape: Shape) -> Launcher | str:
+    """Return a peer's launcher for a shape, called once and found right; or why it does not serve it.
+
+    Raises:
+        UserError: the peer is not installed, or its product is wrong.
+    """
+    try:
+        call = PEERS[name](shape)
+    except KeyError:
+        return f"{name} has no {shape.op}"
+    operands = op_named(shape.op).make_inputs(shape, current_device().torch_device, 0)
+    try:
+        out = call(*operands).float()
+    except (RuntimeError, NotImplementedError) as error:
+        return f"{name} refuses {shape}: {str(error).splitlines()[0]}"
+    wanted = op_named(shape.op).reference(shape, operands).float()
+    far = float((out - wanted).norm() / wanted.norm())
+    if not far < WRONG:
+        raise UserError(f"{name}: the product of {shape} is wrong (relative difference {far:.2g})")
+    return Launcher(call)
