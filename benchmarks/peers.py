@@ -1,4 +1,4 @@
-"""Call kernels of other projects as launchers, which `speed.py --arms` times beside ours.
+"""Call kernels of other projects as launchers, which `speed.py --arms` times with ours.
 
 deepgemm
     DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
