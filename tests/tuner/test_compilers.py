@@ -78,6 +78,25 @@ def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
     assert "20 s" in lost["hangs"].detail
 
 
+def test_quick_compilations_travel_together(brittle: Registry) -> None:
+    """Once some were quick, others share a message to a process.
+
+    One that raises, dies or hangs still costs itself alone.
+    """
+    device, others = device_of(-1), [Solution("brittle", f"other {number}") for number in range(40)]
+    compilers = Compilers(jobs=1, timeout=2, registry=brittle)
+    assert compilers.finish(Shape("a16w16", 1, 16, 32), others, device) == []
+    assert compilers._batch > 4
+
+    mixed = [*others[:3], *(Solution("brittle", name) for name in ("raises", "dies", "hangs")), *others[3:]]
+    lost = compilers.finish(Shape("a16w16", 2, 16, 32), mixed, device)
+    compilers.stop()
+
+    assert {timing.solution.kernel_name: timing.status for timing in lost} == {
+        "raises": "compile_failed", "dies": "compile_failed", "hangs": "compile_timeout",
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None:
     """The pool breaks with it.

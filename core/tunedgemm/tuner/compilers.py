@@ -7,15 +7,17 @@ starts fast. The pool queues at most one task per process, so that an awaited ta
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
 
+import attrs
 from pebble import ProcessExpired, ProcessPool
 
 from tunedgemm.backends.registry import Backend, Registry
@@ -31,8 +33,23 @@ _log = logging.getLogger(__name__)
 #: no time.
 _STALLED = 20.0
 
+#: Seconds of compilations that travel together, and the most of them: a message to a process takes
+#: 0.3 ms, a compilation from the cache a few.
+_BATCH_S, _MOST = 0.05, 16
+
 #: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
+#: Errors of compilations, "" for none, and the seconds that they took.
+Results = tuple[list[str], float]
+
+
+@attrs.frozen(eq=False)
+class _Job:
+    """Compilations that one process does in turn."""
+
+    pool: ProcessPool
+    tasks: tuple[Task, ...]
+    future: Future[Results]
 
 
 class Compilers:
@@ -52,8 +69,9 @@ class Compilers:
         self._pool: ProcessPool | None = None
         self._retired: list[threading.Thread] = []
         self._waiting: dict[Task, None] = {}
-        self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
-        self._running: set[Future[str]] = set()
+        self._pending: dict[Task, _Job] = {}
+        self._running: set[Future[Results]] = set()
+        self._batch = 1  # tasks that travel together
         self._awake: ProcessPool | None = None  # the pool whose processes are known to have started
         self._idle: tuple[float, float] | None = None  # when the pool stalled, and the processes' seconds then
         self._stopped = False
@@ -82,24 +100,32 @@ class Compilers:
                         self._feed()
 
     def _feed(self) -> None:
-        """Give the pool as many tasks as it has free processes; the caller holds the lock."""
+        """Give the pool as many jobs as it has free processes; the caller holds the lock."""
         while self._waiting and len(self._running) < self._size and not self._stopped:
-            self._schedule(next(iter(self._waiting)))
+            self._schedule(list(itertools.islice(self._waiting, self._width(len(self._waiting)))))
 
-    def _schedule(self, task: Task) -> None:
-        """Give the pool a waiting task; the caller holds the lock."""
-        del self._waiting[task]
-        device, shape, solution = task
+    def _width(self, count: int) -> int:
+        """Return how many of this many tasks travel together, so that every process gets some."""
+        return min(self._batch, -(-count // self._size))
+
+    def _schedule(self, tasks: Sequence[Task]) -> None:
+        """Give the pool waiting tasks as one job; the caller holds the lock."""
         pool = self._running_pool()
-        future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
-        self._pending[task] = pool, future
+        future = pool.schedule(_prepare_all, args=[tuple(tasks)], timeout=self._timeout or None)  # of a batch, too: it is quick
+        job = _Job(pool, tuple(tasks), future)
+        for task in tasks:
+            del self._waiting[task]
+            self._pending[task] = job
         self._running.add(future)
-        future.add_done_callback(lambda future: self._on_end(pool, future))
+        future.add_done_callback(lambda _: self._on_end(job))
 
-    def _on_end(self, pool: ProcessPool, future: Future[str]) -> None:
+    def _on_end(self, job: _Job) -> None:
         with self._lock:
-            self._on_wake(pool)
-            self._running.discard(future)
+            self._on_wake(job.pool)
+            self._running.discard(job.future)
+            if not job.future.cancelled() and job.future.exception() is None:
+                each = job.future.result()[1] / len(job.tasks)
+                self._batch = min(_MOST, max(1, int(_BATCH_S / max(each, 1e-6))))
             self._feed()
 
     def _on_wake(self, pool: ProcessPool) -> None:
@@ -108,9 +134,10 @@ class Compilers:
     def _feed_first(self, tasks: Iterable[Task]) -> None:
         """Submit the tasks that still wait."""
         with self._lock:
-            for task in tasks:
-                if task in self._waiting and not self._stopped:
-                    self._schedule(task)
+            waiting = [] if self._stopped else [task for task in tasks if task in self._waiting]
+            width = self._width(len(waiting))
+            for start in range(0, len(waiting), width or 1):
+                self._schedule(waiting[start : start + width])
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; return a Timing for each that did not compile."""
@@ -127,33 +154,40 @@ class Compilers:
         """Wait for everything begun: on a CPU, a compiler would disturb the timing."""
         with self._lock:
             self._feed_first(list(self._waiting))
-            pending = list(self._pending.values())
-        for pool, future in pending:
+            jobs = dict.fromkeys(self._pending.values())
+        for job in jobs:
             with contextlib.suppress(BrokenExecutor):
-                self._result(pool, future)
+                self._results(job)
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
-        """Return how a compilation failed; repeat it if another task broke the pool."""
-        for _ in range(2):
+        """Return how a compilation failed; repeat it alone if its job failed, or another task broke the pool."""
+        task = device, shape, solution
+        for _ in range(3):
             with self._lock:
-                pool, future = self._pending.pop((device, shape, solution), (None, None))
-            if pool is None or future is None:
+                job = self._pending.pop(task, None)
+            if job is None:
                 return ("compile_failed", "stopped") if self._stopped else ("", "")
             try:
-                return self._result(pool, future)
+                status, reasons = self._results(job)
             except BrokenExecutor:
-                self.begin(shape, [solution], device)
-                self._feed_first([(device, shape, solution)])
+                status, reasons = "broken", []
+            if status != "broken" and (not status or len(job.tasks) == 1):
+                reason = reasons[job.tasks.index(task)]
+                found = "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed"
+                return status or (found if reason else ""), reason
+            self.begin(shape, [solution], device)
+            self._feed_first([task])
         with self._lock:
-            self._pending.pop((device, shape, solution), None)
+            self._pending.pop(task, None)
         return "compile_failed", "the compilers died"
 
-    def _result(self, pool: ProcessPool, future: Future[str]) -> tuple[str, str]:
-        """Return the status and the error of a compilation, both "" on success.
+    def _results(self, job: _Job) -> tuple[str, list[str]]:
+        """Return the status of a job that ended early, else "", and the error of each task.
 
         Raises:
             BrokenExecutor: the pool ended first, or stalled and was ended.
         """
+        pool, future = job.pool, job.future
         while not wait([future], timeout=1.0).done:
             if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
                 raise BrokenExecutor
@@ -162,24 +196,21 @@ class Compilers:
                 pool.stop()
                 raise BrokenExecutor
         try:
-            reason = future.result()
+            return "", future.result()[0]
         except Overdue:
-            return "compile_timeout", f"it took more than {self._timeout:g} s"
+            return "compile_timeout", [f"it took more than {self._timeout:g} s"] * len(job.tasks)
         except ProcessExpired as error:
-            return "compile_failed", f"the compiler died: {exit_reason(error.exitcode)}"
+            return "compile_failed", [f"the compiler died: {exit_reason(error.exitcode)}"] * len(job.tasks)
         except CancelledError:
             raise BrokenExecutor from None
-        if not reason:
-            return "", ""
-        return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
 
-    def _is_stalled(self, pool: ProcessPool, future: Future[str]) -> bool:
+    def _is_stalled(self, pool: ProcessPool, future: Future[Results]) -> bool:
         """Return whether a pool no longer hands out tasks.
 
         A process killed while it fetches a task loses that task, or keeps the queue's lock.
         """
         with self._lock:
-            tasks = [future, *(other for of, other in self._pending.values() if of is pool)]
+            tasks = {future, *(job.future for job in self._pending.values() if job.pool is pool)}
             begun = sum(task.running() for task in tasks)
             if self._awake is not pool or begun >= self._size or all(task.running() or task.done() for task in tasks):
                 self._idle = None
@@ -235,6 +266,12 @@ def _backend(libtype: str) -> Backend | Unsupported:
     if _registry is None:
         _registry = Registry()
     return _registry.get(libtype)
+
+
+def _prepare_all(tasks: Sequence[Task]) -> Results:
+    """Compile some solutions in the child, one after the other."""
+    started = time.perf_counter()
+    return [_prepare(solution, shape, device) for device, shape, solution in tasks], time.perf_counter() - started
 
 
 def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
