@@ -33,6 +33,7 @@ def prepare(solution, shape):
     if solution.kernel_name == "raises": raise ValueError("no such register")
     if solution.kernel_name == "dies": os.abort()
     if solution.kernel_name == "hangs": time.sleep(60)
+    if solution.kernel_name.startswith("slow"): time.sleep(0.3)
     if solution.kernel_name == "exits": sys.exit("enough")
     if solution.kernel_name.startswith("noted"):
         with open(os.environ["NOTES"], "a") as notes: print(shape.m, solution.kernel_name, file=notes)
@@ -81,12 +82,17 @@ def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
 def test_quick_compilations_travel_together(brittle: Registry) -> None:
     """Once some were quick, others share a message to a process.
 
-    One that raises, dies or hangs still costs itself alone.
+    Slow ones are spread again. One that raises, dies or hangs still costs itself alone.
     """
     device, others = device_of(-1), [Solution("brittle", f"other {number}") for number in range(40)]
     compilers = Compilers(jobs=1, timeout=2, registry=brittle)
     assert compilers.finish(Shape("a16w16", 1, 16, 32), others, device) == []
     assert compilers._batch > 4
+
+    slow = [Solution("brittle", f"slow {number}") for number in range(6)]
+    assert compilers.finish(Shape("a16w16", 3, 16, 32), [*others[:4], *slow], device) == []
+    assert compilers._batch == 1
+    assert compilers.finish(Shape("a16w16", 4, 16, 32), others, device) == []
 
     mixed = [*others[:3], *(Solution("brittle", name) for name in ("raises", "dies", "hangs")), *others[3:]]
     lost = compilers.finish(Shape("a16w16", 2, 16, 32), mixed, device)

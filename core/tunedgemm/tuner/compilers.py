@@ -39,7 +39,7 @@ _BATCH_S, _MOST = 0.05, 16
 
 #: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
-#: Errors of compilations, "" for none, and the seconds that they took.
+#: Errors of the compilations that were done, "" for none, and the seconds that they took.
 Results = tuple[list[str], float]
 
 
@@ -124,7 +124,12 @@ class Compilers:
             self._on_wake(job.pool)
             self._running.discard(job.future)
             if not job.future.cancelled() and job.future.exception() is None:
-                each = job.future.result()[1] / len(job.tasks)
+                reasons, seconds = job.future.result()
+                left = [task for task in job.tasks[len(reasons) :] if self._pending.get(task) is job]
+                for task in left:
+                    del self._pending[task]
+                self._waiting = dict.fromkeys(left) | self._waiting
+                each = seconds / len(reasons)
                 self._batch = min(_MOST, max(1, int(_BATCH_S / max(each, 1e-6))))
             self._feed()
 
@@ -152,18 +157,24 @@ class Compilers:
 
     def drain(self) -> None:
         """Wait for everything begun: on a CPU, a compiler would disturb the timing."""
-        with self._lock:
-            self._feed_first(list(self._waiting))
-            jobs = dict.fromkeys(self._pending.values())
-        for job in jobs:
-            with contextlib.suppress(BrokenExecutor):
-                self._results(job)
+        awaited: set[_Job] = set()
+        while True:
+            with self._lock:
+                self._feed_first(list(self._waiting))
+                jobs = set(self._pending.values()) - awaited
+            if not jobs:
+                return
+            for job in jobs:
+                with contextlib.suppress(BrokenExecutor):
+                    self._results(job)
+            awaited |= jobs
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
         """Return how a compilation failed; repeat it alone if its job failed, or another task broke the pool."""
         task = device, shape, solution
         for _ in range(3):
             with self._lock:
+                self._feed_first([task])  # its job may have left it over
                 job = self._pending.pop(task, None)
             if job is None:
                 return ("compile_failed", "stopped") if self._stopped else ("", "")
@@ -171,12 +182,12 @@ class Compilers:
                 status, reasons = self._results(job)
             except BrokenExecutor:
                 status, reasons = "broken", []
-            if status != "broken" and (not status or len(job.tasks) == 1):
-                reason = reasons[job.tasks.index(task)]
+            place = job.tasks.index(task)
+            if place < len(reasons) and (not status or len(job.tasks) == 1):
+                reason = reasons[place]
                 found = "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed"
                 return status or (found if reason else ""), reason
             self.begin(shape, [solution], device)
-            self._feed_first([task])
         with self._lock:
             self._pending.pop(task, None)
         return "compile_failed", "the compilers died"
@@ -269,9 +280,14 @@ def _backend(libtype: str) -> Backend | Unsupported:
 
 
 def _prepare_all(tasks: Sequence[Task]) -> Results:
-    """Compile some solutions in the child, one after the other."""
-    started = time.perf_counter()
-    return [_prepare(solution, shape, device) for device, shape, solution in tasks], time.perf_counter() - started
+    """Compile some solutions in the child, one after the other, until they turn out slow."""
+    reasons, started, seconds = list[str](), time.perf_counter(), 0.0
+    for device, shape, solution in tasks:
+        reasons.append(_prepare(solution, shape, device))
+        seconds = time.perf_counter() - started
+        if seconds > 2 * _BATCH_S:
+            break
+    return reasons, seconds
 
 
 def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
