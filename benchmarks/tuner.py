@@ -315,15 +315,14 @@ def scaling(arguments: argparse.Namespace, words: list[str]) -> int:
     """Tune on each number of devices, with an empty and with a full compile cache; resume from the log."""
     until, path = deadline(arguments), arguments.output / "scaling.jsonl"
     rows = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-    folder = (arguments.output if arguments.fake else Path(tempfile.gettempdir())) / "tunedgemm-scaling"
     runs = [(max(arguments.devices), "cold"), *((devices, state) for state in arguments.states for devices in arguments.devices)]
     for devices, state in dict.fromkeys(runs):
         run = f"{devices}-{state}"
         if run in [row["run"] for row in rows] or time.monotonic() >= until:
             continue
         started = time.perf_counter()
-        full = folder / str(max(arguments.devices))
-        done = step(words, "--step", run, variables=caches(full if state == "warm" else folder / str(devices)))
+        filled_by = max(arguments.devices) if state == "warm" else devices
+        done = step(words, "--step", run, variables=caches(arguments.output / f"cache-{filled_by}"))
         done.check_returncode()
         rows.append({"run": run, **json.loads(done.stdout.splitlines()[-1]), "process_seconds": time.perf_counter() - started})
         print(json.dumps(rows[-1]), flush=True)
