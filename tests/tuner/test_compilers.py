@@ -90,8 +90,10 @@ def test_quick_compilations_travel_together(brittle: Registry, tmp_path: Path, m
     device, others = device_of(-1), [Solution("brittle", f"other {number}") for number in range(40)]
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     compilers = Compilers(jobs=2, timeout=4, registry=brittle)
-    for m in (5, 6, 7):  # the first of each process imports the backend
+    for m in range(5, 40):  # the first of each process imports the backend, and a busy machine may interrupt one
         assert compilers.finish(Shape("a16w16", m, 16, 32), others, device) == []
+        if compilers._batch > 4:
+            break
     assert compilers._batch > 4
 
     slow = [Solution("brittle", f"slow {number}") for number in range(6)]
