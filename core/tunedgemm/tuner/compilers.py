@@ -166,7 +166,7 @@ class Compilers:
                 return
             for job in jobs:
                 with contextlib.suppress(BrokenExecutor):
-                    self._results(job)
+                    self._await(job)
             awaited |= jobs
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
@@ -178,22 +178,39 @@ class Compilers:
                 job = self._pending.pop(task, None)
             if job is None:
                 return ("compile_failed", "stopped") if self._stopped else ("", "")
-            try:
-                status, reasons = self._results(job)
-            except BrokenExecutor:
-                status, reasons = "broken", []
-            place = job.tasks.index(task)
-            if place < len(reasons) and (not status or len(job.tasks) == 1):
-                reason = reasons[place]
-                found = "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed"
-                return status or (found if reason else ""), reason
+            failure = self._result(job, task)
+            if failure is not None:
+                return failure
             self.begin(shape, [solution], device)
         with self._lock:
             self._pending.pop(task, None)
         return "compile_failed", "the compilers died"
 
-    def _results(self, job: _Job) -> tuple[str, list[str]]:
-        """Return the status of a job that ended early, else "", and the error of each task.
+    def _result(self, job: _Job, task: Task) -> tuple[str, str] | None:
+        """Return the status and the error of a task, both "" on success.
+
+        None means that it must be compiled again, alone: its job ended before it, or by another
+        task.
+        """
+        number = job.tasks.index(task)
+        try:
+            self._await(job)
+            reasons, _ = job.future.result()
+        except (BrokenExecutor, CancelledError):
+            return None
+        except Overdue:
+            failure = "compile_timeout", f"it took more than {self._timeout:g} s"
+        except ProcessExpired as error:
+            failure = "compile_failed", f"the compiler died: {exit_reason(error.exitcode)}"
+        else:
+            if number >= len(reasons):
+                return None
+            reason = reasons[number]
+            return ("out_of_resources" if reason.startswith("OutOfResources") else "compile_failed" if reason else ""), reason
+        return failure if len(job.tasks) == 1 else None
+
+    def _await(self, job: _Job) -> None:
+        """Wait for the end of a job.
 
         Raises:
             BrokenExecutor: the pool ended first, or stalled and was ended.
@@ -206,14 +223,6 @@ class Compilers:
                 _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
                 pool.stop()
                 raise BrokenExecutor
-        try:
-            return "", future.result()[0]
-        except Overdue:
-            return "compile_timeout", [f"it took more than {self._timeout:g} s"] * len(job.tasks)
-        except ProcessExpired as error:
-            return "compile_failed", [f"the compiler died: {exit_reason(error.exitcode)}"] * len(job.tasks)
-        except CancelledError:
-            raise BrokenExecutor from None
 
     def _is_stalled(self, pool: ProcessPool, future: Future[Results]) -> bool:
         """Return whether a pool no longer hands out tasks.
