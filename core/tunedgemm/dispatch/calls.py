@@ -155,17 +155,9 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-def is_contiguous_aligned(operand: torch.Tensor | None) -> bool:
-    """Check that an operand is contiguous and 16-byte aligned, as launchers expect, or absent."""
-    return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
-
-
-def is_ready(operands: tuple[Any, ...], strided: tuple[int, ...]) -> bool:
-    """Check that launchers may get the operands: *strided* ones aligned, others also contiguous."""
-    return all(
-        operand is None or (operand.data_ptr() % 16 == 0 and (operand.is_contiguous() or index in strided))
-        for index, operand in enumerate(operands)
-    )
+def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
+    """Check that an operand is absent, or aligned to 16 bytes and, unless *strided*, contiguous."""
+    return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)
 
 
 def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: tuple[int, ...] = ()) -> Call:
@@ -180,12 +172,11 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: 
     """
 
     def ready(index: int, operand: torch.Tensor | None) -> torch.Tensor | None:
-        if operand is None or is_ready((operand,), (0,) if index in strided else ()):
-            return operand
-        return duplicate(operand, contiguous=index not in strided)
+        keeps = index in strided
+        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand, contiguous=not keeps)
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
-        if native is not None and not all(is_contiguous_aligned(operands[index]) for index in weights if index < len(operands)):
+        if native is not None and not all(is_ready(operands[index]) for index in weights if index < len(operands)):
             return native(*operands)
         return call(*(ready(index, operand) for index, operand in enumerate(operands)))
 

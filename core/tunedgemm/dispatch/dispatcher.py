@@ -242,7 +242,7 @@ class Dispatcher:
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         if key is not None and is_elsewhere(device) and not isinstance(self.launchers.get(key), OnDevice | None):
-            del self.launchers[key]  # bound while its device was current
+            self.launchers.pop(key, None)  # bound while its device was current
             return self.resolve(key, operands, otype, **fields)
         with self._lock:
             _, solution = self._call_for(shape, device, operands)
@@ -353,7 +353,8 @@ class Dispatcher:
         if capturing and not launcher.graph_safe:
             return self.torch_fallback(shape, device), None
         breaks_capture = x.is_cuda and not launcher.graph_safe and solution != NATIVE
-        strided, ready = self.op.strided, is_ready(operands, self.op.strided)
+        strided = self.op.strided
+        ready = all(is_ready(operand, index in strided) for index, operand in enumerate(operands))
         if ready and not breaks_capture:
             return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
