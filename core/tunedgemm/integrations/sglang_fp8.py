@@ -18,9 +18,9 @@ from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
 from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
-from tunedgemm.integrations.engine_scales import TELLING_ROWS, known_order, scales_for_rows
+from tunedgemm.integrations.engine_scales import order_made, scales_for_rows
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.ops.scale_order import ROW, with_order
+from tunedgemm.ops.scale_order import with_order
 from tunedgemm.shape import Shape
 
 _UTILS = "sglang.srt.layers.quantization.fp8_utils"
@@ -86,17 +86,15 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     biased = adds_bias(module) and not block  # SGLang adds the bias after a product with scales of blocks
     weight_dtype, epilogue = short_dtype(module.weight.dtype), "bias" if biased else "none"
     shape = Shape(op, 1, n, k, weight_dtype, outdtype=short_dtype(dtype), scale=scale, epilogue=epilogue)
-    shape = with_order(shape, _order(target, module, k, dtype)) if block else shape
+    if block:
+        shape = with_order(shape, order_made(lambda x: _scales(target, module, x), k, dtype, module.weight.device))
     _routes[(target, n, k, dtype)] = add_layer(_route(target, module, shape, dtype), module, name).name
 
 
-def _order(target: str, module: Any, k: int, dtype: torch.dtype) -> str:
-    """Return the order of the scales of x that SGLang passes to a product."""
-    try:
-        calls = _probe(module, torch.randn(TELLING_ROWS, k, dtype=dtype, device=module.weight.device))
-    except (RuntimeError, TypeError, ValueError, AssertionError):
-        return ROW
-    return known_order(calls[0][1][2]) if len(calls) == 1 and calls[0][0] == target else ROW
+def _scales(target: str, module: Any, x: torch.Tensor) -> Any:
+    """Return the scales of x that SGLang passes to a product, None if a call makes another product."""
+    calls = _probe(module, x)
+    return calls[0][1][2] if len(calls) == 1 and calls[0][0] == target else None
 
 
 def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:

@@ -21,10 +21,10 @@ from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
 from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, unserved_reason
-from tunedgemm.integrations.engine_scales import TELLING_ROWS, known_order, scales_for_rows
+from tunedgemm.integrations.engine_scales import order_made, scales_for_rows
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter, support_answer
-from tunedgemm.ops.scale_order import ROW, with_order
+from tunedgemm.ops.scale_order import with_order
 from tunedgemm.shape import Shape
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -195,14 +195,6 @@ def _quantised(kernel: Any, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
     return quantised
 
 
-def _order_of_scales(kernel: Any, x: torch.Tensor) -> str:
-    """Return the order of x's scales for a kernel of vLLM; row-major where x cannot be quantised yet."""
-    try:
-        return known_order(_quantised(kernel, x, None)[1])
-    except (RuntimeError, TypeError, ValueError, AssertionError):
-        return ROW
-
-
 class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """fp8 kernel with scales of 1 x 128 of x and 128 x 128 of the weight.
 
@@ -262,7 +254,7 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         vllms: Any = None if own is None else own.apply_block_scaled_mm
         wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
         if own is not None:
-            shape = with_order(shape, _order_of_scales(own, torch.randn(TELLING_ROWS, k, dtype=config.out_dtype, device=device)))
+            shape = with_order(shape, order_made(lambda x: _quantised(own, x, None)[1], k, config.out_dtype, device))
         scales = scales_for_rows(shape)
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:

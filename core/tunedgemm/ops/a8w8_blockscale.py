@@ -17,7 +17,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, order_of, with_order
+from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, blocks, order_of, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _shape_of(
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     x, weight, x_scale, w_scale = operands
-    scales = x_scale.reshape(shape.m, scaled_blocks.blocks(shape.k))[:m].contiguous()
+    scales = x_scale.reshape(shape.m, blocks(shape.k))[:m].contiguous()
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.in_order(scales, shape.with_m(m)), w_scale
 
 

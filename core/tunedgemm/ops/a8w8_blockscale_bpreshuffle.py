@@ -17,6 +17,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.scale_order import blocks
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     x, weight, x_scale, w_scale = operands
-    scales = scaled_blocks.untransposed_scale(x_scale).reshape(shape.m, scaled_blocks.blocks(shape.k))[:m]
+    scales = scaled_blocks.untransposed_scale(x_scale).reshape(shape.m, blocks(shape.k))[:m]
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.transposed_scale(scales), w_scale
 
 

@@ -24,8 +24,13 @@ ROW, M_MAJOR, M_MAJOR_PADDED = "row", "m_major", "m_major_padded"
 ORDERS = (ROW, M_MAJOR, M_MAJOR_PADDED)
 #: Floats of 16 bytes, to whose multiple a padded column is rounded up.
 FLOATS = 4
-#: Elements of K that share a scale of x.
+#: Elements of K that share a scale of x; also rows of the weight that share one.
 BLOCK = 128
+
+
+def blocks(length: int) -> int:
+    """Count the blocks of a number of elements; the last may be shorter."""
+    return -(-length // BLOCK)
 
 
 def scale_order(shape: Shape) -> str:
@@ -43,7 +48,7 @@ def scale_order(shape: Shape) -> str:
 def scale_strides(shape: Shape) -> tuple[int, int]:
     """Return the strides of x's scales [M, ceil(K/128)] in floats."""
     if scale_order(shape) == ROW:
-        return -(-shape.k // BLOCK), 1
+        return blocks(shape.k), 1
     return 1, shape.m if field_of(shape) == M_MAJOR else padded(shape.m)
 
 

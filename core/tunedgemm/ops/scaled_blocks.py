@@ -11,7 +11,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, size, word
 from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.scale_order import FIELD, ORDERS, ROW, equivalent_orders, field_of, scale_order, scale_strides, with_order
+from tunedgemm.ops.scale_order import BLOCK, FIELD, ORDERS, ROW, blocks, equivalent_orders, field_of, scale_order, scale_strides, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 KEY = ("M", "N", "K")
 OPERANDS = ("x", "weight", "x_scale", "w_scale")
 WEIGHTS = (1, 3)
-#: Elements of K, and rows of the weight, that share a scale.
-BLOCK = 128
-
-
-def blocks(length: int) -> int:
-    """Count the blocks of a number of elements; the last may be shorter."""
-    return -(-length // BLOCK)
 
 
 def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.scale_order import M_MAJOR_PADDED, ORDERS, ROW, padded
+from tunedgemm.ops.scale_order import BLOCK, M_MAJOR_PADDED, ORDERS, ROW, blocks, padded
 
 #: Elements that are worked on at a time: 16 MiB as float32.
 _SLICE = 1 << 22
@@ -124,16 +124,16 @@ def per_1x128_quant(
         OperandError: x, quant_dtype or scale_order is none of these.
     """
     rows = as_rows(x)
-    m, blocks = rows.shape[0], -(-rows.shape[1] // 128)
+    m, count = rows.shape[0], blocks(rows.shape[1])
     if scale_order not in ORDERS:
         raise OperandError(f"per_1x128_quant: scale_order must be {', '.join(ORDERS)} (got {scale_order!r})")
     if scale_order == ROW:
-        scale = torch.empty(m, blocks, dtype=torch.float32, device=x.device)
+        scale = torch.empty(m, count, dtype=torch.float32, device=x.device)
     else:
         column = padded(m) if scale_order == M_MAJOR_PADDED else m
-        scale = torch.empty(blocks, column, dtype=torch.float32, device=x.device)[:, :m].t()
-    q = _quantise_blocks(rows, quant_dtype, (1, 128), scale)
-    return q.view(x.shape), scale.view(*x.shape[:-1], blocks)
+        scale = torch.empty(count, column, dtype=torch.float32, device=x.device)[:, :m].t()
+    q = _quantise_blocks(rows, quant_dtype, (1, BLOCK), scale)
+    return q.view(x.shape), scale.view(*x.shape[:-1], count)
 
 
 def per_block_quant(

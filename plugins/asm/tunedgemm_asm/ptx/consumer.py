@@ -186,8 +186,8 @@ def _multiply_overlapped(
     inner, ends, done = t.label("MULTIPLY"), [t.label("LAST"), t.label("LAST")], t.label("MULTIPLIED")
     t.place(inner)
     for parity in range(2):
-        for place, portion in enumerate(portions):
-            number = parity * len(portions) + place
+        for index, portion in enumerate(portions):
+            number = parity * len(portions) + index
             mine, following = parts[number % 2], parts[(number + 1) % 2]
             last = portion == portions[-1]
             if last:
@@ -197,7 +197,7 @@ def _multiply_overlapped(
                 next_stage(f, ring)
                 enter(1 - parity, following)
             else:
-                _products(f, stages[parity], {portions[place + 1]: following}, never)
+                _products(f, stages[parity], {portions[index + 1]: following}, never)
             t.op("wgmma.wait_group.sync.aligned", 1)
             if last:
                 release(f, before, arriving)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
+from tunedgemm_triton.kernels.tile import scale_of_row
 
 
 @triton.jit
@@ -54,12 +55,7 @@ def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SC
     if SCALE == "block" or SCALE == "column" or SCALE == "padded":
         blocks = tl.cdiv(K, 128)
         block = tl.minimum((at + pack * tl.arange(0, w.shape[1] // pack)) // 128, blocks - 1)
-        if SCALE == "column":
-            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) + block * M)
-        elif SCALE == "padded":
-            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) + block * (tl.cdiv(M, 4) * 4))
-        else:
-            by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) * blocks + block)
+        by_row = tl.load(x_scale + scale_of_row(tl.minimum(row, M - 1).to(tl.int64), block, blocks, M, SCALE))
         sums *= (by_row * tl.load(w_scale + (first_n // 128) * blocks + block))[None, :]
     return sums
 

@@ -64,6 +64,18 @@ def product(a, b, acc, SWAP: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.con
 
 
 @triton.jit
+def scale_of_row(row, block, blocks, M, SCALE: tl.constexpr):
+    """Return the offset of the scale of a row of x and a block of 128 of K, in the order of SCALE."""
+    if SCALE == "column":
+        at = block * M + row
+    elif SCALE == "padded":
+        at = block * (tl.cdiv(M, 4) * 4) + row
+    else:
+        at = row * blocks + block
+    return at
+
+
+@triton.jit
 def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Load the scales of *block* of 128 of K, of rows of x and of the weight: one number for up to
     128 rows of the weight.
@@ -73,13 +85,7 @@ def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constex
     """
     blocks = tl.cdiv(K, 128)
     row = within(m, M).to(tl.int64)
-    if SCALE == "column":
-        at = block * M + row
-    elif SCALE == "padded":
-        at = block * (tl.cdiv(M, 4) * 4) + row
-    else:
-        at = row * blocks + block
-    by_m = tl.load(x_scale + at)
+    by_m = tl.load(x_scale + scale_of_row(row, block, blocks, M, SCALE))
     if BLOCK_N <= 128:
         # A tile of BLOCK_N rows is within one block of the weight.
         by_n = tl.load(w_scale + (first_n // 128) * blocks + block)
