@@ -66,12 +66,12 @@ def test_an_unknown_name_is_an_error_with_a_reason() -> None:
 #: code.
 _SHARED = ("arrival.py", "gemm.py", "tile.py")
 SOURCES = {
-    "gemv": (REVISIONS["gemv"], "ee8371e2fdb296aa", ("arrival.py", "gemv.py")),
-    "gemm": (REVISIONS["gemm"], "6ce3e50f6fe1c3ef", ("arrival.py", "tile.py", "gemm.py")),
-    "tma": (REVISIONS["tma"], "95f145b3c02eb491", ("arrival.py", "tile.py", "persistent.py")),
-    "streamk": (REVISIONS["streamk"], "bd028394cd1be9e9", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
-    "mx": (mx.REVISION, "3b78ab330674bcd5", ("mx.py", *_SHARED)),
-    "moe": (moe.REVISION, "dd9b9c4236678930", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
+    "gemv": (REVISIONS["gemv"], "73e0cd68d7b16727", ("arrival.py", "gemv.py")),
+    "gemm": (REVISIONS["gemm"], "64ea4637733fb052", ("arrival.py", "tile.py", "gemm.py")),
+    "tma": (REVISIONS["tma"], "928f2bf7c813c50d", ("arrival.py", "tile.py", "persistent.py")),
+    "streamk": (REVISIONS["streamk"], "3813768fbe7f6958", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
+    "mx": (mx.REVISION, "9edf0b62be453f64", ("mx.py", *_SHARED)),
+    "moe": (moe.REVISION, "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
 }
 
 
