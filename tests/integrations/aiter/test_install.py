@@ -14,6 +14,7 @@ import tunedgemm
 from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations import aiter as served
+from tunedgemm.integrations.aiter import dtypes, names
 
 FP8 = torch.float8_e4m3fn
 
@@ -89,7 +90,7 @@ def test_imports_and_calls_of_engines_run_unchanged(child):
     assert child(ENGINE) == "served"
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in served.SERVED.items() for name in names])
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, found in names.SERVED.items() for name in found])
 def test_every_name_is_there(aiter, module, name):
     """Each name of each module that is served can be imported and is listed."""
     found = importlib.import_module(module)
@@ -103,7 +104,7 @@ def test_every_function_of_ours_that_aiter_has_is_served(aiter):
     but not its forms with an output."""
     from tunedgemm.ops import functions
 
-    found = {name for names in served.SERVED.values() for name in names}
+    found = {name for home in names.SERVED.values() for name in home}
 
     assert set(functions()) - found == {"batched_gemm_a8w8", "batched_gemm_bf16", "gemm_a16wfp4"}
 
@@ -161,7 +162,7 @@ def test_fp8_is_that_of_the_device(aiter, monkeypatch):
     """dtypes.fp8 is fnuz on MI300 and fn elsewhere."""
     assert aiter.dtypes.fp8 is FP8
     monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
-    assert served.fp8 is torch.float8_e4m3fnuz
+    assert dtypes.fp8 is torch.float8_e4m3fnuz
 
 
 @pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
