@@ -1,16 +1,14 @@
-"""moe: AITER's words, activations, routing, and the reference of the fused mixture of experts."""
+"""moe: activations, routing, and the reference of the fused mixture of experts."""
 
-import enum
 import math
 
 import attrs
 import pytest
 import torch
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.formats import mxfp4, scales
 from tunedgemm.ops.formats.shuffle import shuffle_weight
-from tunedgemm.ops.moe import ActivationType, QuantType
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
@@ -23,45 +21,6 @@ def example(**fields):
     return next(
         shape for shape in OP.examples if shape.m and all(dict(shape.extra).get(k, getattr(shape, k, None)) == v for k, v in fields.items())
     )
-
-
-class TestWords:
-    """From AITER's enums and texts to the words of a shape."""
-
-    def test_numbers_are_aiters(self):
-        """csrc/include/aiter_enum.h gives the members these values."""
-        assert [(member.name, member.value) for member in ActivationType] == [("Silu", 0), ("Gelu", 1), ("Swiglu", 2)]
-        assert [member.name for member in sorted(QuantType)] == ["No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128"]
-
-    def test_members_numbers_and_enums_of_others(self):
-        """A member, its number, and a member of another library's enum mean the same."""
-
-        class Theirs(enum.Enum):
-            Gelu = 1
-            per_1x128 = 4
-
-        assert moe.act_word(ActivationType.Gelu) == moe.act_word(1) == moe.act_word(Theirs.Gelu) == "gelu"
-        assert moe.quant_word(QuantType.per_1x128) == moe.quant_word(4) == moe.quant_word(Theirs.per_1x128) == "per_1x128"
-        assert moe.quant_word(QuantType.per_128x128) == "per_1x128"
-
-    @listed("value", [3, -1, "Silu", None, 1.5j])
-    def test_activations_that_are_not_computed(self, value):
-        """The message lists those that are."""
-        with pytest.raises(OperandError, match=r"no ActivationType .* is computed here; known: Silu \(0\), Gelu \(1\), Swiglu \(2\)"):
-            moe.act_word(value)
-
-    def test_kinds_that_are_not_computed(self):
-        """The message lists those that are."""
-        with pytest.raises(OperandError, match=r"no QuantType 6 is computed here; known: No \(0\), per_Tensor \(1\)"):
-            moe.quant_word(6)
-
-    def test_texts_of_tables(self):
-        """AITER's text or its last part; others are named with those known."""
-        words = {"QuantType.No": "No", "QuantType.per_Token": "per_Token"}
-        assert moe.cell_word("q_type", "QuantType.per_Token", words) == moe.cell_word("q_type", "per_Token", words) == "per_Token"
-        for text in ("QuantType.per_Sunday", "ActivationType.No", "__import__('os')"):
-            with pytest.raises(ShapeError, match=r"column 'q_type' has the unknown word .*; known: QuantType.No, QuantType.per_Token"):
-                moe.cell_word("q_type", text, words)
 
 
 class TestActivations:

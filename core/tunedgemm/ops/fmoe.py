@@ -16,10 +16,10 @@ import attrs
 from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
-from tunedgemm.ops import cells, moe
-from tunedgemm.ops.moe import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
+from tunedgemm.ops import cells, moe, moe_formats, moe_words
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import make_inputs, shape_of
+from tunedgemm.ops.moe_words import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
@@ -40,13 +40,13 @@ _NOTHING = ("", "0", "nan", "none", "null")
 
 def _parse(row: Mapping[str, str]) -> Shape:
     dtype = cells.dtype(row, "dtype", DTYPES[0], DTYPES)
-    kind = moe.cell_word("q_type", row.get("q_type", ""), _QUANT_TEXTS)
+    kind = moe_words.cell_word("q_type", row.get("q_type", ""), _QUANT_TEXTS)
     q_dtypes = [cells.dtype(row, column, "", WEIGHT_DTYPES[kind]) for column in ("q_dtype_a", "q_dtype_w")]
     if q_dtypes[0] != q_dtypes[1] or (kind == "No" and q_dtypes[0] != dtype):
         dtypes = f"dtype {dtype}, q_dtype_a {q_dtypes[0]}, q_dtype_w {q_dtypes[1]}"
         raise ShapeError(f"both factors must have one dtype, for QuantType.No that of column 'dtype' (got {dtypes})")
     shape = Shape(
-        op=moe.NAME,
+        op=moe_words.NAME,
         m=cells.size(row, "token"),
         n=cells.size(row, "model_dim"),
         k=cells.size(row, "inter_dim"),
@@ -56,7 +56,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         extra={  # type: ignore[arg-type]
             "expert": cells.size(row, "expert"),
             "topk": cells.size(row, "topk"),
-            "act": moe.cell_word("act_type", row.get("act_type", ""), _ACT_TEXTS),
+            "act": moe_words.cell_word("act_type", row.get("act_type", ""), _ACT_TEXTS),
             "q_dtype_a": q_dtypes[0],
             "q_dtype_w": q_dtypes[1],
             "q_type": kind,
@@ -64,7 +64,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
             "doweight_stage1": cells.flag(row, "doweight_stage1"),
         },
     )
-    if wrong := moe.problem(shape):
+    if wrong := moe_words.problem(shape):
         raise ShapeError(wrong)
     return shape
 
@@ -154,7 +154,7 @@ def _bytes_moved(shape: Shape) -> int:
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):
         bits += high * wide * (4 if kind == "per_1x32" else dtype_bits(str(shape["q_dtype_w"])))
         expert_shape = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
-        bits += math.prod(moe.scale_shape(expert_shape, high, wide)) * (8 if kind == "per_1x32" else 32) if kind != "No" else 0
+        bits += math.prod(moe_formats.scale_shape(expert_shape, high, wide)) * (8 if kind == "per_1x32" else 32) if kind != "No" else 0
     tokens_bits = shape.n * (dtype_bits(shape.dtype) + dtype_bits(shape.outdtype)) + int(shape["topk"]) * 64
     return (hit * bits + shape.m * tokens_bits) // 8
 
@@ -226,7 +226,7 @@ def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: s
 _FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
 
 op = Op(
-    name=moe.NAME,
+    name=moe_words.NAME,
     operands=OPERANDS,
     weights=(1, 2, 5, 6),
     columns=Columns(

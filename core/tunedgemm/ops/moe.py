@@ -1,4 +1,4 @@
-"""Define a fused mixture of experts: AITER's words for it, and the reference.
+"""Define a fused mixture of experts: activations, routing and the reference.
 
 Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the
 quantisation of the hidden states and of the intermediate that its two stages do.
@@ -6,138 +6,19 @@ quantisation of the hidden states and of the intermediate that its two stages do
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import moe_formats
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-
-class ActivationType(enum.IntEnum):
-    """AITER's activations (csrc/include/aiter_enum.h) that are computed here."""
-
-    Silu = 0
-    Gelu = 1
-    Swiglu = 2
-
-
-class QuantType(enum.IntEnum):
-    """AITER's kinds of quantisation (csrc/include/aiter_enum.h) that are computed here.
-
-    ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements
-    of the activations.
-    """
-
-    No = 0
-    per_Tensor = 1
-    per_Token = 2
-    per_1x32 = 3
-    per_1x128 = 4
-    per_128x128 = 5
-
-
-NAME = "fmoe"
-#: Dtypes of the hidden states and of the output.
-DTYPES = ("bf16", "fp16")
-_BYTES = ("fp8_e4m3fn", "fp8_e4m3fnuz", "int8")
-#: the word of a kind in `Shape.extra` -> the dtypes that weights of this kind may have
-WEIGHT_DTYPES = {
-    "No": ("bf16", "fp16"),
-    "per_Tensor": _BYTES,
-    "per_Token": _BYTES,
-    "per_1x128": _BYTES[:2],
-    "per_1x32": ("fp4x2",),
-}
-#: the word of an activation in `Shape.extra` -> its member
-ACTIVATIONS = {member.name.lower(): member for member in ActivationType}
-
 #: Swiglu as AITER and gpt-oss define it: slope of the sigmoid, and bounds of both halves.
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-
-
-def act_word(value: Any) -> str:
-    """Return ``silu``, ``gelu`` or ``swiglu`` for a member of either enum, or its number.
-
-    The enums are `ActivationType` and AITER's.
-
-    Raises:
-        OperandError: another activation; the message lists those there are.
-    """
-    return _member(ActivationType, value).name.lower()
-
-
-def quant_word(value: Any) -> str:
-    """Return the name of a kind of quantisation: a member of `QuantType`, of AITER's enum, or a number.
-
-    It is ``No``, ``per_Tensor``, ``per_Token``, ``per_1x128`` or ``per_1x32``.
-
-    Raises:
-        OperandError: another kind; the message lists those there are.
-    """
-    member: enum.IntEnum = _member(QuantType, value)
-    return "per_1x128" if member is QuantType.per_128x128 else member.name
-
-
-def _member(kind: type[enum.IntEnum], value: Any) -> enum.IntEnum:
-    number = getattr(value, "value", value)
-    try:
-        return kind(int(number))
-    except (TypeError, ValueError):
-        members = ", ".join(f"{member.name} ({member.value})" for member in kind)
-        raise OperandError(f"fmoe: no {kind.__name__} {value!r} is computed here; known: {members}") from None
-
-
-def cell_word(column: str, text: str, words: dict[str, str]) -> str:
-    """Return the meaning of a table's text, looked up in a closed list.
-
-    Args:
-        words: the texts known, as AITER writes them, each with its meaning; the part before the dot
-            may be left out.
-
-    Raises:
-        ShapeError: another text; the message lists those known.
-    """
-    meaning = words.get(text) or {name.partition(".")[2]: word for name, word in words.items()}.get(text)
-    if meaning is None:
-        fault = f"has the unknown word {text[:60]!r}" if text else "is empty"
-        raise ShapeError(f"column {column!r} {fault}; known: {', '.join(words)}")
-    return meaning
-
-
-def problem(shape: Shape) -> str:
-    """Return why no operands could have a shape, or ""."""
-    experts, topk = int(shape["expert"]), int(shape["topk"])
-    if not 1 <= topk <= experts:
-        return f"topk must be in 1..expert (got topk={topk}, expert={experts})"
-    if shape["act"] == "swiglu" and not shape["g1u1"]:
-        return "swiglu needs gated weights: w1 [expert, 2 * inter_dim, model_dim], use_g1u1 1"
-    if shape["q_type"] == "per_1x32" and (shape.n % 32 or shape.k % 32):
-        return f"per_1x32 needs model_dim and inter_dim to be multiples of 32 (got {shape.n} and {shape.k})"
-    return ""
-
-
-def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
-    """Return the shape of the scales of weights [expert, rows, cols], () for none.
-
-    cols counts elements. mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of the rows of
-    all experts, padded to multiples of (256, 8).
-    """
-    experts, kind = int(shape["expert"]), shape["q_type"]
-    if kind == "per_1x32" and shape.layout != "row":
-        return -(-experts * rows // 256) * 256, -(-cols // 32 // 8) * 8
-    return {
-        "No": (),
-        "per_Tensor": (experts,),
-        "per_Token": (experts, rows, 1),
-        "per_1x128": (experts, -(-rows // 128), -(-cols // 128)),
-        "per_1x32": (experts, rows, cols // 32),
-    }[str(kind)]
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -156,63 +37,6 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
         return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
     gate = torch.nn.functional.silu(gate) if act == "silu" else torch.nn.functional.gelu(gate)
     return gate if up is None else gate * up
-
-
-def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Quantise activations [R, C] and convert them back to *dtype*, as a stage multiplies them.
-
-    Args:
-        scale: one value for per_Tensor, None to take the largest magnitude of all of x.
-    """
-    from tunedgemm.ops.formats import mxfp4, quant
-
-    kind = shape["q_type"]
-    if kind == "No" or x.numel() == 0:
-        return x.to(dtype)
-    x = x.float()
-    if kind == "per_1x32":
-        return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x), dtype)
-    q_dtype = torch_dtype(str(shape["q_dtype_a"]))
-    if kind == "per_1x128":
-        return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, 128))
-    if kind == "per_Token":
-        return quant.dequant_rows(*quant.pertoken_quant(x, quant_dtype=q_dtype), dtype)
-    return quant.dequant_rows(*quant.per_tensor_quant(x, scale, quant_dtype=q_dtype), dtype)
-
-
-def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
-    """Return the scales of weights [expert, rows, cols] in order as [expert, ...]; None without any."""
-    from tunedgemm.ops.formats.scales import unshuffle_scale
-
-    if scale is None:
-        return None
-    wanted = scale_shape(shape, rows, cols)
-    if shape["q_type"] == "per_1x32" and shape.layout != "row":
-        experts = int(shape["expert"])
-        return unshuffle_scale(scale.reshape(wanted), experts * rows, cols // 32).reshape(experts, rows, cols // 32)
-    return scale.reshape(wanted)
-
-
-def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Return one expert's matrix [rows, cols] in *dtype*, dequantised.
-
-    Args:
-        weight: [expert, rows, cols], plain (cols / 2 for fp4x2).
-        scale: as `plain_scale` gives it.
-    """
-    import torch
-
-    from tunedgemm.ops.formats import mxfp4, quant
-
-    kind = shape["q_type"]
-    if kind == "per_1x32":  # torch indexes no 4-bit tensors
-        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
-    matrix = weight[expert]
-    if scale is None:
-        return matrix.to(dtype)
-    if kind == "per_1x128":
-        return quant.dequant_blocks(matrix, scale[expert], dtype, (128, 128))
-    return quant.dequant_rows(matrix, scale[expert], dtype)
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -315,18 +139,18 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
         return out
     factors, hits = topk_weight.reshape(-1, 1).to(wide), list(routes(topk_ids, experts))
 
-    x = as_quantised(hidden, shape, a1_scale, wide)
+    x = moe_formats.as_quantised(hidden, shape, a1_scale, wide)
     middle = torch.zeros(shape.m * topk, inter, dtype=wide, device=hidden.device)
-    weight, scale = unshuffled(w1), plain_scale(w1_scale, shape, rows, shape.n)
+    weight, scale = unshuffled(w1), moe_formats.plain_scale(w1_scale, shape, rows, shape.n)
     for expert, pairs in hits:
-        product = exact_product(x[pairs // topk], expert_weight(weight, scale, expert, shape, wide), wide)
+        product = exact_product(x[pairs // topk], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
         product = product * factors[pairs] if shape["doweight_stage1"] else product
         middle[pairs] = activated(product, shape)
 
-    middle = as_quantised(middle, shape, a2_scale, wide)
-    weight, scale = unshuffled(w2), plain_scale(w2_scale, shape, shape.n, inter)
+    middle = moe_formats.as_quantised(middle, shape, a2_scale, wide)
+    weight, scale = unshuffled(w2), moe_formats.plain_scale(w2_scale, shape, shape.n, inter)
     for expert, pairs in hits:
-        product = exact_product(middle[pairs], expert_weight(weight, scale, expert, shape, wide), wide)
+        product = exact_product(middle[pairs], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
         product = product if shape["doweight_stage1"] else product * factors[pairs]
         out.index_add_(0, pairs // topk, product)
     return out

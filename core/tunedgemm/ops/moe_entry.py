@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import moe
+from tunedgemm.ops import moe, moe_words
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Call, Serving
 
@@ -50,8 +50,8 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         topk_weight: torch.Tensor,
         topk_ids: torch.Tensor,
         expert_mask: torch.Tensor | None = None,
-        activation: Any = moe.ActivationType.Silu,
-        quant_type: Any = moe.QuantType.No,
+        activation: Any = moe_words.ActivationType.Silu,
+        quant_type: Any = moe_words.QuantType.No,
         doweight_stage1: bool = False,
         w1_scale: torch.Tensor | None = None,
         w2_scale: torch.Tensor | None = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import moe
+from tunedgemm.ops import moe_formats, moe_words
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.shape import Shape
 
@@ -20,8 +20,8 @@ _NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale
 def shape_of(
     *operands: Any,
     otype: torch.dtype | None = None,
-    activation: Any = moe.ActivationType.Silu,
-    quant_type: Any = moe.QuantType.No,
+    activation: Any = moe_words.ActivationType.Silu,
+    quant_type: Any = moe_words.QuantType.No,
     doweight_stage1: bool = False,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
@@ -34,20 +34,20 @@ def shape_of(
             raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
     hidden, w1, w2, topk_weight, topk_ids = operands[:5]
     w1_scale, w2_scale, a1_scale, a2_scale = (*operands[5:], *[None] * 4)[:4]
-    act, kind = moe.act_word(activation), moe.quant_word(quant_type)
+    act, kind = moe_words.act_word(activation), moe_words.quant_word(quant_type)
     experts, model_dim, inter, gated, q_dtype = _weights(hidden, w1, w2, kind)
     dtype = short_dtype(hidden.dtype)
     outdtype = dtype if otype is None else short_dtype(otype)
-    if outdtype not in moe.DTYPES:
+    if outdtype not in moe_words.DTYPES:
         raise OperandError(f"fmoe: the output must be torch.bfloat16 or torch.float16 (got {otype})")
     shape = Shape(
-        op=moe.NAME,
+        op=moe_words.NAME,
         m=hidden.shape[0],
         n=model_dim,
         k=inter,
         dtype=dtype,
         outdtype=outdtype,
-        layout=layout_of(moe.NAME, w1),
+        layout=layout_of(moe_words.NAME, w1),
         extra={  # type: ignore[arg-type]
             "expert": experts,
             "topk": _topk(hidden, topk_weight, topk_ids),
@@ -59,7 +59,7 @@ def shape_of(
             "doweight_stage1": bool(doweight_stage1),
         },
     )
-    if wrong := moe.problem(shape):
+    if wrong := moe_words.problem(shape):
         raise OperandError(f"fmoe: {wrong}")
     _check_scale("w1_scale", w1_scale, shape, (w1.shape[1], model_dim), hidden.device)
     _check_scale("w2_scale", w2_scale, shape, (model_dim, inter), hidden.device)
@@ -76,15 +76,15 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
     operands = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
     if hidden.dim() != 2 or w1.dim() != 3 or w2.dim() != 3:
         raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({operands})")
-    if str(hidden.dtype) not in map(table_text, moe.DTYPES):
+    if str(hidden.dtype) not in map(table_text, moe_words.DTYPES):
         raise OperandError(f"fmoe: hidden must be torch.bfloat16 or torch.float16; the op quantises it itself ({operands})")
-    allowed = (short_dtype(hidden.dtype),) if kind == "No" else moe.WEIGHT_DTYPES[kind]
+    allowed = (short_dtype(hidden.dtype),) if kind == "No" else moe_words.WEIGHT_DTYPES[kind]
     texts = [*map(table_text, allowed), *(["torch.uint8"] if kind == "per_1x32" else [])]
     if w1.dtype != w2.dtype or str(w1.dtype) not in texts:
         raise OperandError(f"fmoe: with QuantType.{kind} w1 and w2 must both be {' or '.join(texts)} ({operands})")
     if w1.device != hidden.device or w2.device != hidden.device:
         raise OperandError(f"fmoe: hidden is on {hidden.device}, w1 on {w1.device} and w2 on {w2.device}")
-    layouts = [layout_of(moe.NAME, weight) for weight in (w1, w2)]
+    layouts = [layout_of(moe_words.NAME, weight) for weight in (w1, w2)]
     if layouts[0] != layouts[1]:
         raise OperandError(f"fmoe: w1 and w2 must lie alike (got layouts {layouts[0]} and {layouts[1]}); see shuffle_weight")
     packed = 2 if kind == "per_1x32" else 1
@@ -121,7 +121,7 @@ def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tup
     It may be missing, superfluous, or of another shape, dtype or device.
     """
     kind, experts, (rows, cols) = str(shape["q_type"]), int(shape["expert"]), sizes
-    wanted = moe.scale_shape(shape, rows, cols)
+    wanted = moe_formats.scale_shape(shape, rows, cols)
     allowed = {
         "No": [],
         "per_Tensor": [wanted, (experts, 1), (experts, 1, 1)],
@@ -229,7 +229,7 @@ def _experts(
     scale = torch.stack([scale.view(torch.uint8) for scale in scales]).view(scales[0].dtype)
     if kind == "per_1x32" and shape.layout != "row":
         return typed, shuffle_scale(scale.reshape(-1, scale.shape[-1]))
-    return typed, scale.reshape(moe.scale_shape(shape, *sizes))
+    return typed, scale.reshape(moe_formats.scale_shape(shape, *sizes))
 
 
 def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:

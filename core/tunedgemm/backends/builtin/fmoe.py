@@ -4,9 +4,10 @@ The first product is gated and an activation follows it. Launcher operands: hidd
 w1 [E, 2 * I or I, D] and w2 [E, D, I] (last dimension halved for fp4x2); topk_weight and topk_ids
 [T, topk]; then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent.
 
-The op defines each stage's quantisation and activation (`tunedgemm.ops.moe`); pairs with an id
-outside the experts add nothing. Products are of dequantised operands, in the dtype of the hidden
-states, or float32 on a CPU. They accumulate in float32.
+The op defines the activation (`tunedgemm.ops.moe`) and each stage's quantisation
+(`tunedgemm.ops.moe_formats`). Pairs with an id outside the experts add nothing. Products are of
+dequantised operands, in the dtype of the hidden states, or float32 on a CPU. They accumulate in
+float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tunedgemm.backends.builtin.product import aligned, capability
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops import moe
+from tunedgemm.ops import moe, moe_formats
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _Call:
 
     def matrix(self, stage: int, expert: int) -> torch.Tensor:
         """Return one expert's matrix [rows, cols]."""
-        return moe.expert_weight(self.weights[stage], self.scales[stage], expert, self.shape, self.dtype)
+        return moe_formats.expert_weight(self.weights[stage], self.scales[stage], expert, self.shape, self.dtype)
 
     def matrices(self, stage: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
         """Return [experts, rows, cols] of the *chosen* experts, by their indices on the device, or of all."""
@@ -90,7 +91,7 @@ class _Call:
 
     def quantised(self, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         """Quantise and dequantise the input of a stage."""
-        return moe.as_quantised(x, self.shape, scale, self.dtype)
+        return moe_formats.as_quantised(x, self.shape, scale, self.dtype)
 
     def step(self, stage: int) -> int:
         """Return how many matrices are gathered at a time."""
@@ -130,7 +131,7 @@ def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]
         ids = torch.where((ids >= 0) & (ids < experts), ids, experts)
         hit = (ids < experts).unsqueeze(1)
         factors = topk_weight.reshape(-1, 1).float()
-        in_order = (moe.plain_scale(w1_scale, shape, *first), moe.plain_scale(w2_scale, shape, *second))
+        in_order = (moe_formats.plain_scale(w1_scale, shape, *first), moe_formats.plain_scale(w2_scale, shape, *second))
         stage = stage_of(_Call(shape, inner, ids, (w1, w2), in_order))
 
         middle = stage(hidden, a1_scale, 0).float()

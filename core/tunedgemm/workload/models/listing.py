@@ -9,7 +9,7 @@ import attrs
 from tunedgemm.dtype import table_text
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.moe import ACTIVATIONS
+from tunedgemm.ops.moe_words import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
