@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import commands, main
+from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SHAPES = "M,N,K\n1,64,128\n5,64,128\n"
+#: flags of a short run
+QUICK = ("--libtype", "torch", "--device", "cpu", "--iters", "2", "--seconds", "0.1")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -166,7 +169,7 @@ def test_users_mistakes_are_one_line_without_a_traceback(
         (b"M,N,K\n1,64,99999999999999\n", "in.csv:2"),
         (b"M,N,K\n1,64,banana\n", "in.csv:2"),
         (b"M,N,K,bias\n1,64,128,perhaps\n", "bias"),
-        (b"gfx,cu_num,M,N,K,libtype,us\ngfx942,304,1,64,128,asm,2.5\n", "a tuned table, not a list of shapes"),
+        (b"gfx,cu_num,M,N,K,libtype,us\ngfx942,304,1,64,-1,asm,2.5\n", "in.csv:2"),
     ],
     ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag", "tuned"],
 )
@@ -180,6 +183,34 @@ def test_bad_input_files_name_the_fault(tmp_path: Path, content: bytes, message:
     assert code == 2
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_bad_line_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The other shapes of -i are tuned, the line is named with its reason, and the exit code is 1."""
+    path, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    path.write_text("M,N,K\n1,64,32\n1,64,banana\n2,64,32\n")
+
+    code, text, _ = run(capsys, "tune", "-i", str(path), "-o", str(out), *QUICK)
+
+    assert code == 1
+    assert f"left out: {path}:3: column 'K' must be a whole number" in caplog.text
+    assert "2 tuned, 0 failed, 1 line of the input left out" in text
+    assert [row.shape.m for row in read_rows(out, op_named("a16w16"))[0]] == [1, 2]
+
+
+def test_a_tuned_table_is_tuned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --all and one file for -i and -o, this device's rows are replaced and all others stay."""
+    path, here = tmp_path / "t.csv", device_of(-1)
+    path.write_text(
+        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
+        "gfx942,304,4,64,32,False,torch.bfloat16,torch.bfloat16,False,False,hipblaslt,7,0,2.5,Cijk,0.0,1.0,1.0\n"
+        f"{here.gfx},{here.cu_num},8,64,32,False,torch.bfloat16,torch.bfloat16,False,False,asm,0,0,99999.0,gone,0.0,1.0,1.0\n"
+    )
+    code, text, _ = run(capsys, "tune", "-i", str(path), "-o", str(path), "--all", *QUICK)
+
+    assert code == 0 and "1 tuned, 0 failed, 1 of other devices left" in text
+    rows = {row.shape.m: row for row in read_rows(path, op_named("a16w16"))[0]}
+    assert (rows[4].solution.libtype, rows[8].solution.libtype) == ("hipblaslt", "torch") and rows[8].us < 99999
 
 
 def test_every_command_has_help_and_the_module_runs() -> None:

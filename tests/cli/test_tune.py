@@ -150,7 +150,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
     def planted(failed: bool) -> list[Any]:
         asked: list[Any] = []
-        result = types.SimpleNamespace(failed=failed)
+        result = types.SimpleNamespace(failed=failed, left_out=())
 
         def run_config(op, source, table, options, *, progress):
             asked.append((op, source, table, options))

@@ -14,13 +14,14 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.untuned import Untuned
 from tunedgemm.tuner.plan import groups, plan, requested
 from tunedgemm.tuner.trial import Options, Task
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200", 1)
 SHAPES = [Shape("a16w16", m, n, k) for n, k in ((1280, 8192), (8192, 1024), (7168, 8192)) for m in (1, 64, 4096)]
-LISTED = [(shape, 1) for shape in SHAPES]
+LISTED = [Untuned(shape) for shape in SHAPES]
 
 
 def row(shape: Shape, name: str = "good", libver: str = "3", **fields) -> Row:
@@ -43,7 +44,7 @@ def test_tuned_shapes_are_skipped_and_duplicates_folded(table: Path) -> None:
     """
     empty = Shape("a16w16", 0, 64, 64)
 
-    planned = plan(OP, [*LISTED, (SHAPES[8], 6), (empty, 1)], table, H200, Options())
+    planned = plan(OP, [*LISTED, Untuned(SHAPES[8], 6), Untuned(empty)], table, H200, Options())
 
     assert {task.shape for task in planned.tasks} == set(SHAPES[2:])
     assert {task.shape: task.count for task in planned.tasks}[SHAPES[8]] == 7
@@ -135,10 +136,45 @@ def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_pa
     listed = tmp_path / "untuned.csv"
     listed.write_text("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count\n1,1280,8192,False,bf16,bf16,False,False,3\n")
 
-    assert requested(OP, None, table) == [(SHAPES[0], 1), (SHAPES[4], 1)]
-    assert requested(OP, listed, table) == [(SHAPES[0], 3)]
+    assert requested(OP, None, table).shapes == (Untuned(SHAPES[0]), Untuned(SHAPES[4]))
+    assert requested(OP, listed, table).shapes == (Untuned(SHAPES[0], 3),)
     with pytest.raises(TableError, match="AITER_TUNE_GEMM=1"):
         requested(OP, None)
+
+
+def test_a_tuned_table_is_a_list_of_shapes(table: Path) -> None:
+    """Each shape of a table's rows is requested, with the row's device; rows for any M are not."""
+    write_rows(table, OP, [row(SHAPES[0]), row(SHAPES[0], gfx="gfx942", cu_num=304), row(attrs.evolve(SHAPES[0], m=0))])
+
+    assert requested(OP, table).shapes == (
+        Untuned(SHAPES[0], cu_num=H200.cu_num, gfx=H200.gfx), Untuned(SHAPES[0], cu_num=304, gfx="gfx942")
+    )  # fmt: skip
+
+
+def test_all_leaves_lines_of_other_devices(table: Path) -> None:
+    """With --all, a line that names another gfx or cu_num is not tuned, as in AITER; without, it is."""
+    here, there = Untuned(SHAPES[3], cu_num=132), Untuned(SHAPES[4], cu_num=304)
+    lines = [here, there, Untuned(SHAPES[5], cu_num=132, gfx="gfx942"), Untuned(SHAPES[6], cu_num=132, gfx="sm_90"), Untuned(SHAPES[7])]
+
+    planned = plan(OP, lines, table, H200, Options(all=True))
+
+    assert {task.shape for task in planned.tasks} == {SHAPES[3], SHAPES[6], SHAPES[7]}
+    assert set(planned.elsewhere) == {SHAPES[4], SHAPES[5]}
+    assert {task.shape for task in plan(OP, lines, table, H200, Options()).tasks} == set(SHAPES[3:8])
+
+
+def test_lines_that_are_not_shapes_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other shapes of the file remain; a warning names the lines and the reason, once."""
+    path = tmp_path / "in.csv"
+    path.write_text("M,N,K,dtype\n1,1280,8192,bf16\n1,1280,8192,bf17\n2,1280,8192,bf17\nx,1280,8192,\n64,1280,8192,\n")
+
+    found = requested(OP, path)
+
+    assert found.shapes == tuple(map(Untuned, SHAPES[:2]))
+    assert [problem.line for problem in found.left_out] == [3, 4, 5]
+    assert [record.getMessage().partition(": u")[0].partition(": c")[0] for record in caplog.records] == [
+        f"left out: {path}:3-4", f"left out: {path}:5"
+    ]  # fmt: skip
 
 
 def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
@@ -146,16 +182,16 @@ def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
 
     With --stale they are obeyed like a list that is given.
     """
-    assert requested(OP, {SHAPES[0]: 61, SHAPES[1]: 3}) == [(SHAPES[0], 61), (SHAPES[1], 3)]
-    assert requested(OP, iter(SHAPES[:2])) == [(SHAPES[0], 1), (SHAPES[1], 1)]
-    assert requested(OP, {SHAPES[5]: 2}, table) == [(SHAPES[5], 2)]
+    assert requested(OP, {SHAPES[0]: 61, SHAPES[1]: 3}).shapes == (Untuned(SHAPES[0], 61), Untuned(SHAPES[1], 3))
+    assert requested(OP, iter(SHAPES[:2])).shapes == (Untuned(SHAPES[0]), Untuned(SHAPES[1]))
+    assert requested(OP, {SHAPES[5]: 2}, table).shapes == (Untuned(SHAPES[5], 2),)
     with pytest.raises(TableError, match="--stale"):
         requested(OP, {SHAPES[0]: 1}, table.parent / "absent.csv")
 
 
 def test_a_budget_is_spent_on_the_costliest_shapes_first(tmp_path: Path) -> None:
     """Ordered by count x the larger of memory and arithmetic time; without a budget by that time."""
-    listed = [(SHAPES[0], 1), (SHAPES[8], 1), (SHAPES[6], 100), (SHAPES[3], 1)]
+    listed = [Untuned(SHAPES[0]), Untuned(SHAPES[8]), Untuned(SHAPES[6], 100), Untuned(SHAPES[3])]
 
     costly = plan(OP, listed, tmp_path / "t.csv", H200, Options(budget=60.0)).tasks
 

@@ -232,7 +232,6 @@ def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
     from tunedgemm.cli.flags import default, listed, model_of, overrides_of
     from tunedgemm.ops import op_named
-    from tunedgemm.table.untuned import Untuned
     from tunedgemm.tuner.plan import requested
     from tunedgemm.workload.lists import override_shapes
 
@@ -252,8 +251,8 @@ def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
     if overrides is None:
         return [_TuneRequest(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)
-    rows = [Untuned(shape, count) for shape, count in requested(op, source)]
-    return [_TuneRequest(name, {row.shape: row.calls for row in override_shapes(op, rows, overrides)})]
+    request = requested(op, source)
+    return [_TuneRequest(name, attrs.evolve(request, shapes=override_shapes(op, request.shapes, overrides)))]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -293,7 +292,7 @@ def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
             print(f"not tuned: captured shapes of {', '.join(others)}; name one with --op")
-    return 1 if report.failed or report.lost else 0
+    return 1 if report.failed or report.lost or report.left_out else 0
 
 
 def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
@@ -308,7 +307,7 @@ def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Opti
         )
     with _tolerate_closed_output():
         print_compared(compared, console())
-    return 1 if compared.failed else 0
+    return 1 if compared.failed or compared.left_out else 0
 
 
 def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
@@ -325,7 +324,7 @@ def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: O
     checked = run_config(request.op, request.source, table, options, progress=print_served)
     with _tolerate_closed_output():
         print_checked(checked, console())
-    return 1 if checked.failed else 0
+    return 1 if checked.failed or checked.left_out else 0
 
 
 @contextlib.contextmanager

@@ -21,6 +21,9 @@ SYNONYMS = {
 #: layer names
 UNTUNED_EXTRA = ("count", "graph", "layer")
 
+#: columns of AITER's device, which a list of shapes may have, too: ``--all`` compares them
+DEVICE = ("gfx", "cu_num")
+
 #: key columns that AITER's older files lack; the op's parser has their defaults
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle", "x_dtype")
 
@@ -66,7 +69,7 @@ def is_tuned(columns: Iterable[str]) -> bool:
 def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
     """Tell whether a file has AITER's columns in AITER's order, whatever follows them."""
     if not is_tuned(columns):
-        return list(columns) == list(op.columns.key)
+        return [column for column in columns if column not in DEVICE] == list(op.columns.key)
     aiters = ["cu_num", *op.columns.key, *op.columns.values]
     return [column for column in columns if column != "gfx"][: len(aiters)] == aiters
 

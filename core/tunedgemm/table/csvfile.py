@@ -11,6 +11,7 @@ import attrs
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.table.columns import (
+    DEVICE,
     SYNONYMS,
     UNTUNED_EXTRA,
     appended,
@@ -50,6 +51,7 @@ __all__ = [
     "fold",
     "infer_op",
     "key_shape",
+    "problem_lines",
     "read_rows",
     "read_tuned",
     "rows_of_sheet",
@@ -68,6 +70,24 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """Format problems, those with one reason as one text: ``file:2-4,9: reason``."""
+    grouped: dict[tuple[Path, str], list[int]] = {}
+    for problem in problems:
+        grouped.setdefault((problem.path, problem.reason), []).append(problem.line)
+    return [f"{path}:{_ranges(lines)}: {reason}" for (path, reason), lines in grouped.items()]
+
+
+def _ranges(lines: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1][1:] = [line]
+        else:
+            runs.append([line])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 @attrs.frozen
@@ -242,7 +262,7 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     if not is_tuned(sheet.columns):
         twin = f" and {op.columns.untuned_file} the list of shapes to tune"
         lacks = f"it lacks the column {', '.join(map(repr, measures(op)))}"
-        if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
+        if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA, *DEVICE}:
             raise TableError(f"{path}: a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
     needed = [column for column in measures(op) if column != own["us"] or "tflops" not in sheet.columns]
     require_columns(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])

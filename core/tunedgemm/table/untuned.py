@@ -10,9 +10,9 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
-from tunedgemm.table.columns import UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes
-from tunedgemm.table.csvfile import Problem, refuse_other_separators, require_columns
-from tunedgemm.table.row import blank, one_line, own_cell, reason, shape_of, whole_number
+from tunedgemm.table.columns import DEVICE, UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes
+from tunedgemm.table.csvfile import Problem, read_tuned, refuse_other_separators, require_columns
+from tunedgemm.table.row import UNUSED, blank, key_of, one_line, own_cell, reason, shape_of, whole_number
 from tunedgemm.table.sheet import Record, Sheet, locked, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -32,12 +32,15 @@ class Untuned:
         count: eager calls.
         graph: calls recorded into graphs, each of which runs at every replay of its graph.
         layer: names of the layers with this shape; "" where unknown.
+        cu_num, gfx: the device that the line names; 0 for any, "" for any with these compute units.
     """
 
     shape: Shape
     count: int = 1
     graph: int = 0
     layer: str = attrs.field(default="", validator=one_line)
+    cu_num: int = 0
+    gfx: str = ""
 
     @property
     def calls(self) -> int:
@@ -62,8 +65,10 @@ def untuned_of(record: Record, op: Op) -> Untuned:
     Raises:
         UserError: the line is not a shape that can be tuned.
     """
-    count, graph = whole_number(record.cells, "count", 1), whole_number(record.cells, "graph", 0)
-    untuned = Untuned(shape_of(record, op), count, graph, own_cell(record.cells, "layer"))
+    cells = record.cells
+    count, graph, cu_num = whole_number(cells, "count", 1), whole_number(cells, "graph", 0), whole_number(cells, "cu_num", 0)
+    gfx = own_cell(cells, "gfx").lower() if cu_num else ""  # as AITER, which reads gfx with cu_num alone
+    untuned = Untuned(shape_of(record, op), count, graph, own_cell(cells, "layer"), cu_num, gfx)
     if untuned.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
     for column, number in (("count", untuned.count), ("graph", untuned.graph)):
@@ -78,6 +83,7 @@ def record_of_untuned(untuned: Untuned, op: Op) -> Record:
     """Format a shape to tune as texts: the op's key, its other columns that hold a value, and its counts."""
     cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
     cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
+    cells |= {"gfx": untuned.gfx, "cu_num": str(untuned.cu_num)} if untuned.cu_num else {}
     return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})
 
 
@@ -107,10 +113,24 @@ def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
     return shapes, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
 
 
+def read_shapes(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+    """Read the shapes of a list as `read_listed` does, or those of a tuned table's rows.
+
+    A table's rows for any M, and AITER's tagged rows, are no shapes of a workload and left out.
+
+    Raises:
+        TableError: the file cannot be read, or is another op's.
+    """
+    if not is_tuned(read_sheet(path, whole=False).columns):
+        return read_listed(path, op)
+    sought = (record for record in read_tuned(path, op).records if record.cells.get(UNUSED[0]) != UNUSED[1])
+    return _merged(path, op, [record for record in sought if (key := key_of(record, op)) is None or key[-1].m])
+
+
 def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
     """Return the shapes of a sheet, merged, and the lines that are not shapes."""
     refuse_other_separators(path, sheet.columns)
-    allowed = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
+    allowed = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA, *DEVICE)))
     unknown = [column for column in sheet.columns if column not in allowed]
     if is_tuned(unknown):
         raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(allowed)}")
@@ -120,9 +140,14 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
             f"{other_ops_hint(op, sheet.columns)}"
         )
     require_columns(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
-    folded: dict[Shape, Untuned] = {}
+    return _merged(path, op, sheet.records)
+
+
+def _merged(path: Path, op: Op, records: Iterable[Record]) -> tuple[list[Untuned], list[Problem]]:
+    """Return the shapes of lines, one for each shape and device, and the lines that are not shapes."""
+    folded: dict[tuple[Shape, int, str], Untuned] = {}
     problems: list[Problem] = []
-    for record in sheet.records:
+    for record in records:
         if blank(record):
             continue
         try:
@@ -130,9 +155,10 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue
-        earlier = folded.get(line.shape)
+        key = (line.shape, line.cu_num, line.gfx)
+        earlier = folded.get(key)
         calls = (line.count, line.graph) if earlier is None else (earlier.count + line.count, earlier.graph + line.graph)
-        folded[line.shape] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
+        folded[key] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
     return list(folded.values()), problems
 
 
@@ -140,7 +166,7 @@ def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
     """Format a list of shapes to tune as a CSV, in their order; an empty column is left out."""
     records = [record_of_untuned(row, op) for row in rows]
     filled = {column for record in records for column in record.cells}
-    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in filled)], records).text()
+    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA, *DEVICE) if column in filled)], records).text()
 
 
 def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:

@@ -22,7 +22,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.folders import tuned_path
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import AnyDeviceTuner, WorkerGroup, device_tuners, work
-from tunedgemm.tuner.plan import Source, groups, plan, requested
+from tunedgemm.tuner.plan import Requested, Source, groups, plan, requested
 from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
@@ -98,14 +98,16 @@ class _Run:
     _outcomes: list[Outcome] = attrs.field(factory=list, init=False)
     _started: float = attrs.field(factory=time.monotonic, init=False)
 
-    def report(self, listed: Sequence[tuple[Shape, int]], output: Path) -> Report:
+    def report(self, listed: Requested, output: Path) -> Report:
         """Plan for each kind of device, tune on its devices, store the results."""
         skipped: list[Shape] = []
+        elsewhere: list[Shape] = []
         planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
         for device, tuners in self._kinds().items():
             self.store.use(device, tuners[0].versions)
-            kind_plan = plan(self.op, listed, output, device, self.options, tuners[0].versions)
+            kind_plan = plan(self.op, listed.shapes, output, device, self.options, tuners[0].versions)
             skipped += kind_plan.skipped
+            elsewhere += kind_plan.elsewhere
             planned.append((tuners, list(kind_plan.tasks)))
         places = tuple(tuner.place for tuner in self.tuners)
         self.progress(None, Planned(tuple(task for _, tasks in planned for task in tasks), tuple(skipped), places, output))
@@ -118,7 +120,7 @@ class _Run:
         spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
         left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
-        return Report(places, output, tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins))
+        return Report(places, output, tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins), tuple(elsewhere), listed.left_out)
 
     def _kinds(self) -> dict[Device, list[AnyDeviceTuner]]:
         """Return the device tuners by kind of device: a result holds for all devices of its kind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +14,14 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import Row, key_shape, read_rows
+from tunedgemm.table.csvfile import Problem, Row, key_shape, problem_lines, read_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.sheet import present
-from tunedgemm.table.untuned import read_untuned
+from tunedgemm.table.untuned import Untuned, read_shapes
 from tunedgemm.tuner.roofline import cost
 from tunedgemm.tuner.trial import Options, Task
+
+_log = logging.getLogger("tunedgemm")
 
 
 @attrs.frozen
@@ -26,18 +29,28 @@ class Plan:
     """The shapes to tune, in order, and those to skip.
 
     Skipped are empty shapes and tuned ones; with ``--stale``, those whose row is not stale.
+    Elsewhere are those whose lines name another device, with ``--all``.
     """
 
     tasks: tuple[Task, ...]
     skipped: tuple[Shape, ...]
+    elsewhere: tuple[Shape, ...] = ()
 
 
-#: Sources of shapes: an untuned CSV, shapes with their counts, shapes alone; None is the captured
-#: file.
-Source = Path | Mapping[Shape, int] | Iterable[Shape] | None
+@attrs.frozen
+class Requested:
+    """The shapes to tune, and the lines of their file that are not shapes."""
+
+    shapes: tuple[Untuned, ...]
+    left_out: tuple[Problem, ...] = ()
 
 
-def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[Shape, int]]:
+#: Sources of shapes: an untuned or tuned CSV, shapes with their counts, shapes alone, or a list
+#: that was read; None is the captured file.
+Source = Path | Mapping[Shape, int] | Iterable[Shape] | Requested | None
+
+
+def requested(op: Op, source: Source, stale: Path | None = None) -> Requested:
     """Return the shapes of a source with their counts.
 
     Args:
@@ -47,23 +60,37 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[S
             the request.
 
     Raises:
-        TableError: the file is missing, or does not list shapes of this op.
+        TableError: the file is missing, or has no shape of this op.
     """
     if stale is not None and not present(stale):
         raise TableError(f"--stale: {stale} does not exist; leave --stale out, or name the table with -o")
+    if isinstance(source, Requested):
+        return source
     if isinstance(source, Mapping):
-        return list(source.items())
+        return Requested(tuple(Untuned(shape, count) for shape, count in source.items()))
     if source is not None and not isinstance(source, Path):
-        return [(shape, 1) for shape in source]
+        return Requested(tuple(map(Untuned, source)))
     path = source or untuned_path(op)
-    captured = {untuned.shape: untuned.calls for untuned in read_untuned(path, op)} if source or present(path) else {}
+    shapes, problems = _read(path, op) if source or present(path) else ([], [])
     if source is None and stale is not None:
-        rows = read_rows(stale, op)[0]
-        return [(shape, captured.get(shape, 1)) for shape in dict.fromkeys(row.shape for row in rows if row.shape.m)]
+        captured = {untuned.shape: untuned for untuned in shapes}
+        rows = dict.fromkeys(row.shape for row in read_rows(stale, op)[0] if row.shape.m)
+        return Requested(tuple(captured.get(shape, Untuned(shape)) for shape in rows), tuple(problems))
     if source is None and not present(path):
         others = f"; shapes of {others} are captured: name one with --op" if (others := ", ".join(captured_ops(op))) else ""
         raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i{others}")
-    return list(captured.items())
+    return Requested(tuple(shapes), tuple(problems))
+
+
+def _read(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+    """Return the shapes of a file; warn of lines that are not shapes, and raise if no line is one."""
+    shapes, problems = read_shapes(path, op)
+    lines = problem_lines(problems)
+    if lines and not shapes:
+        raise TableError("; ".join(lines))
+    for line in lines:
+        _log.warning("left out: %s", line)
+    return shapes, problems
 
 
 def captured_ops(op: Op) -> list[str]:
@@ -73,7 +100,7 @@ def captured_ops(op: Op) -> list[str]:
 
 def plan(
     op: Op,
-    listed: Iterable[tuple[Shape, int]],
+    listed: Iterable[Untuned],
     output: Path,
     device: Device,
     options: Options,
@@ -85,19 +112,23 @@ def plan(
 
     Args:
         op: the op to tune.
-        listed: shapes and their counts in the workload.
+        listed: shapes, their counts in the workload, and the devices that their lines name.
         output: the tuned CSV; it need not exist.
         device: rows of this device count as tuned.
-        options: read are ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and
-            ``batch_invariant`` (rows for any M count then).
+        options: read are ``all`` (which leaves lines of other devices), ``stale``, ``shard``,
+            ``budget``, ``whole`` and ``batch_invariant`` (rows for any M count then).
         libvers: library version of each libtype; read with ``stale``.
 
     Raises:
         TableError: the output exists and cannot be read.
     """
     counts: dict[Shape, int] = {}
-    for shape, count in listed:
-        counts[shape] = counts.get(shape, 0) + count
+    elsewhere: dict[Shape, None] = {}
+    for line in listed:
+        if options.all and line.cu_num and (line.cu_num, line.gfx or device.gfx) != (device.cu_num, device.gfx):
+            elsewhere[line.shape] = None
+        else:
+            counts[line.shape] = counts.get(line.shape, 0) + line.calls
     rows = _rows_of(op, output, device)
     tasks, skipped = [], []
     for shape in _share(sorted(counts, key=_by_sizes), options):
@@ -109,7 +140,7 @@ def plan(
         else:
             skipped.append(shape)
     tasks = _costliest_first(op, tasks, device, options)
-    return Plan(tuple(tasks), tuple(skipped))
+    return Plan(tuple(tasks), tuple(skipped), tuple(shape for shape in elsewhere if shape not in counts))
 
 
 def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:

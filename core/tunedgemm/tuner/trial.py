@@ -14,6 +14,7 @@ from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Problem
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 
@@ -273,6 +274,8 @@ class Report:
         skipped: shapes that the table had already, or that are empty.
         unbegun: shapes beyond the budget. lost: shapes left without a working device.
         pins: with ``--batch-invariant``, the rows with M = 0.
+        elsewhere: with ``--all``, shapes whose lines name another device.
+        left_out: lines of the input that are not shapes.
     """
 
     places: tuple[Place, ...]
@@ -282,6 +285,8 @@ class Report:
     unbegun: tuple[Shape, ...] = ()
     lost: tuple[Shape, ...] = ()
     pins: tuple[Timing, ...] = ()
+    elsewhere: tuple[Shape, ...] = ()
+    left_out: tuple[Problem, ...] = ()
 
     @property
     def failed(self) -> Sequence[Outcome]:

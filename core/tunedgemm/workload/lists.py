@@ -96,7 +96,7 @@ def override_shapes(op: Op, rows: Iterable[Untuned], overrides: ShapeOverrides) 
         UserError: the op has no such column, or cannot have the dtype.
     """
     cells_set = _overridden_columns(op, overrides)
-    folded: dict[Shape, Untuned] = {}
+    folded: dict[tuple[Shape, int, str], Untuned] = {}
     for row in rows:
         cells = {column: text for column, text in op.columns.format(row.shape).items() if text} | cells_set
         for bias in ({"bias": "False"}, {"bias": "True"}) if overrides.all_bias else ({},):
@@ -105,7 +105,8 @@ def override_shapes(op: Op, rows: Iterable[Untuned], overrides: ShapeOverrides) 
             except UserError as error:
                 stated = ", ".join(f"{column}={text}" for column, text in cells_set.items())
                 raise UserError(f"{op.name} cannot have {stated}: {error}; choose another op with --op") from None
-            folded[shape] = folded[shape].joined(row) if shape in folded else attrs.evolve(row, shape=shape)
+            key = (shape, row.cu_num, row.gfx)
+            folded[key] = folded[key].joined(row) if key in folded else attrs.evolve(row, shape=shape)
     return tuple(folded.values())
 
 

@@ -30,7 +30,7 @@ from tunedgemm.table.folders import tuned_path
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import locked, present, replace_text
 from tunedgemm.tuner import tune
-from tunedgemm.tuner.plan import Source, requested
+from tunedgemm.tuner.plan import Requested, Source, requested
 from tunedgemm.tuner.trial import Event, Options, Place, Report, Step, Task
 
 _log = logging.getLogger("tunedgemm")
@@ -65,7 +65,8 @@ def run_config(
     family = op_named(op)
     _local(options, "--run_config")
     rows, problems = read_rows(table, family) if table else ([], [])
-    listed = [] if table else [shape for shape, _ in requested(family, source)]
+    request = Requested(()) if table else requested(family, source)
+    listed = [untuned.shape for untuned in request.shapes]
     with measuring(op, [Side("now", only=table)], options, table_only=table is not None) as ask:
         device = ask.begin().device
         notes = tuple(map(str, problems))
@@ -81,7 +82,7 @@ def run_config(
             served.append(ask.served(shape))
             if progress is not None:
                 progress(served[-1])
-    return Checked(op, device, table, tuple(served), notes)
+    return Checked(op, device, table, tuple(served), notes, request.left_out)
 
 
 def compare(
@@ -112,14 +113,13 @@ def compare(
     family = op_named(op)
     output = output or tuned_path(family)
     _comparable(options, min_improvement_pct)
-    if source is not None and not isinstance(source, Path):
-        source = dict(requested(family, source))  # it is iterated twice
-    counts = {key_shape(shape): count for shape, count in requested(family, source, output if options.stale else None)}
+    request = requested(family, source, output if options.stale else None)
+    counts = {key_shape(untuned.shape): untuned.calls for untuned in request.shapes}
     folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}"
     with _lock_candidate_folder(folder, output):
         base, candidate = _copy_table(output, folder / output.name, family)
         _log.info("candidate table: %s", candidate)
-        report = tune(op, source, candidate, options, progress=progress)
+        report = tune(op, request, candidate, options, progress=progress)
         after = folder / f"{output.stem}.after.csv"
         with measuring(op, [Side("before", swap=(output, output)), Side("after", swap=(output, after))], options) as ask:
             fresh = _rows_to_replace(family, candidate, base, report, ask.begin().device)
@@ -133,8 +133,9 @@ def compare(
         text = folder / f"{output.stem}.compare.txt"
         skipped = tuple(shape for shape in report.skipped if key_shape(shape) not in fresh)
         compared = Compared(
-            device, output, candidate, text, changes, failed, skipped, report.unbegun, report.lost, min_improvement_pct, update
-        )
+            device, output, candidate, text, changes, failed, skipped, report.unbegun, report.lost, min_improvement_pct, update,
+            report.left_out,
+        )  # fmt: skip
         _write(compared)
     return compared
 

@@ -11,6 +11,7 @@ from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.lookup import Match
 from tunedgemm.table.untuned import Untuned, untuned_text
 
@@ -64,6 +65,7 @@ class Checked:
         table: the file whose rows were checked; None for the configured tables.
         served: a result for each shape.
         notes: unreadable lines of the table, and rows of other devices.
+        left_out: lines of the input that are not shapes.
     """
 
     op: str
@@ -71,6 +73,7 @@ class Checked:
     table: Path | None
     served: tuple[Served, ...]
     notes: tuple[str, ...] = ()
+    left_out: tuple[Problem, ...] = ()
 
     @property
     def failed(self) -> Sequence[Served]:
@@ -134,6 +137,7 @@ class Compared:
         lost: shapes without a working device.
         least: the smallest improvement in percent that replaces a row.
         update: whether to replace rows.
+        left_out: lines of the input that are not shapes.
     """
 
     device: Device
@@ -147,6 +151,7 @@ class Compared:
     lost: tuple[Shape, ...] = ()
     least: float = 3.0
     update: bool = False
+    left_out: tuple[Problem, ...] = ()
 
     @property
     def failed(self) -> Sequence[Shape]:
