@@ -177,6 +177,19 @@ def test_rows_come_before_heuristics_and_torch_is_last():
     assert [(offer.origin, offer.solution.libtype) for offer in found] == [("table", "mine"), ("heuristic", "mine"), ("builtin", "torch")]
 
 
+def test_a_row_of_another_problem_states_its_fields():
+    """An expert-parallel call names the topk of AITER's row, which counts no spare slot."""
+    op = op_named("fmoe")
+    routed = Shape("fmoe", 8, 64, 32, layout="aiter16x16", extra={
+        "expert": 4, "topk": 8, "act": "silu", "q_dtype_a": "bf16", "q_dtype_w": "bf16", "q_type": "No", "g1u1": True,
+        "doweight_stage1": False,
+    })  # fmt: skip
+    called = attrs.evolve(routed, extra={**dict(routed.extra), "topk": 9, "expert_parallel": True})
+    table = Table(op, [[attrs.evolve(row(NATIVE, gfx="gfx942", cu_num=304), shape=routed)]])
+    reasons = [next(offers(shape, MI300X, table, Registry(()), ())).why for shape in (called, routed)]
+    assert [reason.partition("exact M=8")[2] for reason in reasons] == [", a row of topk=8", ""]
+
+
 def test_rows_without_a_bias_serve_a_call_with_one():
     """A plugin's kernel gets the bias or an add after it; torch adds a bias in its own call."""
     shape = attrs.evolve(SHAPE, epilogue="bias")

@@ -110,7 +110,7 @@ class TestShapeOf:
             ({}, {4: lambda t: t.float()}, "topk_ids int32"),
             ({}, {4: lambda t: t[:, :1]}, r"both \[4, topk\]"),
             ({}, {3: lambda t: t[:3], 4: lambda t: t[:3]}, r"both \[4, topk\]"),
-            ({}, {3: lambda t: t.repeat(1, 5), 4: lambda t: t.repeat(1, 5)}, r"topk must be in 1..expert \(got topk=10, expert=8\)"),
+            ({}, {3: lambda t: t[:, :0], 4: lambda t: t[:, :0]}, r"topk must be at least 1 \(got 0\)"),
             ({}, {5: lambda s: s[:, :64]}, r"w1_scale must be \[8, 128, 1\] or \[8, 128\], torch.float32 on cpu \(got \(8, 64"),
             ({}, {6: lambda s: s.half()}, "w2_scale must be .*torch.float32 on cpu .got .*float16"),
             ({}, {5: lambda s: None}, "w1_scale must be .*got None"),
@@ -155,7 +155,7 @@ class TestColumns:
         """The weights of AITER's rows are shuffled; it is written as it was read."""
         shape = OP.columns.parse(ROW)
         assert shape.layout == "aiter16x16"
-        assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": ""}
+        assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": "", "expert_parallel": ""}
         assert OP.columns.format(shape_from())["layout"] == "row"
 
     @listed(
@@ -172,8 +172,8 @@ class TestColumns:
             ({"q_dtype_w": "torch.bfloat16"}, "'q_dtype_w' must be one of fp8_e4m3fn, fp8_e4m3fnuz, int8"),
             ({**PLAIN, "dtype": "fp16"}, "for QuantType.No that of column 'dtype'"),
             ({"dtype": "torch.float32"}, "'dtype' must be one of bf16, fp16"),
-            ({"topk": "9"}, "topk must be in 1..expert"),
-            ({"expert": "0"}, "topk must be in 1..expert"),
+            ({"topk": "0"}, "topk must be at least 1"),
+            ({"expert": "0"}, "expert must be at least 1"),
             ({"token": "inf"}, "'token' must be a whole number"),
             ({"use_g1u1": "yes"}, "'use_g1u1' must be True or False"),
             ({"use_g1u1": "0", "act_type": "ActivationType.Swiglu"}, "swiglu needs gated weights"),
@@ -261,6 +261,15 @@ class TestKin:
     def test_ungated_experts_have_no_swiglu(self):
         """No row of swiglu can serve weights without a gate."""
         assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
+
+    def test_expert_parallel_calls_find_rows_without_the_spare_slot(self):
+        """Their own rows come first, then AITER's of one slot fewer, then those of all slots."""
+        shape = shape_from(topk="9", expert="4", expert_parallel="True")
+        found = [(kin["topk"], ("expert_parallel", True) in kin.extra) for kin in OP.equivalent_shapes(shape)]
+        assert list(dict.fromkeys(found)) == [(9, True), (8, False), (9, False)]
+        assert shape_from(topk="8", expert="4") in OP.equivalent_shapes(shape)
+        assert {kin["topk"] for kin in OP.equivalent_shapes(shape_from(topk="1", expert_parallel="1"))} == {1}
+        assert OP.columns.parse(OP.columns.format(shape)) == shape
 
     def test_padded_numbers_of_tokens(self):
         """The exact number of tokens, then AITER's power of two or tier."""

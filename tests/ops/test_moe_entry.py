@@ -87,6 +87,28 @@ class TestFunction:
         reference = OP.reference(shape, tuple(operands))
         assert worst_row_error(total, reference) <= OP.tolerance(shape).row_error
 
+    def test_fewer_local_experts_than_slots(self):
+        """Ranks with two of sixteen experts, and a spare slot, add up to five experts of each token."""
+        shape, operands = inputs(token="9", expert="16", topk="5", **PLAIN)
+        hidden, w1, w2, weight, ids = operands
+        spare = torch.full((9, 1), 16, dtype=torch.int32)
+        routing = [torch.cat([weight, torch.ones(9, 1)], 1), torch.cat([ids, spare], 1)]
+        total = torch.zeros(9, 128)
+        for rank in range(8):
+            mask = torch.tensor([first // 2 == rank for first in range(16)] + [False], dtype=torch.int32)
+            here = slice(2 * rank, 2 * rank + 2)
+            total += self.call(Dispatcher(OP), shape, [hidden, w1[here], w2[here], *routing], expert_mask=mask).float()
+        reference = OP.reference(shape, tuple(operands))
+        assert worst_row_error(total, reference) <= OP.tolerance(shape).row_error
+
+    def test_a_mask_is_part_of_the_shape(self):
+        """A call with expert_mask is expert-parallel, one without it is not."""
+        shape, operands = inputs(**PLAIN)
+        dispatcher = Dispatcher(OP)
+        self.call(dispatcher, shape, operands)
+        self.call(dispatcher, shape, operands, expert_mask=torch.ones(8, dtype=torch.int32))
+        assert len(dispatcher.launchers) == 2
+
     def test_tokens_that_are_padding(self):
         """Rows beyond the local tokens are zero, the others as they would be."""
         shape, operands = inputs(**PLAIN)

@@ -91,7 +91,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield _offer_of_row(match, match)
+        yield _offer_of_row(match, shape, match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -104,10 +104,12 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _offer_of_row(match: Match, exact_match: Match | None = None) -> Offer:
+def _offer_of_row(match: Match, shape: Shape, exact_match: Match | None = None) -> Offer:
     """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     row = match.row
-    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
+    others = [f"{name}={value}" for name, value in row.shape.extra if (name, value) not in shape.extra]
+    why = f"{match.why}, a row of {', '.join(others)}" if others else match.why
+    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
@@ -115,7 +117,7 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
     plain, product = split.unbiased_shape(shape), split.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
-            offer = attrs.evolve(_offer_of_row(match), origin="unbiased")
+            offer = attrs.evolve(_offer_of_row(match, shape), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:

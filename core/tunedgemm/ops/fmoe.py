@@ -19,7 +19,7 @@ from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe, moe_formats, moe_words
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import make_inputs, shape_of
-from tunedgemm.ops.moe_words import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
+from tunedgemm.ops.moe_words import ACTIVATIONS, DTYPES, EXPERT_PARALLEL, WEIGHT_DTYPES, ActivationType, QuantType
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
@@ -62,6 +62,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
             "q_type": kind,
             "g1u1": cells.flag(row, "use_g1u1"),
             "doweight_stage1": cells.flag(row, "doweight_stage1"),
+            **({EXPERT_PARALLEL: True} if cells.flag(row, EXPERT_PARALLEL) else {}),
         },
     )
     if wrong := moe_words.problem(shape):
@@ -85,6 +86,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "doweight_stage1": str(int(shape["doweight_stage1"])),
         "layout": "" if shape.layout == _LAYOUT else shape.layout,
         "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
+        EXPERT_PARALLEL: "True" if _is_expert_parallel(shape) else "",
     }
 
 
@@ -124,8 +126,22 @@ def _share(text: str) -> float:
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """Return the shape, then its forms in AITER's key, which lacks the layout of the weights.
 
-    All of these follow for each other activation, as AITER does it.
+    All of these follow for each other activation, as AITER does it. The key of expert-parallel
+    calls has one expert fewer per token: AITER's callers add a slot for an expert that is nowhere.
     """
+    if _is_expert_parallel(shape):
+        topk, extra = int(shape["topk"]), {name: value for name, value in shape.extra if name != EXPERT_PARALLEL}
+        routed = [attrs.evolve(shape, extra={**extra, "topk": count}) for count in (topk - 1, topk) if count]  # type: ignore[arg-type]
+        return (*_forms(shape), *(form for one in routed for form in _forms(one)))
+    return _forms(shape)
+
+
+def _is_expert_parallel(shape: Shape) -> bool:
+    return (EXPERT_PARALLEL, True) in shape.extra
+
+
+def _forms(shape: Shape) -> tuple[Shape, ...]:
+    """Return a shape in each layout, dtype and activation whose rows may serve it."""
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
     forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
     return tuple(
@@ -164,6 +180,7 @@ def _fields(shape: Shape) -> Mapping[str, Any]:
         "activation": ACTIVATIONS[str(shape["act"])],
         "quant_type": QuantType[str(shape["q_type"])],
         "doweight_stage1": bool(shape["doweight_stage1"]),
+        "expert_parallel": _is_expert_parallel(shape),
     }
 
 
@@ -264,7 +281,7 @@ op = Op(
         ),
         parse=_parse,
         format=_format,
-        own=("layout", "outdtype"),
+        own=("layout", "outdtype", EXPERT_PARALLEL),
         read=_read,
         write=_write,
     ),
@@ -297,6 +314,7 @@ op = Op(
         _example((16, 128, 64, 8, 2), "per_1x32", _FP4),
         _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=_LAYOUT),
         _example((4, 96, 32, 4, 1), "per_1x32", _FP4, act="Swiglu", doweight_stage1="1"),
+        _example((6, 128, 64, 2, 5), expert_parallel="True"),  # most of a token's experts are on other ranks
         _example((0, 128, 64, 4, 2)),
         _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
     ),

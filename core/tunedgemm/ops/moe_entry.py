@@ -41,7 +41,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
     """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
     import torch
 
-    routed = hot_function(serving, OPERANDS, fields=("activation", "quant_type", "doweight_stage1"))
+    routed = hot_function(serving, OPERANDS, fields=("activation", "quant_type", "doweight_stage1", "expert_parallel"))
 
     def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
         hidden_states: torch.Tensor,
@@ -79,7 +79,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
                 halved for fp4x2.
             topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
             expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all
-                experts.
+                experts, and their last slot is AITER's spare one: rows are found without it.
             activation: of `ActivationType`, or AITER's.
             quant_type: of `QuantType`, or AITER's, for both weights and both activations.
             doweight_stage1: multiply the routing weight into stage 1's product instead of stage
@@ -114,6 +114,6 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
         operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale)
-        return routed(*operands, activation, quant_type, doweight_stage1, dtype)
+        return routed(*operands, activation, quant_type, doweight_stage1, expert_mask is not None, dtype)
 
     return {"fused_moe": fused_moe}

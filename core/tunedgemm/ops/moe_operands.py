@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import moe_formats, moe_words
+from tunedgemm.ops import moe, moe_formats, moe_words
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.shape import Shape
 
@@ -23,6 +23,7 @@ def shape_of(
     activation: Any = moe_words.ActivationType.Silu,
     quant_type: Any = moe_words.QuantType.No,
     doweight_stage1: bool = False,
+    expert_parallel: bool = False,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     import torch
@@ -57,6 +58,7 @@ def shape_of(
             "q_type": kind,
             "g1u1": gated,
             "doweight_stage1": bool(doweight_stage1),
+            **({moe_words.EXPERT_PARALLEL: True} if expert_parallel else {}),
         },
     )
     if wrong := moe_words.problem(shape):
@@ -156,10 +158,11 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Draw normal hidden states and experts, quantised and shuffled as the shape says.
 
-    Each token's experts are random and distinct. Groups with separate scales differ in size by up
-    to 4, so that a scale of another group shows. The weights' spread makes stage 1's products about
-    2 and the output about 1 whatever the sizes. So activations are used where they bend, and a
-    bound of one element means the same for every shape.
+    Each token's experts are random and distinct; those beyond the shape's are of other ranks.
+    Groups with separate scales differ in size by up to 4, so that a scale of another group shows.
+    The weights' spread makes stage 1's products about 2 and the output about 1 whatever the sizes.
+    So activations are used where they bend, and a bound of one element means the same for every
+    shape.
     """
     import torch
 
@@ -167,9 +170,10 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     kind = str(shape["q_type"])
     hidden = torch.randn(shape.m, shape.n, generator=generator, device=device)
     hidden = (hidden * _uneven((shape.m, shape.n), _ACTIVATION_GROUPS[kind], _SPREAD, generator)).to(torch_dtype(shape.dtype))
-    logits = torch.randn(shape.m, int(shape["expert"]), generator=generator, device=device)
-    chosen, ids = logits.topk(int(shape["topk"]), dim=-1)
-    routing = (torch.softmax(chosen, -1), ids.to(torch.int32))
+    experts, topk = int(shape["expert"]), int(shape["topk"])
+    logits = torch.randn(shape.m, max(experts, topk), generator=generator, device=device)
+    chosen, ids = logits.topk(topk, dim=-1)
+    routing = moe.local_routing(torch.softmax(chosen, -1), ids, None, None, experts)
     rows = shape.k * (2 if shape["g1u1"] else 1)
     # One scale of all tokens' intermediates would make nothing of those of the smaller experts.
     spread = 1.5 if kind == "per_Tensor" else _SPREAD

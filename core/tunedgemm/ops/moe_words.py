@@ -36,6 +36,8 @@ class QuantType(enum.IntEnum):
 
 
 NAME = "fmoe"
+#: Field of `Shape.extra` where experts are on several ranks, and the column.
+EXPERT_PARALLEL = "expert_parallel"
 #: Dtypes of the hidden states and of the output.
 DTYPES = ("bf16", "fp16")
 _BYTES = ("fp8_e4m3fn", "fp8_e4m3fnuz", "int8")
@@ -102,9 +104,9 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 
 def problem(shape: Shape) -> str:
     """Return why no operands could have a shape, or ""."""
-    experts, topk = int(shape["expert"]), int(shape["topk"])
-    if not 1 <= topk <= experts:
-        return f"topk must be in 1..expert (got topk={topk}, expert={experts})"
+    for name in ("expert", "topk"):
+        if int(shape[name]) < 1:
+            return f"{name} must be at least 1 (got {shape[name]})"
     if shape["act"] == "swiglu" and not shape["g1u1"]:
         return "swiglu needs gated weights: w1 [expert, 2 * inter_dim, model_dim], use_g1u1 1"
     if shape["q_type"] == "per_1x32" and (shape.n % 32 or shape.k % 32):

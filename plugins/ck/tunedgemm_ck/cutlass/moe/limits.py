@@ -78,7 +78,7 @@ def stage_of(shape: Shape, stage: int) -> Shape:
     The batch has one product for each expert that random tokens hit.
     """
     experts, topk, rows = int(shape["expert"]), int(shape["topk"]), shape.k * (2 if shape["g1u1"] else 1)
-    hit = max(topk, round(experts * (1 - (1 - topk / experts) ** shape.m)))
+    hit = max(min(topk, experts), round(experts * (1 - max(0, 1 - topk / experts) ** shape.m)))
     expert_rows = ceil_div(shape.m * topk, hit)
     n, k = (rows, shape.n) if stage == 1 else (shape.n, shape.k)
     q_dtype, scale = str(shape["q_dtype_w"]), "block" if shape["q_type"] == "per_1x128" else "none"
