@@ -23,8 +23,7 @@ class TunedGemm:
         self._dispatchers: dict[str, Dispatcher] = {}
         self._lock = threading.RLock()
         self.dispatcher = self.of(DEFAULT_OP)
-        #: AITER's other name for `gemm_a16w16`
-        self.mm = self.gemm_a16w16
+        _ = self.gemm_a16w16  # with its other spellings, `mm` among them
 
     def of(self, op: str) -> Dispatcher:
         """Return the dispatcher of an op, made at its first use.
@@ -49,9 +48,9 @@ class TunedGemm:
         op = None if name.startswith("_") else functions().get(name)
         if op is None or op.entry is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
-        function: Call = op.entry(self.of(op.name))[name]
-        self.__dict__[name] = function
-        return function
+        entry = op.entry(self.of(op.name))
+        self.__dict__.update(entry)
+        return entry[name]
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *functions()})

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 _OPERANDS = ("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?")
+#: Attributes of `TunedGemm`: `gemm_a16w16` with other names of its arguments, those of AITER's
+#: ``TunedGemm.mm`` and ``gemm_a16w16``.
+SPELLINGS = {"mm": {"x": "inp", "weight": "weights"}, "gemm_AB": {"x": "A", "weight": "B"}}
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -210,8 +213,9 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
         return hot(x, weight, bias, otype)
 
-    hot = hot_function(serving, _OPERANDS[:3], general=gemm_a16w16, arrange=_arrange)
-    return {"gemm_a16w16": hot}
+    make = functools.partial(hot_function, serving, _OPERANDS[:3], general=gemm_a16w16, arrange=_arrange)
+    hot = make()
+    return {"gemm_a16w16": hot, **{name: make(spelling=spelling) for name, spelling in SPELLINGS.items()}}
 
 
 def _arrange(  # noqa: PLR0913 - those of gemm_a16w16

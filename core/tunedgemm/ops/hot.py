@@ -10,7 +10,7 @@ import functools
 import inspect
 import keyword
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.ops.op import ArgumentOrder, Arguments, Call, Serving
@@ -30,6 +30,7 @@ def hot_function(
     fields: Sequence[str] = (),
     general: Call | None = None,
     arrange: ArgumentOrder | None = None,
+    spelling: Mapping[str, str] | None = None,
 ) -> Call:
     """Make the function of some operands over a dispatcher's launchers.
 
@@ -46,28 +47,42 @@ def hot_function(
             an argument is given that is neither one of the operands nor *otype*; the default of
             such an argument is None.
         arrange: from the function's arguments to those of `Serving.call`; needed with *general*.
+        spelling: other names of arguments by the name that *operands* and *general* have.
     """
     from torch import is_grad_enabled
     from torch.autograd import forward_ad
 
-    names = tuple(name.removesuffix("?") for name in operands)
-    optional = tuple(name.removesuffix("?") for name in operands if name.endswith("?"))
+    spelling = spelling or {}
+    own = tuple(name.removesuffix("?") for name in operands)
+    names = tuple(spelling.get(name, name) for name in own)
+    optional = tuple(name for name, operand in zip(names, operands, strict=True) if operand.endswith("?"))
     others: tuple[str, ...] = ()
     if general is None:
         name, signature = f"{serving.op.name}_hot", ", ".join((*names, *fields, otype))
         arrange = functools.partial(_arrange, len(names), tuple(fields))
     else:
-        name, signature = general.__name__, _signature(general)
-        others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, otype))
+        name, signature = general.__name__, _signature(general, spelling)
+        others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*own, otype))
     make = _compile(name, signature, names, optional, otype, tuple(fields), others)
     inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
-        inner.__doc__, inner.__annotations__ = general.__doc__, general.__annotations__
+        inner.__doc__ = general.__doc__
+        inner.__annotations__ = {spelling.get(name, name): kind for name, kind in general.__annotations__.items()}
         inner.__module__, inner.__qualname__ = general.__module__, general.__qualname__
     if arrange is None:
         raise AssertionError(f"{name}: a general function needs *arrange*")
-    return serving.hot(inner, arrange)
+    return serving.hot(inner, _respelled(arrange, spelling) if spelling else arrange)
+
+
+def _respelled(arrange: ArgumentOrder, spelling: Mapping[str, str]) -> ArgumentOrder:
+    """Make *arrange* take the other names of its arguments."""
+    own = {other: name for name, other in spelling.items()}
+
+    def respelled(*arguments: Any, **named: Any) -> Arguments:
+        return arrange(*arguments, **{own.get(name, name): value for name, value in named.items()})
+
+    return respelled
 
 
 def _arrange(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
@@ -75,10 +90,11 @@ def _arrange(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
     return arguments[:count], arguments[-1], dict(zip(fields, arguments[count:-1], strict=True))
 
 
-def _signature(function: Call) -> str:
+def _signature(function: Call, spelling: Mapping[str, str]) -> str:
     """Return a function's parameters as source text, each default None; the values are set later."""
     parameters = inspect.signature(function).parameters.values()
-    parts = [f"{parameter.name}=None" if parameter.default is not parameter.empty else parameter.name for parameter in parameters]
+    names = [(spelling.get(parameter.name, parameter.name), parameter.default is parameter.empty) for parameter in parameters]
+    parts = [name if required else f"{name}=None" for name, required in names]
     keywords = [index for index, parameter in enumerate(parameters) if parameter.kind is parameter.KEYWORD_ONLY]
     if keywords:
         parts.insert(keywords[0], "*")

@@ -7,15 +7,20 @@ statement, with the missing name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import operator
 import sys
 import types
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from typing import Any
 
+from tunedgemm.backends.registry import GROUP
 from tunedgemm.errors import UserError
-from tunedgemm.integrations.aiter.names import ALIASES, NAME, SERVED
+from tunedgemm.integrations.aiter.names import ALIASES, NAME, PLUGINS, SERVED
+from tunedgemm.integrations.aiter.unserved import reason
 
 
 class _ServedModule(types.ModuleType):
@@ -30,13 +35,24 @@ class _ServedModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         target = SERVED[self.__name__].get(name)
         if target is None:
-            raise AttributeError(f"{self.__name__}.{name}: tunedgemm, which serves {self.__name__!r} here, has no counterpart")
-        value = getattr(importlib.import_module(target[0]), target[1])
+            why = f": {text}" if (text := reason(self.__name__, name)) else ""
+            raise AttributeError(f"{self.__name__}.{name}: tunedgemm, which serves {self.__name__!r} here, has no counterpart{why}")
+        value = _of_plugins(name) if target[0] == PLUGINS else operator.attrgetter(target[1])(importlib.import_module(target[0]))
+        if value is None:
+            raise AttributeError(f"{self.__name__}.{name}: no installed plugin serves it; see docs/migrating-from-aiter.md")
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *SERVED[self.__name__]})
+
+
+def _of_plugins(name: str) -> Any:
+    """Return what the first installed plugin with this name in its package has under it, or None."""
+    for entry in entry_points(group=GROUP):
+        with contextlib.suppress(Exception):  # a third party's import may raise anything
+            return getattr(importlib.import_module(entry.module), name)
+    return None
 
 
 #: Modules that `install` replaced; None before `install`.

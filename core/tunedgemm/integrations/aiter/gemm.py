@@ -1,15 +1,21 @@
-"""AITER's products whose arguments differ from ours."""
+"""AITER's products whose arguments differ from ours.
+
+Functions named after a backend take the output as an argument. They run the solution that the
+tables choose, and copy its result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.integrations.aiter.outputs import output_dtype, written
+
 if TYPE_CHECKING:
     import torch
 
 
-def _declare_shuffled(weight: torch.Tensor) -> torch.Tensor:
+def shuffled(weight: torch.Tensor) -> torch.Tensor:
     """Declare a plain weight as shuffled by (16, 16), as AITER's functions for shuffled weights read it."""
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
@@ -21,13 +27,30 @@ def gemm_a8w8_bpreshuffle(
     WQ: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    *rest: Any,
-    **named: Any,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    check: bool = False,
 ) -> torch.Tensor:
     """Call `tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
-    return tunedgemm.gemm_a8w8_bpreshuffle(XQ, _declare_shuffled(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
+    return tunedgemm.gemm_a8w8_bpreshuffle(XQ, shuffled(WQ), x_scale, w_scale, bias, dtype, check)  # type: ignore[no-any-return]
+
+
+def gemm_a8w8_blockscale(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    isBpreshuffled: bool = False,
+) -> torch.Tensor:
+    """Call `tunedgemm.gemm_a8w8_blockscale`; with isBpreshuffled WQ holds shuffled bytes."""
+    import tunedgemm
+
+    if not isBpreshuffled:
+        return tunedgemm.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, dtype)  # type: ignore[no-any-return]
+    return gemm_a8w8_blockscale_bpreshuffle(XQ, WQ, tunedgemm.transposed_scale(x_scale), w_scale, dtype)
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
@@ -35,41 +58,263 @@ def gemm_a8w8_blockscale_bpreshuffle(
     WQ: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    *rest: Any,
-    **named: Any,
+    dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Call `tunedgemm.gemm_a8w8_blockscale_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
     import tunedgemm
 
-    return tunedgemm.gemm_a8w8_blockscale_bpreshuffle(XQ, _declare_shuffled(WQ), x_scale, w_scale, *rest, **named)  # type: ignore[no-any-return]
+    product = tunedgemm.gemm_a8w8_blockscale_bpreshuffle(XQ, shuffled(WQ), x_scale, w_scale, output_dtype(out, dtype))
+    return written(out, product)
 
 
-def triton_gemm_a16w16(
-    x: torch.Tensor,
-    w: torch.Tensor,
+def gemm_a4w4(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
-    y: torch.Tensor | None = None,
-    config: Mapping[str, Any] | None = None,
-    activation: str | None = None,
+    alpha: float | None = 1.0,
+    beta: float | None = 0.0,
+    bpreshuffle: bool | None = True,
+    apreshuffle: bool | None = False,
+    global_A_scale: torch.Tensor | None = None,
+    global_B_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute ``gemm_a16w16`` of ``aiter.ops.triton``: ``x[..., K] @ w[N, K].T (+ bias)``.
+    """Call `tunedgemm.gemm_a4w4`; with bpreshuffle a plain B holds shuffled bytes, as in AITER."""
+    import tunedgemm
 
-    Args:
-        dtype: dtype of the output; None for bf16, AITER's default.
-        config: accepted and ignored, because the table decides.
-        y, activation: must be None.
+    weight = shuffled(B) if bpreshuffle else B
+    rest = (bias, dtype, alpha, beta, bpreshuffle, apreshuffle, global_A_scale, global_B_scale)
+    return tunedgemm.gemm_a4w4(A, weight, A_scale, B_scale, *rest)  # type: ignore[no-any-return]
 
-    Raises:
-        OperandError: the operands do not fit each other, or y or an activation is given.
-    """
+
+def gemm_a16w16_asm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splitK: int | None = None,
+    kernelName: str | None = None,
+    bpreshuffle: bool = False,
+) -> torch.Tensor:
+    """Write `tunedgemm.gemm_a16w16` to *out*; splitK and kernelName are the table's."""
+    import tunedgemm
+
+    del splitK, kernelName
+    return written(out, tunedgemm.gemm_a16w16(A, shuffled(B) if bpreshuffle else B, bias, out.dtype))
+
+
+def gemm_a8w8_ck(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splitK: int = 0,
+) -> torch.Tensor:
+    """Write `tunedgemm.gemm_a8w8` to *Out*; splitK is the table's."""
+    import tunedgemm
+
+    del splitK
+    return written(Out, tunedgemm.gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, Out.dtype))
+
+
+def gemm_a8w8_asm(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    kernelName: str = "",
+    bias: torch.Tensor | None = None,
+    bpreshuffle: bool | None = True,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Write the product of plain or shuffled weights to *Out*; kernelName and splitK are the table's."""
+    import tunedgemm
+
+    del kernelName, splitK
+    function, weight = (tunedgemm.gemm_a8w8, WQ) if bpreshuffle is False else (tunedgemm.gemm_a8w8_bpreshuffle, shuffled(WQ))
+    return written(Out, function(XQ, weight, x_scale, w_scale, bias, Out.dtype))
+
+
+def gemm_a8w8_bpreshuffle_ck(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    splitK: int = 0,
+) -> torch.Tensor:
+    """Write `gemm_a8w8_bpreshuffle` to *Out*; splitK is the table's."""
+    del splitK
+    return written(Out, gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, None, Out.dtype))
+
+
+def gemm_a8w8_bpreshuffle_cktile(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out: torch.Tensor,
+    splitK: int = 0,
+) -> torch.Tensor:
+    """Write `gemm_a8w8_bpreshuffle` to *out*; splitK is the table's."""
+    return gemm_a8w8_bpreshuffle_ck(XQ, WQ, x_scale, w_scale, out, splitK)
+
+
+def gemm_a8w8_bpreshuffle_flydsl(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    config: Mapping[str, Any],
+) -> torch.Tensor:
+    """Write `gemm_a8w8_bpreshuffle` to *Out*; the configuration is the table's."""
+    del config
+    return gemm_a8w8_bpreshuffle_ck(XQ, WQ, x_scale, w_scale, Out)
+
+
+def gemm_a8w8_blockscale_ck(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    splitK: int = 0,
+    kernelName: str = "",
+) -> torch.Tensor:
+    """Write `gemm_a8w8_blockscale` to *Out*; splitK and kernelName are the table's."""
+    del splitK, kernelName
+    return written(Out, gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype))
+
+
+def gemm_a8w8_blockscale_cktile(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    isBpreshuffled: bool = False,
+    splitK: int = 0,
+    kernelName: str = "",
+) -> torch.Tensor:
+    """Write `gemm_a8w8_blockscale` to *Out*; splitK and kernelName are the table's."""
+    del splitK, kernelName
+    return written(Out, gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, isBpreshuffled))
+
+
+def gemm_a8w8_blockscale_bpreshuffle_ck(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    kernelName: str = "",
+) -> torch.Tensor:
+    """Write `gemm_a8w8_blockscale_bpreshuffle` to *Out*; kernelName is the table's."""
+    del kernelName
+    return gemm_a8w8_blockscale_bpreshuffle(XQ, WQ, x_scale, w_scale, None, Out)
+
+
+def gemm_a8w8_blockscale_bpreshuffle_cktile(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    isBpreshuffled: bool = True,
+    kernelName: str = "",
+) -> torch.Tensor:
+    """Write `gemm_a8w8_blockscale_bpreshuffle` to *Out*; kernelName is the table's."""
+    import tunedgemm
+
+    del kernelName
+    if isBpreshuffled:
+        return gemm_a8w8_blockscale_bpreshuffle(XQ, WQ, x_scale, w_scale, None, Out)
+    return gemm_a8w8_blockscale_ck(XQ, WQ, tunedgemm.untransposed_scale(x_scale), w_scale, Out)
+
+
+def gemm_a8w8_blockscale_bpreshuffle_asm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splitK: int | None = None,
+    kernelName: str | None = None,
+    bpreshuffle: bool | None = True,
+    zero_bias_buf: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write the product and the bias to *out*; splitK and kernelName are the table's."""
     import torch
 
-    import tunedgemm
-    from tunedgemm.errors import OperandError
+    del splitK, zero_bias_buf
+    if bias is None:
+        return gemm_a8w8_blockscale_bpreshuffle_cktile(A, B, A_scale, B_scale, out, bpreshuffle is not False, kernelName or "")
+    product = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    gemm_a8w8_blockscale_bpreshuffle_cktile(A, B, A_scale, B_scale, product, bpreshuffle is not False)
+    return written(out, product + bias)
 
-    del config
-    for argument, value in (("y", y), ("activation", activation)):
-        if value is not None:
-            raise OperandError(f"gemm_a16w16: {argument} is not supported; the output is a new tensor, without an activation")
-    return tunedgemm.gemm_a16w16(x, w, bias, dtype or torch.bfloat16)  # type: ignore[no-any-return]
+
+def gemm_a4w4_asm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    out: torch.Tensor,
+    kernelName: str = "",
+    bias: torch.Tensor | None = None,
+    alpha: float | None = 1.0,
+    beta: float | None = 0.0,
+    bpreshuffle: bool | None = True,
+    log2_k_split: int | None = None,
+) -> torch.Tensor:
+    """Write `gemm_a4w4` to *out*; kernelName and log2_k_split are the table's."""
+    del kernelName, log2_k_split
+    return written(out, gemm_a4w4(A, B, A_scale, B_scale, bias, out.dtype, alpha, beta, bpreshuffle))
+
+
+def gemm_a4w4_blockscale(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    Out: torch.Tensor,
+    splitK: int = 0,
+    kernelName: str = "",
+) -> torch.Tensor:
+    """Write `gemm_a4w4` of a shuffled weight to *Out*; splitK and kernelName are the table's."""
+    del splitK, kernelName
+    return written(Out, gemm_a4w4(XQ, WQ, x_scale, w_scale, None, Out.dtype))
+
+
+def batched_gemm_bf16(
+    XQ: torch.Tensor, WQ: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, splitK: int = 0
+) -> torch.Tensor:
+    """Write `tunedgemm.batched_gemm_bf16` to *out*; splitK is the table's."""
+    import tunedgemm
+
+    del splitK
+    return written(out, tunedgemm.batched_gemm_bf16(XQ, WQ, bias, out.dtype))
+
+
+def batched_gemm_a8w8(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splitK: int = 0,
+) -> torch.Tensor:
+    """Write `tunedgemm.batched_gemm_a8w8` to *out*; splitK is the table's."""
+    import tunedgemm
+
+    del splitK
+    return written(out, tunedgemm.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, out.dtype))

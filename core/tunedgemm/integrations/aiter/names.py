@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NAME = "aiter"
-_GEMM, _QUANTISE, _DTYPE = (f"tunedgemm.integrations.aiter.{module}" for module in ("gemm", "quant", "dtypes"))
+_GEMM, _QUANTISE, _DTYPE, _DEVICE, _BASIC, _BATCH, _FUSE = (
+    f"tunedgemm.integrations.aiter.{module}"
+    for module in ("gemm", "quant", "dtypes", "device", "triton_basic", "triton_batched", "triton_fused")
+)
+#: Stands for the installed plugins: a name is that of the first whose package has it.
+PLUGINS = "plugins"
 
 
 def _alias(home: str, *names: str, **others: str) -> Mapping[str, tuple[str, str]]:
@@ -13,13 +18,20 @@ def _alias(home: str, *names: str, **others: str) -> Mapping[str, tuple[str, str
     return {**{name: (home, name) for name in names}, **{name: (home, there) for name, there in others.items()}}
 
 
+_BACKENDS_A8W8 = (
+    *("gemm_a8w8_ck", "gemm_a8w8_asm", "gemm_a8w8_bpreshuffle_ck", "gemm_a8w8_bpreshuffle_cktile", "gemm_a8w8_bpreshuffle_flydsl"),
+    *("gemm_a8w8_blockscale_ck", "gemm_a8w8_blockscale_cktile", "gemm_a8w8_blockscale_bpreshuffle_ck"),
+    *("gemm_a8w8_blockscale_bpreshuffle_cktile", "gemm_a8w8_blockscale_bpreshuffle_asm"),
+)
 _A8W8 = {
-    **_alias("tunedgemm", "gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_blockscale"),
-    **_alias(_GEMM, "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale_bpreshuffle", gemm_a8w8_ASM="gemm_a8w8_bpreshuffle"),
+    **_alias("tunedgemm", "gemm_a8w8", "gemm_a8w8_CK"),
+    **_alias(_GEMM, "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle", *_BACKENDS_A8W8),
+    **_alias(_GEMM, gemm_a8w8_ASM="gemm_a8w8_bpreshuffle"),
 }
-_BATCHED = {bits: _alias("tunedgemm", f"batched_gemm_{bits}_CK") for bits in ("bf16", "a8w8")}
-_TUNED = _alias("tunedgemm", "TunedGemm", "gemm_a16w16", "tgemm")
-_A4W4 = _alias("tunedgemm", "gemm_a4w4")
+_BATCHED = {bits: {**_alias("tunedgemm", f"batched_gemm_{bits}_CK"), **_alias(_GEMM, f"batched_gemm_{bits}")} for bits in ("bf16", "a8w8")}
+_TUNED = {**_alias("tunedgemm", "TunedGemm", "tgemm"), **_alias("tunedgemm", gemm_a16w16="tgemm.gemm_AB")}
+_A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
+_A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
 _SHUFFLE = _alias("tunedgemm", "shuffle_scale", "shuffle_weight")
 _QUANT = {
@@ -29,25 +41,79 @@ _QUANT = {
 _DTYPES = {
     **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
     **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
+    **_alias(_DTYPE, "fp8"),
 }
+_GRADLIB = _alias(PLUGINS, "hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols", "hipb_mm")
+_LOGGER = _alias(_DEVICE, "logger")
+_CHIP = {**_LOGGER, **_alias(_DEVICE, "get_cu_num", "get_device_name", "get_gfx", "get_gfx_list", get_gfx_runtime="get_gfx")}
+
+
+def _names(folder: str, home: str, modules: Mapping[str, tuple[str, ...]]) -> dict[str, Mapping[str, tuple[str, str]]]:
+    """Map modules of a folder of Triton's products, and their older paths without it, to names of *home*."""
+    paths = {f"aiter.ops.triton.{place}{module}": module for place in (f"gemm.{folder}.", "") for module in modules}
+    return {path: _alias(home, *modules[module]) for path, module in paths.items()}
+
+
+def _itself(*names: str) -> dict[str, tuple[str, ...]]:
+    """Map modules to one function of the same name."""
+    return {name: (name,) for name in names}
+
+
+_A8W8_GROUPS = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant"
+_FP4 = "gemm_afp4wfp4"
+_TRITON = {
+    **_names("basic", _BASIC, {
+        **_itself("gemm_a16w16", "gemm_a16w16_atomic", "gemm_a16w16_gated", "gemm_a8w8", "gemm_a8w8_per_token_scale", "gemm_a8wfp4"),
+        **{name: (name, f"{name}_preshuffle")
+           for name in ("gemm_a8w8_blockscale", "gemm_a16w8_blockscale", "gemm_a16wfp4", "gemm_afp8wfp8")},
+        _FP4: (_FP4, *(f"{_FP4}_{rest}" for rest in ("preshuffle", "preshuffled_scales", "preshuffled_weight_scales"))),
+        f"{_FP4}_pre_quant_atomic": (f"{_FP4}_pre_quant",),
+    }),
+    **_names("batched", _BATCH, _itself(
+        *("batched_gemm_bf16", "batched_gemm_a8w8", "batched_gemm_a16wfp4", "batched_gemm_afp4wfp4"),
+        *("batched_gemm_afp4wfp4_pre_quant", _A8W8_GROUPS),
+    )),
+    **_names("fused", _FUSE, {
+        **_itself("fused_gemm_a8w8_blockscale_a16w16", "fused_gemm_afp4wfp4_a16w16", "fused_gemm_a8w8_blockscale_mul_add"),
+        **{name: (name, name.replace("_split", "_preshuffle_split"))
+           for name in ("fused_gemm_a8w8_blockscale_split_cat", "fused_gemm_afp4wfp4_split_cat")},
+        "fused_gemm_afp4wfp4_mul_add": ("fused_gemm_afp4wfp4_mul_add", "fused_gemm_afp4wfp4_preshuffle_add_mul"),
+    }),
+    **_names("feed_forward", _FUSE, {
+        "ff_a16w16": ("ff_a16w16_nogate", "ff_a16w16_gated"),
+        **_itself("ff_a16w16_fused_gated", "ff_a16w16_fused_ungated"),
+    }),
+}  # fmt: skip
 #: Served names: module -> name -> (module, name there).
 SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "aiter": {**_TUNED, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_ENUMS, **_SHUFFLE, **_QUANT},
-    "aiter.tuned_gemm": _TUNED,
+    "aiter": {
+        **_TUNED, **_A16W16, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_GRADLIB,
+        **_ENUMS, **_SHUFFLE, **_QUANT, **_LOGGER, **_alias(_DEVICE, "get_gfx"),
+    },
+    "aiter.tuned_gemm": {**_TUNED, **_LOGGER},
     "aiter.fused_moe": _alias("tunedgemm", "fused_moe"),
+    "aiter.jit": {},
+    "aiter.jit.core": {**_LOGGER, **_alias(_DEVICE, "AITER_CONFIGS", "AITER_LOG_TUNED_CONFIG")},
+    "aiter.jit.utils": {},
+    "aiter.jit.utils.chip_info": _CHIP,
     "aiter.ops": {},
     "aiter.ops.batched_gemm_op_a8w8": _BATCHED["a8w8"],
     "aiter.ops.batched_gemm_op_bf16": _BATCHED["bf16"],
     "aiter.ops.enum": _ENUMS,
+    "aiter.ops.gemm_op_a16w16": _A16W16,
     "aiter.ops.gemm_op_a4w4": _A4W4,
     "aiter.ops.gemm_op_a8w8": _A8W8,
+    "aiter.ops.gemm_op_common": _alias(_DEVICE, "get_padded_m"),
+    "aiter.ops.gradlib": _GRADLIB,
     "aiter.ops.quant": _QUANT,
     "aiter.ops.shuffle": _SHUFFLE,
     "aiter.ops.triton": {},
-    "aiter.ops.triton.gemm_a16w16": _alias(_GEMM, gemm_a16w16="triton_gemm_a16w16"),
+    "aiter.ops.triton.gemm": {},
+    **{f"aiter.ops.triton.gemm.{folder}": {} for folder in ("basic", "batched", "feed_forward", "fused")},
+    **_TRITON,
     "aiter.utility": {},
-    "aiter.utility.dtypes": {**_DTYPES, **_alias(_DTYPE, "fp8")},
+    "aiter.utility.dtypes": _DTYPES,
     "aiter.utility.fp4_utils": _alias("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),
-}
+}  # fmt: skip
 #: Modules with another name in AITER's top-level namespace.
 ALIASES = {"dtypes": "aiter.utility.dtypes"}

@@ -1,0 +1,54 @@
+"""Outputs that AITER's functions take as arguments, and activations that they apply to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def output_dtype(y: torch.Tensor | None, dtype: Any = None) -> torch.dtype:
+    """Return the dtype to compute in: that of the given output, else the given one, else bf16."""
+    import torch
+
+    if y is not None:
+        return y.dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+def written(y: torch.Tensor | None, product: Any) -> torch.Tensor:
+    """Copy a product into the given output, and return that; without one return the product.
+
+    Raises:
+        OperandError: the output has another shape.
+    """
+    from tunedgemm.errors import OperandError
+
+    if y is None:
+        return product  # type: ignore[no-any-return]
+    if y.shape != product.shape:
+        raise OperandError(f"the output must be {list(product.shape)} (got {list(y.shape)})")
+    return y.copy_(product)
+
+
+def activated(product: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """Apply an activation by AITER's name.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    import torch
+    from torch.nn import functional
+
+    from tunedgemm.errors import UserError
+
+    if activation is None:
+        return product
+    if activation in ("silu", "silu_exp2"):
+        return functional.silu(product)
+    if activation in ("gelu", "gelu_tanh"):
+        return functional.gelu(product, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation in ("relu", "relu6"):
+        return torch.clamp(product, 0.0, 6.0 if activation == "relu6" else None)
+    raise UserError(f"activation: unknown name (got {activation!r}); known: gelu, gelu_tanh, relu, relu6, silu, silu_exp2")
