@@ -164,7 +164,7 @@ def gemm_a16w8_blockscale_preshuffle(
     config: Any = None,
     skip_reduce: bool | None = False,
 ) -> torch.Tensor:
-    """Compute `gemm_a16w8_blockscale` of a shuffled weight, given as [N/16, K*16], unshuffled in each call."""
+    """Compute `gemm_a16w8_blockscale` of a shuffled weight [N/16, K*16], unshuffled in each call."""
     return gemm_a16w8_blockscale(x, plain_rows(w, x.shape[-1]), w_scale, dtype, y, prequant, config, skip_reduce)
 
 

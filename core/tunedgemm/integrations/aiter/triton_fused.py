@@ -24,9 +24,9 @@ def ff_a16w16_nogate(
     config: Any = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Compute ``activation(x @ w_up.T) @ w_down`` of w_up [N, K] and w_down [N, K]."""
+    """Compute ``activation(x @ w_up.T) @ w_down`` of [N, K] weights; w_down is transposed in each call."""
     hidden = basic.gemm_a16w16(x, w_up, None, dtype, intermediate, config, activation)
-    return basic.gemm_a16w16(hidden, w_down.t(), None, dtype, y, config)
+    return basic.gemm_a16w16(hidden, w_down.t().contiguous(), None, dtype, y, config)
 
 
 def ff_a16w16_gated(
@@ -41,7 +41,7 @@ def ff_a16w16_gated(
 ) -> torch.Tensor:
     """Compute ``(activation(gate) * up) @ w_down``, gate and up being the halves of ``x @ w_up.T``."""
     hidden = basic.gemm_a16w16_gated(x, w_up, dtype, intermediate, config, activation)
-    return basic.gemm_a16w16(hidden, w_down.t(), None, dtype, y, config)
+    return basic.gemm_a16w16(hidden, w_down.t().contiguous(), None, dtype, y, config)
 
 
 def ff_a16w16_fused_ungated(
