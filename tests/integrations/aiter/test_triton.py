@@ -131,7 +131,7 @@ def module(name: str) -> types.ModuleType:
 
 @pytest.mark.parametrize(("folder", "home", "name", "operands", "expected"), CASES)
 def test_products(aiter, folder, home, name, operands, expected):
-    """Each product is right to the rounding of its output, in a new tensor and in a given one, by both paths."""
+    """Each product is right to its rounding, in a new tensor and in a given one, by both paths."""
     function: Callable[..., torch.Tensor] = getattr(module(f"gemm.{folder}.{home}"), name)
     output = {"YQ" if name == "batched_gemm_bf16" else "y": torch.empty(expected.shape, dtype=torch.float32)}
     tolerance = 0.05 if expected is PRODUCT and "fp8" in name else 0.005  # the quantisation of the operands
