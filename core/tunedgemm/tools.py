@@ -27,6 +27,7 @@ from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
@@ -103,6 +104,7 @@ __all__ = [
     "torch_launcher",
     "tune",
     "unshuffle_weight",
+    "unusual_experts",
     "upsert",
     "workspace",
 ]

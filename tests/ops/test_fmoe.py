@@ -137,8 +137,8 @@ class TestShapeOf:
         _, operands = inputs(**PLAIN, use_g1u1="0")
         with pytest.raises(OperandError, match="swiglu needs gated weights"):
             OP.shape_of(*operands, activation=ActivationType.Swiglu)
-        with pytest.raises(OperandError, match="no ActivationType 3 is computed here"):
-            OP.shape_of(*operands, activation=3)
+        with pytest.raises(OperandError, match="no ActivationType 4 is computed here"):
+            OP.shape_of(*operands, activation=4)
         with pytest.raises(OperandError, match=r"output must be torch.bfloat16 or torch.float16 .got torch.float32"):
             OP.shape_of(*operands, otype=torch.float32)
         with pytest.raises(OperandError, match=r"5 to 9 operands, hidden, w1, .*got 3"):
@@ -159,18 +159,46 @@ class TestColumns:
         assert OP.columns.format(shape_from())["layout"] == "row"
 
     @listed(
+        ("act", "dtypes", "kind"),
+        [
+            ("Silu", ("float8_e4m3fn", "float4_e2m1fn_x2"), "per_1x32"),
+            ("Situv2", ("bfloat16", "float4_e2m1fn_x2"), "per_1x32"),
+            ("Swiglu", ("float8_e4m3fn", "float8_e4m3fn"), "per_1x32"),
+            ("Silu", ("bfloat16", "int4"), "per_1x32"),
+            ("No", ("float8_e4m3fnuz", "float8_e4m3fnuz"), "per_256x128"),
+            ("Gelu", ("float8_e4m3fn", "float8_e4m3fn"), "per_1024x128"),
+            ("Silu", ("bfloat16", "int8"), "per_Token"),
+        ],
+    )
+    def test_activations_of_another_dtype_than_the_weights(self, act, dtypes, kind):
+        """AITER's rows of a8w4, a16w4, mxfp8 and int4 are written as they were read."""
+        words = {"act_type": f"ActivationType.{act}", "q_type": f"QuantType.{kind}"}
+        row = {**ROW, **words, **{f"q_dtype_{side}": f"torch.{name}" for side, name in zip("aw", dtypes, strict=True)}}
+        formatted = OP.columns.format(OP.columns.parse(row))
+        assert {column: formatted[column] for column in row} == row
+
+    def test_rows_of_any_topk(self):
+        """AITER's -1 of expert parallelism is read and written; a call has at least one expert a token."""
+        row = {**ROW, "topk": "-1"}
+        assert OP.columns.format(OP.columns.parse(row))["topk"] == "-1"
+        with pytest.raises(ShapeError, match="'topk' must be a whole number"):
+            OP.columns.parse({**ROW, "topk": "-2"})
+
+    def test_both_names_of_blocks_are_one_kind(self):
+        """per_128x128 is per_1x128, as AITER looks it up."""
+        assert OP.columns.parse({**ROW, "q_type": "QuantType.per_128x128"}) == OP.columns.parse({**ROW, "q_type": "QuantType.per_1x128"})
+
+    @listed(
         ("cells", "message"),
         [
-            (
-                {"act_type": "ActivationType.Situv2"},
-                "'act_type' has the unknown word 'ActivationType.Situv2'; known: ActivationType.Silu, ",
-            ),
+            ({"act_type": "ActivationType.Relu"}, "'act_type' has the unknown word 'ActivationType.Relu'; known: ActivationType.Silu, "),
             ({"act_type": ""}, "'act_type' is empty; known"),
-            ({"q_type": "QuantType.per_256x128"}, "'q_type' has the unknown word .*known: QuantType.No, QuantType.per_Tensor"),
-            ({"q_dtype_w": "torch.int8"}, "both factors must have one dtype"),
+            ({"q_type": "QuantType.per_2x2"}, "'q_type' has the unknown word .*known: QuantType.No, QuantType.per_Tensor"),
+            ({"q_dtype_a": "torch.float4_e2m1fn_x2"}, "'q_dtype_a' must be one of fp8_e4m3fn, fp8_e4m3fnuz, int8, bf16, fp16"),
+            ({**BLOCK, "q_dtype_a": "torch.int8"}, "'q_dtype_a' must be one of fp8_e4m3fn, fp8_e4m3fnuz, bf16, fp16"),
             ({"q_dtype_w": ""}, "'q_dtype_w' must be one of"),
             ({"q_dtype_w": "torch.bfloat16"}, "'q_dtype_w' must be one of fp8_e4m3fn, fp8_e4m3fnuz, int8"),
-            ({**PLAIN, "dtype": "fp16"}, "for QuantType.No that of column 'dtype'"),
+            ({**PLAIN, "dtype": "fp16"}, "'q_dtype_a' must be one of fp16"),
             ({"dtype": "torch.float32"}, "'dtype' must be one of bf16, fp16"),
             ({"topk": "0"}, "topk must be at least 1"),
             ({"expert": "0"}, "expert must be at least 1"),
@@ -251,7 +279,7 @@ class TestKin:
         """The shape, AITER's shuffled row of it, and only then rows of another activation."""
         shape = shape_from()
         assert [(kin.layout, kin["act"]) for kin in OP.equivalent_shapes(shape)] == [
-            (layout, act) for act in ("silu", "gelu", "swiglu") for layout in ("row", "aiter16x16")
+            (layout, act) for act in ("silu", "gelu", "swiglu", "situv2", "no") for layout in ("row", "aiter16x16")
         ]
         shuffled = attrs.evolve(shape, layout="aiter16x16", outdtype="fp16")
         assert [(kin.layout, kin.outdtype) for kin in OP.equivalent_shapes(shuffled)[:3]] == [
@@ -259,8 +287,8 @@ class TestKin:
         ]  # fmt: skip
 
     def test_ungated_experts_have_no_swiglu(self):
-        """No row of swiglu can serve weights without a gate."""
-        assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
+        """No row of an activation of two halves can serve weights without a gate."""
+        assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu", "no"}
 
     def test_expert_parallel_calls_find_rows_without_the_spare_slot(self):
         """Their own rows come first, then AITER's of one slot fewer, then those of all slots."""

@@ -9,6 +9,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.formats import mxfp4, scales
 from tunedgemm.ops.formats.shuffle import shuffle_weight
+from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
@@ -53,6 +54,18 @@ class TestActivations:
         assert self.of("swiglu") == pytest.approx(wanted)
         with pytest.raises(OperandError, match="swiglu needs gated weights"):
             self.of("swiglu", False)
+
+    def test_situv2(self):
+        """Both halves are bent by tanh within bounds of 1, the first also by a sigmoid."""
+        pairs = zip(self.GATE.tolist(), self.UP.tolist(), strict=True)
+        assert self.of("situv2") == pytest.approx([math.tanh(g) / (1 + math.exp(-g)) * math.tanh(u) for g, u in pairs])
+        with pytest.raises(OperandError, match="situv2 needs gated weights"):
+            self.of("situv2", False)
+
+    def test_no_activation(self):
+        """The product is unchanged; of gated weights, both halves are multiplied."""
+        assert self.of("no", False) == self.GATE.tolist()
+        assert self.of("no") == (self.GATE * self.UP).tolist()
 
 
 class TestRouting:
@@ -101,24 +114,31 @@ def by_hand(shape, operands):
     kind, q_dtype = shape["q_type"], shape["q_dtype_a"]
 
     def wide(weights, scale, expert):
-        if kind == "per_1x32":
+        if shape["q_dtype_w"] == "fp4x2":
             return mxfp4.dequant_fp4(weights.view(torch.uint8)[expert].view(weights.dtype), scale[expert], torch.float64)
+        if shape["q_dtype_w"] == "int4":
+            codes = weights.view(torch.uint8)[expert].int()
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+            return (codes - 16 * (codes > 7)).double() * scale[expert].double().t().repeat_interleave(32, 1)
         one = weights[expert].double()
-        if kind == "per_1x128":
+        if kind == "per_1x32":
+            return one * scale[expert].double().repeat_interleave(32, 1)
+        if kind in BLOCK_ROWS:
             rows, cols = one.shape
-            return one * scale[expert].double().repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
+            return one * scale[expert].double().repeat_interleave(BLOCK_ROWS[kind], 0)[:rows].repeat_interleave(128, 1)[:, :cols]
         return one if kind == "No" else one * scale[expert].double().reshape(-1, 1)
 
     def narrow(x, top=None):
         """One row, quantised and back."""
-        if kind == "No":
+        if q_dtype in ("bf16", "fp16"):
             return x.double()
-        if kind == "per_1x32":
+        if q_dtype == "fp4x2":
             return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x.float()[None]), torch.float64)[0]
         limit = 127.0 if q_dtype == "int8" else torch.finfo(getattr(torch, "float8_" + q_dtype[4:])).max
         parts = []
-        for part in x.float().split(128 if kind == "per_1x128" else len(x)):
+        for part in x.float().split({"per_1x32": 32, **dict.fromkeys(BLOCK_ROWS, 128)}.get(kind, len(x))):
             scale = (part.abs().max() if top is None else top) / limit
+            scale = 2.0 ** torch.ceil(torch.log2(scale)) if kind == "per_1x32" else scale
             q = part / scale
             q = q.round() if q_dtype == "int8" else q.to(getattr(torch, "float8_" + q_dtype[4:]))
             parts.append(q.double() * scale.double())
@@ -129,6 +149,10 @@ def by_hand(shape, operands):
         if shape["act"] == "swiglu":
             gate = gate.clamp(max=7.0)
             return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+        if shape["act"] == "situv2":
+            return torch.tanh(gate) * torch.sigmoid(gate) * torch.tanh(up)
+        if shape["act"] == "no":
+            return gate * up
         return (gate * torch.sigmoid(gate) if shape["act"] == "silu" else gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2)))) * up
 
     tensor_wide, slots = kind == "per_Tensor", [(t, j) for t in range(shape.m) for j in range(shape["topk"])]

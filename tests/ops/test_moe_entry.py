@@ -34,7 +34,7 @@ class TestFunction:
         fused_moe = OP.entry(dispatcher)["fused_moe"]
         return fused_moe(*operands[:5], **{**fields, "doweight_stage1": shape["doweight_stage1"], **scales, **more})
 
-    @listed("shape", [shape for shape in OP.examples if shape.m in (5, 16, 24)], ids=str)
+    @listed("shape", [shape for shape in OP.examples if shape.m in (5, 6, 16, 24) and "q_dtype_a" not in OP.fields(shape)], ids=str)
     def test_the_result(self, shape):
         """The mixture in the dtype of the hidden states; the launcher is kept and serves equal calls."""
         dispatcher, operands = Dispatcher(OP), OP.make_inputs(shape, CPU, 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe_formats
+from tunedgemm.ops.moe_words import GATED
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Swiglu as AITER and gpt-oss define it: slope of the sigmoid, and bounds of both halves.
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+#: Situv2's bounds of both halves in AITER's fused_moe, where a call gives none.
+SITU_BETA, SITU_LINEAR_BETA = 1.0, 1.0
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -28,14 +31,18 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
     """
     import torch
 
-    act = shape["act"]
+    act = str(shape["act"])
     gate, up = product.chunk(2, dim=-1) if shape["g1u1"] else (product, None)
-    if act == "swiglu":
+    if act in GATED:
         if up is None:
-            raise OperandError("fmoe: swiglu needs gated weights [E, 2 * inter_dim, model_dim]")
+            raise OperandError(f"fmoe: {act} needs gated weights [E, 2 * inter_dim, model_dim]")
+        if act == "situv2":
+            bent = SITU_BETA * torch.tanh(gate / SITU_BETA) * torch.sigmoid(gate)
+            return bent * (SITU_LINEAR_BETA * torch.tanh(up / SITU_LINEAR_BETA))
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-    gate = torch.nn.functional.silu(gate) if act == "silu" else torch.nn.functional.gelu(gate)
+    if act != "no":
+        gate = torch.nn.functional.silu(gate) if act == "silu" else torch.nn.functional.gelu(gate)
     return gate if up is None else gate * up
 
 
@@ -128,8 +135,6 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """
     import torch
 
-    from tunedgemm.ops.formats.shuffle import unshuffled
-
     hidden, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale = (*operands, *[None] * 4)[:9]
     experts, topk, inter = int(shape["expert"]), int(shape["topk"]), shape.k
     rows = inter * (2 if shape["g1u1"] else 1)
@@ -141,14 +146,14 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
     x = moe_formats.as_quantised(hidden, shape, a1_scale, wide)
     middle = torch.zeros(shape.m * topk, inter, dtype=wide, device=hidden.device)
-    weight, scale = unshuffled(w1), moe_formats.plain_scale(w1_scale, shape, rows, shape.n)
+    weight, scale = moe_formats.ordered_weight(w1, shape), moe_formats.plain_scale(w1_scale, shape, rows, shape.n)
     for expert, pairs in hits:
         product = exact_product(x[pairs // topk], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
         product = product * factors[pairs] if shape["doweight_stage1"] else product
         middle[pairs] = activated(product, shape)
 
     middle = moe_formats.as_quantised(middle, shape, a2_scale, wide)
-    weight, scale = unshuffled(w2), moe_formats.plain_scale(w2_scale, shape, shape.n, inter)
+    weight, scale = moe_formats.ordered_weight(w2, shape), moe_formats.plain_scale(w2_scale, shape, shape.n, inter)
     for expert, pairs in hits:
         product = exact_product(middle[pairs], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
         product = product if shape["doweight_stage1"] else product * factors[pairs]

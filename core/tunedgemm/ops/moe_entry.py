@@ -85,16 +85,15 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             doweight_stage1: multiply the routing weight into stage 1's product instead of stage
                 2's.
             w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
-                ceil(rows/128), ceil(cols/128)] for per_1x128; e8m0 [E, rows, cols/32] for per_1x32,
-                in `quant.shuffle_scale`'s order where the weights are shuffled.
+                ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
+                of int4 bf16 [E, cols/32, rows], shuffled where the weights are.
             a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where
                 absent.
             num_local_tokens: one value: rows of the output from there on are zero.
             dtype: of the output, bf16 or fp16; None for that of hidden_states.
             block_size_M, moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used:
                 the table decides.
-            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments, not
-                computed here.
+            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's, not computed here.
 
         Returns:
             A new tensor [T, model_dim].

@@ -5,28 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops.moe_words import BLOCK_ROWS, DTYPES, PACKED
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
+#: Columns of a block of scales, and elements of a group with a scale in per_1x32.
+_BLOCK, _GROUP = 128, 32
+
+
+def packed(shape: Shape) -> int:
+    """Return how many values one element of the weights' last dimension holds."""
+    return 2 if shape["q_dtype_w"] in PACKED else 1
+
 
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
     """Return the shape of the scales of weights [expert, rows, cols], () for none.
 
-    cols counts elements. mxfp4 in a shuffled layout has AITER's shuffled e8m0 scales of the rows of
-    all experts, padded to multiples of (256, 8).
+    cols counts elements. e8m0 scales in a shuffled layout are AITER's shuffled ones of the rows of
+    all experts, padded to multiples of (256, 8). Those of int4 have the groups before the rows.
     """
-    experts, kind = int(shape["expert"]), shape["q_type"]
+    experts, kind = int(shape["expert"]), str(shape["q_type"])
+    if kind == "per_1x32" and shape["q_dtype_w"] == "int4":
+        return experts, cols // _GROUP, rows
     if kind == "per_1x32" and shape.layout != "row":
-        return -(-experts * rows // 256) * 256, -(-cols // 32 // 8) * 8
-    return {
-        "No": (),
-        "per_Tensor": (experts,),
-        "per_Token": (experts, rows, 1),
-        "per_1x128": (experts, -(-rows // 128), -(-cols // 128)),
-        "per_1x32": (experts, rows, cols // 32),
-    }[str(kind)]
+        return -(-experts * rows // 256) * 256, -(-cols // _GROUP // 8) * 8
+    if kind in BLOCK_ROWS:
+        return experts, -(-rows // BLOCK_ROWS[kind]), -(-cols // _BLOCK)
+    return {"No": (), "per_Tensor": (experts,), "per_Token": (experts, rows, 1), "per_1x32": (experts, rows, cols // _GROUP)}[kind]
 
 
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -35,32 +42,51 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
     """
-    from tunedgemm.ops.formats import mxfp4, quant
+    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
 
-    kind = shape["q_type"]
-    if kind == "No" or x.numel() == 0:
+    kind, word = str(shape["q_type"]), str(shape["q_dtype_a"])
+    if word in DTYPES or x.numel() == 0:
         return x.to(dtype)
     x = x.float()
-    if kind == "per_1x32":
+    if word == "fp4x2":
         return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x), dtype)
-    q_dtype = torch_dtype(str(shape["q_dtype_a"]))
-    if kind == "per_1x128":
-        return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, 128))
+    q_dtype = torch_dtype(word)
+    if kind == "per_1x32":
+        return mxfp8.dequant_1x32(*mxfp8.per_1x32_f8_quant(x, q_dtype), dtype)
+    if kind in BLOCK_ROWS:
+        return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, _BLOCK))
     if kind == "per_Token":
         return quant.dequant_rows(*quant.pertoken_quant(x, quant_dtype=q_dtype), dtype)
     return quant.dequant_rows(*quant.per_tensor_quant(x, scale, quant_dtype=q_dtype), dtype)
 
 
+def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Return weights [expert, rows, cols] with their bytes in order, int4 as int8 values."""
+    from tunedgemm.ops.formats import int4
+    from tunedgemm.ops.formats.shuffle import unshuffle_weight
+
+    if shape["q_dtype_w"] != "int4":
+        return weight if shape.layout == "row" else unshuffle_weight(weight, shape.layout)
+    if shape.layout == "row":
+        return int4.unpack_int4(weight)
+    return unshuffle_weight(int4.unpack_shuffled_int4(getattr(weight, "plain", weight)), shape.layout)
+
+
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
     """Return the scales of weights [expert, rows, cols] in order as [expert, ...]; None without any."""
+    import torch
+
     from tunedgemm.ops.formats.scales import unshuffle_scale
 
     if scale is None:
         return None
-    wanted = scale_shape(shape, rows, cols)
+    wanted, experts = scale_shape(shape, rows, cols), int(shape["expert"])
+    if shape["q_dtype_w"] == "int4":
+        if shape.layout != "row" and scale.dtype is torch.bfloat16:
+            scale = scale.reshape(experts, cols // _GROUP // 2, rows, 2).transpose(2, 3)
+        return scale.reshape(wanted).transpose(1, 2).contiguous()
     if shape["q_type"] == "per_1x32" and shape.layout != "row":
-        experts = int(shape["expert"])
-        return unshuffle_scale(scale.reshape(wanted), experts * rows, cols // 32).reshape(experts, rows, cols // 32)
+        return unshuffle_scale(scale.reshape(wanted), experts * rows, cols // _GROUP).reshape(experts, rows, cols // _GROUP)
     return scale.reshape(wanted)
 
 
@@ -68,19 +94,31 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     """Return one expert's matrix [rows, cols] in *dtype*, dequantised.
 
     Args:
-        weight: [expert, rows, cols], plain (cols / 2 for fp4x2).
+        weight: as `ordered_weight` gives it (cols / 2 for fp4x2).
         scale: as `plain_scale` gives it.
     """
     import torch
 
-    from tunedgemm.ops.formats import mxfp4, quant
+    if shape["q_dtype_w"] == "fp4x2":  # torch indexes no 4-bit tensors
+        weight = weight.view(torch.uint8)
+    one = weight[expert : expert + 1]
+    return dequantised(one, None if scale is None else scale[expert : expert + 1], shape, dtype)[0]
 
-    kind = shape["q_type"]
-    if kind == "per_1x32":  # torch indexes no 4-bit tensors
-        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)[expert]), scale[expert], dtype)  # type: ignore[index]
-    matrix = weight[expert]
+
+def dequantised(weight: torch.Tensor, scale: torch.Tensor | None, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return matrices [experts, rows, cols] in *dtype*; weight and scale are those of these experts."""
+    import torch
+
+    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
+
+    kind = str(shape["q_type"])
     if scale is None:
-        return matrix.to(dtype)
-    if kind == "per_1x128":
-        return quant.dequant_blocks(matrix, scale[expert], dtype, (128, 128))
-    return quant.dequant_rows(matrix, scale[expert], dtype)
+        return weight.to(dtype)
+    if shape["q_dtype_w"] == "fp4x2":
+        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)), scale, dtype)
+    if kind == "per_1x32":
+        return mxfp8.dequant_1x32(weight, scale, dtype)
+    if kind in BLOCK_ROWS:
+        return quant.dequant_blocks(weight, scale, dtype, (BLOCK_ROWS[kind], _BLOCK))
+    by_row = scale.reshape(len(weight), -1, 1).expand(-1, weight.shape[1], 1)
+    return quant.dequant_rows(weight, by_row, dtype)

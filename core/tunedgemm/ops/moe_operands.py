@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.device import current_device
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_formats, moe_words
@@ -24,8 +26,13 @@ def shape_of(
     quant_type: Any = moe_words.QuantType.No,
     doweight_stage1: bool = False,
     expert_parallel: bool = False,
+    q_dtype_a: str = "",
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other.
+
+    Args:
+        q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
+    """
     import torch
 
     if not 5 <= len(operands) <= 9:
@@ -36,7 +43,7 @@ def shape_of(
     hidden, w1, w2, topk_weight, topk_ids = operands[:5]
     w1_scale, w2_scale, a1_scale, a2_scale = (*operands[5:], *[None] * 4)[:4]
     act, kind = moe_words.act_word(activation), moe_words.quant_word(quant_type)
-    experts, model_dim, inter, gated, q_dtype = _weights(hidden, w1, w2, kind)
+    experts, model_dim, inter, gated, q_dtype_w = _weights(hidden, w1, w2, kind)
     dtype = short_dtype(hidden.dtype)
     outdtype = dtype if otype is None else short_dtype(otype)
     if outdtype not in moe_words.DTYPES:
@@ -53,8 +60,8 @@ def shape_of(
             "expert": experts,
             "topk": _topk(hidden, topk_weight, topk_ids),
             "act": act,
-            "q_dtype_a": q_dtype,
-            "q_dtype_w": q_dtype,
+            "q_dtype_a": q_dtype_a or default_q_dtype_a(kind, q_dtype_w, act, hidden.shape[0]),
+            "q_dtype_w": q_dtype_w,
             "q_type": kind,
             "g1u1": gated,
             "doweight_stage1": bool(doweight_stage1),
@@ -70,18 +77,25 @@ def shape_of(
     return shape
 
 
+def default_q_dtype_a(kind: str, q_dtype_w: str, act: str, m: int) -> str:
+    """Return the dtype that AITER gives the activations of a call on this process's device."""
+    return moe_words.activation_dtype(kind, q_dtype_w, act, m, False, current_device().gfx)
+
+
 def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str) -> tuple[int, int, int, bool, str]:
     """Return (experts, model_dim, inter_dim, whether gated, dtype) of the weights.
 
     Raises OperandError where they do not fit each other.
     """
+    import torch
+
     operands = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
     if hidden.dim() != 2 or w1.dim() != 3 or w2.dim() != 3:
         raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({operands})")
     if str(hidden.dtype) not in map(table_text, moe_words.DTYPES):
         raise OperandError(f"fmoe: hidden must be torch.bfloat16 or torch.float16; the op quantises it itself ({operands})")
     allowed = (short_dtype(hidden.dtype),) if kind == "No" else moe_words.WEIGHT_DTYPES[kind]
-    texts = [*map(table_text, allowed), *(["torch.uint8"] if kind == "per_1x32" else [])]
+    texts = [*map(table_text, allowed), *(["torch.uint8"] if kind == "per_1x32" else [])]  # bytes are mxfp4
     if w1.dtype != w2.dtype or str(w1.dtype) not in texts:
         raise OperandError(f"fmoe: with QuantType.{kind} w1 and w2 must both be {' or '.join(texts)} ({operands})")
     if w1.device != hidden.device or w2.device != hidden.device:
@@ -89,7 +103,8 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
     layouts = [layout_of(moe_words.NAME, weight) for weight in (w1, w2)]
     if layouts[0] != layouts[1]:
         raise OperandError(f"fmoe: w1 and w2 must lie alike (got layouts {layouts[0]} and {layouts[1]}); see shuffle_weight")
-    packed = 2 if kind == "per_1x32" else 1
+    q_dtype_w = allowed[0] if w1.dtype is torch.uint8 else short_dtype(w1.dtype)
+    packed = 2 if q_dtype_w in moe_words.PACKED else 1
     experts, rows, model_dim, inter = w1.shape[0], w1.shape[1], hidden.shape[1], w2.shape[2] * packed
     if w2.shape[0] != experts or w2.shape[1] != model_dim or w1.shape[2] * packed != model_dim or rows not in (inter, 2 * inter):
         halves = " (two 4-bit values are one element of the last dimension)" if packed == 2 else ""
@@ -99,7 +114,7 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
         )
     if not experts or not inter or not model_dim:
         raise OperandError(f"fmoe: the number of experts and their sizes must be at least 1 ({operands})")
-    return experts, model_dim, inter, rows == 2 * inter, allowed[0] if packed == 2 else short_dtype(w1.dtype)
+    return experts, model_dim, inter, rows == 2 * inter, q_dtype_w
 
 
 def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tensor) -> int:
@@ -122,27 +137,34 @@ def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tup
 
     It may be missing, superfluous, or of another shape, dtype or device.
     """
-    kind, experts, (rows, cols) = str(shape["q_type"]), int(shape["expert"]), sizes
-    wanted = moe_formats.scale_shape(shape, rows, cols)
-    allowed = {
-        "No": [],
-        "per_Tensor": [wanted, (experts, 1), (experts, 1, 1)],
-        "per_Token": [wanted, (experts, rows)],
-        "per_1x128": [wanted, (experts, wanted[-1] * wanted[-2] if len(wanted) == 3 else 0)],
-        "per_1x32": [wanted, (experts * rows, cols // 32)] if shape.layout == "row" else [wanted],
-    }[kind]
-    if kind == "per_1x32" and wanted == (experts * rows, cols // 32):  # shuffled, and nothing was padded
-        allowed.append((experts, rows, cols // 32))
-    dtypes = ["torch.float8_e8m0fnu", "torch.uint8"] if kind == "per_1x32" else ["torch.float32"]
+    kind = str(shape["q_type"])
     if kind == "No":
         if scale is not None:
             raise OperandError(f"fmoe: {name} is given, but QuantType.No has no scales; name the quant_type")
         return
+    allowed, dtypes, order = _scale_forms(shape, *sizes)
     if scale is None or tuple(scale.shape) not in allowed or str(scale.dtype) not in dtypes or scale.device != device:
         got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
-        order = "in the order of quant.shuffle_scale, as the weights are shuffled, " if kind == "per_1x32" and shape.layout != "row" else ""
         shapes = " or ".join(str(list(sizes)) for sizes in allowed)
         raise OperandError(f"fmoe: with QuantType.{kind} {name} must be {shapes}, {order}{' or '.join(dtypes)} on {device} (got {got})")
+
+
+def _scale_forms(shape: Shape, rows: int, cols: int) -> tuple[list[tuple[int, ...]], list[str], str]:
+    """Return the shapes and dtypes of scales of weights [E, rows, cols], and the order they need."""
+    kind, experts = str(shape["q_type"]), int(shape["expert"])
+    wanted = moe_formats.scale_shape(shape, rows, cols)
+    if kind != "per_1x32":
+        flat: dict[str, list[tuple[int, ...]]] = {"per_Tensor": [(experts, 1), (experts, 1, 1)], "per_Token": [(experts, rows)]}
+        return [wanted, *flat.get(kind, [(experts, math.prod(wanted[1:]))])], ["torch.float32"], ""
+    if shape["q_dtype_w"] == "int4":
+        shuffled = [(math.prod(wanted),), (experts, wanted[1] // 2, rows, 2)] if shape.layout != "row" else []
+        order = "in the order of shuffle_scale_for_int4, as the weights are shuffled, " if shuffled else ""
+        return [*shuffled, wanted], ["torch.bfloat16", "torch.float32"], order
+    dtypes = ["torch.float8_e8m0fnu", "torch.uint8"]
+    if shape.layout == "row":
+        return [wanted, (experts * rows, cols // 32)], dtypes, ""
+    by_expert = [(experts, rows, cols // 32)] if wanted == (experts * rows, cols // 32) else []  # nothing was padded
+    return [wanted, *by_expert], dtypes, "in the order of quant.shuffle_scale, as the weights are shuffled, "
 
 
 def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torch.device) -> None:
@@ -167,9 +189,10 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
-    kind = str(shape["q_type"])
+    kind, word = str(shape["q_type"]), str(shape["q_dtype_a"])
+    group = (0, 0) if word in moe_words.DTYPES else _ACTIVATION_GROUPS[kind]
     hidden = torch.randn(shape.m, shape.n, generator=generator, device=device)
-    hidden = (hidden * _uneven((shape.m, shape.n), _ACTIVATION_GROUPS[kind], _SPREAD, generator)).to(torch_dtype(shape.dtype))
+    hidden = (hidden * _uneven((shape.m, shape.n), group, _SPREAD, generator)).to(torch_dtype(shape.dtype))
     experts, topk = int(shape["expert"]), int(shape["topk"])
     logits = torch.randn(shape.m, max(experts, topk), generator=generator, device=device)
     chosen, ids = logits.topk(topk, dim=-1)
@@ -187,8 +210,10 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
 _SPREAD = 4.0
 
 #: Rows and columns that share a scale, 0 for all of them.
-_ACTIVATION_GROUPS = {"No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x128": (1, 128), "per_1x32": (1, 32)}
-_WEIGHT_GROUPS = {"No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x128": (128, 128), "per_1x32": (1, 32)}
+_ACTIVATION_GROUPS = {
+    "No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x32": (1, 32), **dict.fromkeys(moe_words.BLOCK_ROWS, (1, 128)),
+}  # fmt: skip
+_WEIGHT_GROUPS = _ACTIVATION_GROUPS | {kind: (rows, 128) for kind, rows in moe_words.BLOCK_ROWS.items()}
 
 
 def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, generator: torch.Generator) -> torch.Tensor:
@@ -208,42 +233,62 @@ def _experts(
     """Draw weights [E, *sizes] and their scales by expert: in float32 all would not fit a device."""
     import torch
 
-    from tunedgemm.ops.formats.scales import shuffle_scale
-    from tunedgemm.ops.formats.shuffle import shuffle_weight
-
     kind, experts = str(shape["q_type"]), int(shape["expert"])
-    dtype = torch_dtype(str(shape["q_dtype_w"]))
     weights: torch.Tensor | None = None
     scales: list[torch.Tensor] = []
     for expert in range(experts):
         values = torch.randn(*sizes, generator=generator, device=generator.device) * size
         values *= _uneven(sizes, _WEIGHT_GROUPS[kind], spread, generator)
-        quantised, scale = _quantised(values, kind, dtype)
+        quantised, scale = _quantised(values, shape)
         scales += [] if scale is None else [scale]
         bits = quantised.view(torch.uint8)
         if weights is None:
             weights = torch.empty(experts, *bits.shape, dtype=torch.uint8, device=bits.device)
         weights[expert] = bits
     assert weights is not None
-    typed = weights.view(dtype)
-    if shape.layout != "row":
-        typed = shuffle_weight(typed, shape.layout)
-    if not scales:
+    scale = torch.stack([scale.view(torch.uint8) for scale in scales]).view(scales[0].dtype) if scales else None
+    return _stored(weights, scale, shape, sizes)
+
+
+def _stored(
+    weights: torch.Tensor, scale: torch.Tensor | None, shape: Shape, sizes: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the bytes of weights and their scales [E, ...] in the layout of the shape."""
+    import torch
+
+    from tunedgemm.ops.formats import int4
+    from tunedgemm.ops.formats.scales import shuffle_scale
+    from tunedgemm.ops.formats.shuffle import as_shuffled, shuffle_weight
+
+    shuffled, dtype = shape.layout != "row", torch_dtype(str(shape["q_dtype_w"]))
+    if dtype is int4.INT4:
+        values, half = weights.view(torch.int8), (*weights.shape[:2], weights.shape[2] // 2)
+        if not shuffled:
+            return int4.pack_int4(values), scale
+        packed = int4.pack_int8_to_packed_int4(shuffle_weight(values, shape.layout).plain).view(half).view(dtype)
+        assert scale is not None
+        return as_shuffled(packed, shape.layout), int4.shuffle_scale_for_int4(scale).view(-1)
+    typed = shuffle_weight(weights.view(dtype), shape.layout) if shuffled else weights.view(dtype)
+    if scale is None:
         return typed, None
-    scale = torch.stack([scale.view(torch.uint8) for scale in scales]).view(scales[0].dtype)
-    if kind == "per_1x32" and shape.layout != "row":
+    if shuffled and shape["q_type"] == "per_1x32":
         return typed, shuffle_scale(scale.reshape(-1, scale.shape[-1]))
     return typed, scale.reshape(moe_formats.scale_shape(shape, *sizes))
 
 
-def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Quantise one expert's weights [rows, cols] as stored; the scales are None for QuantType.No."""
-    from tunedgemm.ops.formats import mxfp4, quant
+def _quantised(values: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Quantise one expert's weights [rows, cols], int4 as int8; the scales are None for QuantType.No."""
+    from tunedgemm.ops.formats import int4, mxfp4, mxfp8, quant
 
+    kind, dtype = str(shape["q_type"]), torch_dtype(str(shape["q_dtype_w"]))
     if kind == "per_Tensor":
         return quant.per_tensor_quant(values, quant_dtype=dtype)
     if kind == "per_Token":
         return quant.pertoken_quant(values, quant_dtype=dtype)
-    if kind == "per_1x128":
-        return quant.per_block_quant(values, dtype)
-    return mxfp4.per_1x32_f4_quant(values) if kind == "per_1x32" else (values.to(dtype), None)
+    if kind in moe_words.BLOCK_ROWS:
+        return quant.per_block_quant(values, dtype, (moe_words.BLOCK_ROWS[kind], 128))
+    if kind == "No":
+        return values.to(dtype), None
+    if dtype is int4.INT4:
+        return int4.per_1x32_i4_quant(values)
+    return mxfp4.per_1x32_f4_quant(values) if dtype is mxfp4.FP4 else mxfp8.per_1x32_f8_quant(values, dtype)

@@ -6,22 +6,35 @@ Imports no torch.
 from __future__ import annotations
 
 import enum
+import os
 from typing import Any
 
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.shape import Shape
 
 
-class ActivationType(enum.IntEnum):
-    """AITER's activations (csrc/include/aiter_enum.h) that are computed here."""
+class _AiterEnum(enum.IntEnum):
+    """Numbers as in AITER, written as AITER's tables hold them."""
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class ActivationType(_AiterEnum):
+    """AITER's activations (csrc/include/aiter_enum.h)."""
+
+    No = -1
     Silu = 0
     Gelu = 1
     Swiglu = 2
+    Situv2 = 3
 
 
-class QuantType(enum.IntEnum):
-    """AITER's kinds of quantisation (csrc/include/aiter_enum.h) that are computed here.
+class QuantType(_AiterEnum):
+    """AITER's kinds of quantisation (csrc/include/aiter_enum.h).
 
     ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements
     of the activations.
@@ -33,6 +46,8 @@ class QuantType(enum.IntEnum):
     per_1x32 = 3
     per_1x128 = 4
     per_128x128 = 5
+    per_256x128 = 6
+    per_1024x128 = 7
 
 
 NAME = "fmoe"
@@ -40,21 +55,68 @@ NAME = "fmoe"
 EXPERT_PARALLEL = "expert_parallel"
 #: Dtypes of the hidden states and of the output.
 DTYPES = ("bf16", "fp16")
-_BYTES = ("fp8_e4m3fn", "fp8_e4m3fnuz", "int8")
+_FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+#: Kind -> rows of a block of the weights that shares a scale with 128 columns; 128 elements of an
+#: activation share one.
+BLOCK_ROWS = {"per_1x128": 128, "per_256x128": 256, "per_1024x128": 1024}
 #: the word of a kind in `Shape.extra` -> the dtypes that weights of this kind may have
 WEIGHT_DTYPES = {
-    "No": ("bf16", "fp16"),
-    "per_Tensor": _BYTES,
-    "per_Token": _BYTES,
-    "per_1x128": _BYTES[:2],
-    "per_1x32": ("fp4x2",),
+    "No": DTYPES,
+    "per_Tensor": (*_FP8, "int8"),
+    "per_Token": (*_FP8, "int8"),
+    "per_1x32": ("fp4x2", *_FP8, "int4"),
+    **dict.fromkeys(BLOCK_ROWS, _FP8),
 }
+#: topk of AITER's rows for expert parallelism in tuned_grouped_fmoe.csv: they hold for any.
+ANY_TOPK = -1
+#: Dtypes with two elements in a byte.
+PACKED = ("fp4x2", "int4")
 #: the word of an activation in `Shape.extra` -> its member
-ACTIVATIONS = {member.name.lower(): member for member in ActivationType}
+ACTIVATIONS = {member.name.lower(): member for member in (ActivationType(value) for value in (0, 1, 2, 3, -1))}
+_PLAIN_KINDS, _PLAIN_ACTIVATIONS = ("No", "per_Tensor", "per_Token", "per_1x32", "per_1x128"), ("silu", "gelu", "swiglu")
+#: Activations of two halves.
+GATED = ("swiglu", "situv2")
+#: Variables of AITER's rule, with its defaults: tokens from which activations are quantised.
+_BOUNDS = {"separated": "GPTOSS_SWIGLU_MXFP4_BF16_BOUND", "interleaved": "AITER_BF16_FP8_MOE_BOUND"}
+
+
+def activation_dtypes(kind: str, dtype: str) -> tuple[str, ...]:
+    """Return the dtypes that activations may have in a stage: quantised, or the 16 bits they come in."""
+    if kind == "No":
+        return (dtype,)
+    return *(word for word in WEIGHT_DTYPES[kind] if word != "int4"), *DTYPES
+
+
+def activation_dtype(kind: str, q_dtype_w: str, act: str, m: int, interleaved: bool, gfx: str) -> str:
+    """Return the dtype that AITER gives the activations of a call (fused_moe.py).
+
+    It is that of the weights, except with scales of 32 elements: int4 weights multiply bf16, and
+    mxfp4 ones bf16, fp8 or mxfp4 by the activation, the number of tokens and the architecture.
+    """
+    if q_dtype_w == "int4":
+        return "bf16"
+    if kind != "per_1x32" or q_dtype_w != "fp4x2":
+        return q_dtype_w
+    if gfx == "gfx1250":
+        return _FP8[0] if _is_on("AITER_FORCE_A8W4") else q_dtype_w
+    if act == "situv2":
+        return _FP8[0] if _is_on("AITER_SITUV2_A8W4") else q_dtype_w if _is_on("AITER_SITUV2_A4W4") else "bf16"
+    if not interleaved:
+        return "bf16" if act == "swiglu" and m < _bound("separated") else q_dtype_w
+    return "bf16" if gfx != "gfx950" or m < _bound("interleaved") else _FP8[0]
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "0") == "1"
+
+
+def _bound(gate: str) -> int:
+    text = os.environ.get(_BOUNDS[gate], "256")
+    return int(text) if text.isdigit() else 256
 
 
 def act_word(value: Any) -> str:
-    """Return ``silu``, ``gelu`` or ``swiglu`` for a member of either enum, or its number.
+    """Return the word of a member of either enum, or of its number, such as ``silu``.
 
     The enums are `ActivationType` and AITER's.
 
@@ -67,7 +129,7 @@ def act_word(value: Any) -> str:
 def quant_word(value: Any) -> str:
     """Return the name of a kind of quantisation: a member of `QuantType`, of AITER's enum, or a number.
 
-    It is ``No``, ``per_Tensor``, ``per_Token``, ``per_1x128`` or ``per_1x32``.
+    It is that of the member; ``per_128x128`` is ``per_1x128``.
 
     Raises:
         OperandError: another kind; the message lists those there are.
@@ -105,10 +167,29 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 def problem(shape: Shape) -> str:
     """Return why no operands could have a shape, or ""."""
     for name in ("expert", "topk"):
-        if int(shape[name]) < 1:
+        if int(shape[name]) < 1 and (name, shape[name]) != ("topk", ANY_TOPK):
             return f"{name} must be at least 1 (got {shape[name]})"
-    if shape["act"] == "swiglu" and not shape["g1u1"]:
-        return "swiglu needs gated weights: w1 [expert, 2 * inter_dim, model_dim], use_g1u1 1"
-    if shape["q_type"] == "per_1x32" and (shape.n % 32 or shape.k % 32):
+    if shape["act"] in GATED and not shape["g1u1"]:
+        return f"{shape['act']} needs gated weights: w1 [expert, 2 * inter_dim, model_dim], use_g1u1 1"
+    kind, q_dtype_a, q_dtype_w = (str(shape[name]) for name in ("q_type", "q_dtype_a", "q_dtype_w"))
+    if kind == "No" and q_dtype_w != shape.dtype:
+        return f"QuantType.No needs weights of the hidden states' dtype (got {shape.dtype} and {q_dtype_w})"
+    if q_dtype_a not in (allowed := activation_dtypes(kind, shape.dtype)):
+        return f"activations of QuantType.{kind} must be {', '.join(allowed)} (got {q_dtype_a})"
+    if kind == "per_1x32" and (shape.n % 32 or shape.k % 32):
         return f"per_1x32 needs model_dim and inter_dim to be multiples of 32 (got {shape.n} and {shape.k})"
     return ""
+
+
+def unusual_experts(shape: Shape) -> str:
+    """Return what sets a shape apart from plain experts, or "".
+
+    Plain experts multiply two factors of one dtype, in a kind of quantisation and with an
+    activation that every backend knows.
+    """
+    kind, q_dtype_a, q_dtype_w = (str(shape[name]) for name in ("q_type", "q_dtype_a", "q_dtype_w"))
+    if q_dtype_a != q_dtype_w:
+        return f"activations of {q_dtype_a} and weights of {q_dtype_w}"
+    if kind not in _PLAIN_KINDS or (kind == "per_1x32" and q_dtype_w != "fp4x2"):
+        return f"QuantType.{kind} of {q_dtype_w}"
+    return "" if shape["act"] in _PLAIN_ACTIVATIONS else f"activation {shape['act']}"

@@ -50,7 +50,7 @@ class _Call:
         shape: the shape to compute.
         dtype: of the products' operands.
         ids: the pairs' experts [T * topk], E for a pair without one.
-        weights: w1 and w2 as given.
+        weights: w1 and w2, in order.
         scales: their scales in order, by expert, or None.
     """
 
@@ -70,24 +70,14 @@ class _Call:
 
     def matrices(self, stage: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
         """Return [experts, rows, cols] of the *chosen* experts, by their indices on the device, or of all."""
-        import torch
-
-        from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4
-        from tunedgemm.ops.formats.quant import dequant_rows
-
-        rows, cols = self.size(stage)
-        kind, weight, scale = self.shape["q_type"], self.weights[stage], self.scales[stage]
+        weight, scale = self.weights[stage], self.scales[stage]
         if chosen is not None:
             weight, scale = _select(weight, chosen), None if scale is None else _select(scale, chosen)
-        if scale is None:
-            return weight.to(self.dtype)
-        if kind == "per_1x32":
-            return dequant_fp4(as_fp4(weight.view(torch.uint8)), scale, self.dtype)
-        flat = weight.view(-1, cols)
-        if kind == "per_1x128":
+        if self.shape["q_type"] == "per_1x128" and scale is not None:
+            rows, cols = self.size(stage)
+            flat = weight.view(-1, cols)
             return times_blocks(flat, spread(scale, rows).reshape(len(flat), -1), self.dtype).view(-1, rows, cols)
-        by_row = scale.reshape(len(weight), -1, 1).expand(-1, rows, 1)
-        return dequant_rows(flat, by_row.reshape(-1, 1), self.dtype).view(-1, rows, cols)
+        return moe_formats.dequantised(weight, scale, self.shape, self.dtype)
 
     def quantised(self, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         """Quantise and dequantise the input of a stage."""
@@ -132,7 +122,8 @@ def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]
         hit = (ids < experts).unsqueeze(1)
         factors = topk_weight.reshape(-1, 1).float()
         in_order = (moe_formats.plain_scale(w1_scale, shape, *first), moe_formats.plain_scale(w2_scale, shape, *second))
-        stage = stage_of(_Call(shape, inner, ids, (w1, w2), in_order))
+        weights = (moe_formats.ordered_weight(w1, shape), moe_formats.ordered_weight(w2, shape))
+        stage = stage_of(_Call(shape, inner, ids, weights, in_order))
 
         middle = stage(hidden, a1_scale, 0).float()
         middle = moe.activated(middle * factors if early else middle, shape).masked_fill_(~hit, 0.0)
@@ -330,7 +321,7 @@ def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
 
 def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
     if capability(device) != 90 or {shape["q_dtype_w"], shape["q_dtype_a"]} != {"fp8_e4m3fn"}:
-        return f"multiplies fp8_e4m3fn on sm_90, not {shape['q_dtype_w']} on {device.gfx}"
+        return f"multiplies fp8_e4m3fn on sm_90, not {shape['q_dtype_a']} by {shape['q_dtype_w']} on {device.gfx}"
     if shape["q_type"] not in ("per_Token", "per_Tensor") or shape.dtype != "bf16":
         return f"takes one scale a row and gives bf16, not {shape['q_type']} and {shape.dtype}"
     fits = shape.n % 16 == 0 and shape.k % 16 == 0
@@ -355,16 +346,10 @@ def _listed_if_few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[
     return listed
 
 
-def _with_plain_weights(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to take both weights in order; each route puts the shuffled scales in order."""
-    from tunedgemm.ops.formats.shuffle import unshuffle_weight
-
-    layout = shape.layout
-
-    def ordered(hidden: Any, w1: Any, w2: Any, *rest: Any) -> Any:
-        return call(hidden, unshuffle_weight(w1, layout), unshuffle_weight(w2, layout), *rest)
-
-    return ordered
+def _as_given(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function unchanged: each route puts weights and scales in order."""
+    del shape
+    return call
 
 
 def _native(shape: Shape, device: Device) -> str:
@@ -389,5 +374,5 @@ family = Family(
         }
     ),
     _native,
-    _with_plain_weights,
+    _as_given,
 )

@@ -5,6 +5,8 @@ Rounding and the scales of groups without finite values are those of `tunedgemm.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tunedgemm.errors import OperandError
@@ -13,7 +15,7 @@ from tunedgemm.ops.formats.scales import E8M0, as_bytes, shuffle_scale
 
 FP4 = torch.float4_e2m1fn_x2
 #: Elements of K that share a scale in mxfp4, and the largest magnitude of e2m1.
-_MX = 32
+_MX, _LARGEST = 32, 6.0
 
 
 def per_1x32_f4_quant(
@@ -48,7 +50,7 @@ def per_1x32_f4_quant(
     scale = torch.empty(rows.shape[0], k // _MX, dtype=torch.uint8, device=x.device)
     for part in slices(*rows.shape):
         values = rows[part].to(torch.float32).view(-1, k // _MX, _MX)
-        power = _power(values.abs().amax(-1))
+        power = power_of(values.abs().amax(-1), _LARGEST)
         scale[part] = power.to(torch.uint8)
         # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied
         # by 0
@@ -100,17 +102,20 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
     return out
 
 
-def _power(top: torch.Tensor) -> torch.Tensor:
-    """Return the e8m0 byte of amax / 6 rounded up to a power of two, as int32.
+def power_of(top: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return the e8m0 byte of amax / limit rounded up to a power of two, as int32.
 
     It is 255 for values that are not finite and 0 for zero. It is read off the bits of
-    amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
-    division on the device may multiply by 1/6 instead, which is another number.
+    amax = f * 2^e: with limit = g * 2^h, f / g * 2^(e - h) rounds up to 2^(e - h) up to f = g,
+    beyond to 2^(e - h + 1). A division on the device may multiply by the reciprocal instead, which
+    is another number.
     """
+    fraction_of_limit, exponent = math.frexp(limit)
     bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
     field, fraction = bits >> 23, bits & 0x7FFFFF
-    power = (field - 2 + (fraction > 0x400000).to(torch.int32)).clamp_(min=1)
-    # 3 units of the smallest subnormal and less vanish when divided by 6
+    threshold = int((2 * fraction_of_limit - 1) * (1 << 23))
+    power = (field - (exponent - 1) + (fraction > threshold).to(torch.int32)).clamp_(min=1)
+    # 3 units of the smallest subnormal and less vanish when divided by 6 or more
     return torch.where(field == 255, 255, torch.where(bits <= 3, 0, power))
 
 

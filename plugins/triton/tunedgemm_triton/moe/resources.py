@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import dtype_bits, unusual_experts
 
 from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
@@ -23,6 +23,8 @@ def unsupported(shape: Shape, device: Device) -> str | None:
 
 
 def _unsupported_operands(shape: Shape, device: Device) -> str | None:
+    if unusual := unusual_experts(shape):
+        return f"kernels of fmoe do not take {unusual}"
     if reason := unsupported_fp8(str(shape["q_dtype_w"]), device.gfx):
         return reason
     if int(shape["expert"]) > MAX_EXPERTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import unusual_experts
 
 from tunedgemm_ck.cutlass.cost import ceil_div
 from tunedgemm_ck.cutlass.limits import ALIGNMENT, MAX_BYTES, unfit_parameters
@@ -31,6 +32,8 @@ def unsupported(shape: Shape, device: Device) -> str | None:
         return f"fmoe needs sm_90 (got {device.gfx})"
     if shape.m == 0:
         return "an empty batch needs no kernel"
+    if unusual := unusual_experts(shape):
+        return f"fmoe has no {unusual}"
     if kind not in _DTYPES:
         return f"q_type of fmoe must be {', '.join(_DTYPES)} (got {kind}); sm_90 has no fp4"
     if q_dtype not in _DTYPES[kind]:

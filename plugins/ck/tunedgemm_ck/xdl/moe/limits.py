@@ -9,6 +9,7 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import unusual_experts
 
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages
@@ -56,6 +57,7 @@ def unsupported(shape: Shape, device: Device) -> str | None:
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
     checks = (
         (device.gfx in ARCHITECTURES, f"{' or '.join(ARCHITECTURES)} (got {device.gfx})"),
+        (not (unusual := unusual_experts(shape)), f"factors of one dtype, without {unusual}"),
         (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind})"),
         (device.gfx not in DTYPES or q_dtype in DTYPES[device.gfx], f"dtypes that {device.gfx} multiplies (got {q_dtype})"),
         (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),

@@ -1,0 +1,87 @@
+"""Quantise to int4 and back: two values in a byte, one scale for 32 elements of a row.
+
+AITER's a16wi4. Its scales [groups of K, rows] have the groups first, in bf16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.quant import as_rows
+
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # not in the stubs
+#: Elements of K that share a scale, and the largest magnitude that is used.
+_GROUP, _LIMIT = 32, 7
+#: AITER's pack: the low halves of its bytes hold the first values, the high halves the others.
+_PACK = 8
+
+
+def per_1x32_i4_quant(w: torch.Tensor, group_size: int = _GROUP) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise a weight to values of -7 to 7; the name and the results are AITER's.
+
+    Args:
+        w: [..., N, K] of a float dtype of 16 bits or more; K a multiple of 32.
+        group_size: 32.
+
+    Returns:
+        (q [..., N, K] torch.int8, scale [..., K/32, N] torch.bfloat16)
+
+    Raises:
+        OperandError: w or the size of a group is none of these.
+    """
+    as_rows(w, dims=2)
+    k = w.shape[-1]
+    if group_size != _GROUP or k % _GROUP:
+        raise OperandError(f"int4 has one scale for {_GROUP} elements and K a multiple of that (got group_size={group_size}, K={k})")
+    groups = w.detach().to(torch.float32).view(*w.shape[:-1], k // _GROUP, _GROUP)
+    scale = groups.abs().amax(-1).clamp_(min=1e-6) / _LIMIT
+    q = (groups / scale[..., None]).round_().clamp_(-_LIMIT, _LIMIT).to(torch.int8).view(w.shape)
+    return q, scale.transpose(-1, -2).contiguous().to(torch.bfloat16)
+
+
+def pack_int4(q: torch.Tensor) -> torch.Tensor:
+    """Pack int8 values [..., K] of -8 to 7 into [..., K/2] torch.int4, the even element in the low half."""
+    low, high = (q.view(torch.uint8)[..., first::2] & 15 for first in (0, 1))
+    return (low | (high << 4)).view(INT4)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Invert `pack_int4`: [..., K/2] to int8 [..., K]."""
+    return torch.stack(_halves(packed), -1).flatten(-2)
+
+
+def pack_int8_to_packed_int4(x_shuf_i8: torch.Tensor) -> torch.Tensor:
+    """Pack shuffled int8 values of -8 to 7 as AITER's function of this name, 8 values into 4 bytes.
+
+    Returns:
+        The bytes, flat, as torch.int8.
+    """
+    low, high = (x_shuf_i8.contiguous().view(torch.uint8).view(-1, 2, _PACK // 2) & 15).unbind(1)
+    return (low | (high << 4)).view(-1).view(torch.int8)
+
+
+def unpack_shuffled_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Invert `pack_int8_to_packed_int4`: [..., K/2] to int8 [..., K]."""
+    bytes_ = packed.view(torch.uint8).view(*packed.shape[:-1], -1, _PACK // 2)
+    return torch.cat(_halves(bytes_), -1).flatten(-2)
+
+
+def shuffle_scale_for_int4(scale: torch.Tensor, group_size: int = _GROUP) -> torch.Tensor:
+    """Order the scales [E, groups, N] of int4 experts for AITER's kernels.
+
+    Those in bf16 become [E, groups / 2, N, 2]: two groups of a row are adjacent. Others are
+    unchanged.
+    """
+    if group_size != _GROUP:
+        raise OperandError(f"int4 has one scale for {_GROUP} elements (got group_size={group_size})")
+    if scale.dtype is not torch.bfloat16:
+        return scale.contiguous()
+    experts, groups, rows = scale.shape
+    return scale.view(experts, groups // 2, 2, rows).transpose(2, 3).contiguous()
+
+
+def _halves(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the low and the high halves of bytes, signed."""
+    bytes_ = packed.view(torch.uint8).view(torch.int8)
+    return (bytes_ << 4) >> 4, bytes_ >> 4
