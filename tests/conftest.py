@@ -121,6 +121,13 @@ def cpu() -> Device:
     return device_of(-1)
 
 
+@pytest.fixture
+def mi300(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Make the present device's fp8 that of an MI300X; return that device."""
+    monkeypatch.setattr("tunedgemm.dtype._present_gfx", lambda: "gfx942")
+    return Device("gfx942", 304)
+
+
 @pytest.fixture(scope="session")
 def as_module() -> Callable[[Path], ModuleType]:
     """Load a script as a module of its name, with its folder on the path meanwhile."""

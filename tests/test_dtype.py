@@ -3,8 +3,10 @@
 import pytest
 import torch
 from tunedgemm import dtype
-from tunedgemm.dtype import DTYPES, dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
+from tunedgemm.device import Device
+from tunedgemm.dtype import DTYPES, dtype_bits, fp8_of, parse_dtype, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import DtypeError
+from tunedgemm.shape import Shape
 
 
 @pytest.mark.parametrize("text", ["bf16", "torch.bfloat16", "dtypes.bf16", "bfloat16", " bf16 ", "torch.bf16"])
@@ -19,6 +21,29 @@ def test_every_spelling_is_one_text(text):
 def test_aliases(text, short):
     """AITER's flags have short dtype words."""
     assert parse_dtype(text) == short
+
+
+@pytest.mark.parametrize(
+    ("gfx", "short"), [("gfx940", "fp8_e4m3fnuz"), ("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("sm_90", "fp8_e4m3fn")]
+)
+def test_fp8_is_that_of_an_architecture(gfx, short):
+    """MI300 multiplies e4m3fnuz, every other device e4m3fn."""
+    assert fp8_of(gfx) == parse_dtype("fp8", gfx) == parse_dtype("dtypes.fp8", gfx) == short
+
+
+def test_fp8_without_an_architecture_is_that_of_the_present_device(mi300):
+    """The word alone means the present device's dtype, also in a shape."""
+    del mi300
+    assert fp8_of() == parse_dtype("fp8") == Shape("a8w8", 1, 16, 16, "fp8", "bf16").dtype == "fp8_e4m3fnuz"
+
+
+def test_only_a_torch_for_amd_asks_the_driver(monkeypatch):
+    """Devices of AMD are asked for their architecture, other ones for nothing."""
+    monkeypatch.setattr("torch.version.hip", None)
+    monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
+    assert fp8_of() == "fp8_e4m3fn"
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    assert fp8_of() == "fp8_e4m3fnuz"
 
 
 @pytest.mark.parametrize("text", ["", "bf17", "torch.", "__import__('os').system('true')", "x" * 500])

@@ -31,21 +31,53 @@ DTYPES: dict[str, tuple[str, int]] = {
     "int32": ("int32", 32),
 }
 
+#: the word for the e4m3 of a device; see `fp8_of`
+FP8 = "fp8"
+
+#: AMD's architectures whose e4m3 is FNUZ, with a bias of 8 and without a negative zero (MI300)
+_FNUZ = ("gfx940", "gfx941", "gfx942")
+
 #: other spellings met in AITER's files and flags
 _ALIASES = {
-    "f32": "fp32", "f16": "fp16", "half": "fp16", "float": "fp32", "fp8": "fp8_e4m3fn",
+    "f32": "fp32", "f16": "fp16", "half": "fp16", "float": "fp32",
     "i4x2": "int4", "i8": "int8", "i32": "int32", "u8": "uint8",
 }  # fmt: skip
 _SHORT = {name: short for short, (name, _) in DTYPES.items()} | _ALIASES
 
 
-def parse_dtype(text: str) -> str:
+def fp8_of(gfx: str = "") -> str:
+    """Return the e4m3 that ``fp8`` means on an architecture: FNUZ on gfx940 to gfx942, else OCP's.
+
+    Args:
+        gfx: the architecture; "" for the present device's.
+    """
+    return "fp8_e4m3fnuz" if (gfx or _present_gfx()) in _FNUZ else "fp8_e4m3fn"
+
+
+def _present_gfx() -> str:
+    """Return the architecture of the present AMD device, "" on others.
+
+    Only a torch for AMD asks the driver, which a forked process may be unable to do.
+    """
+    import torch
+
+    from tunedgemm.device import current_device
+
+    return current_device().gfx if torch.version.hip else ""
+
+
+def parse_dtype(text: str, gfx: str = "") -> str:
     """Turn any spelling in use (``torch.bfloat16``, ``dtypes.bf16``, ``bf16``) into the short text.
+
+    Args:
+        gfx: the architecture whose ``fp8`` is meant; "" for the present device's.
 
     Raises:
         DtypeError: the text names no dtype of the closed list.
     """
     name = str(text).strip().removeprefix("torch.").removeprefix("dtypes.")
+    if name == FP8:
+        return fp8_of(gfx)
     short = name if name in DTYPES else _SHORT.get(name)
     if short is None:
         raise DtypeError(f"unknown dtype {str(text)[:80]!r}; known: {', '.join(DTYPES)}")

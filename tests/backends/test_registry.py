@@ -173,7 +173,7 @@ def test_optional_hooks_are_optional(shape, cpu):
     assert backend.prepare(solution, shape, cpu) is None
     assert backend.library_version(cpu) == ""
     assert backend.details(cpu) == ()
-    assert backend.lacks(solution, cpu) == ""
+    assert backend.lacks(solution, shape, cpu) == ""
 
 
 def test_details_that_raise_are_reported(cpu):
@@ -245,7 +245,7 @@ def test_optional_hooks_are_bound(shape, cpu):
     assert seen == [("a", "sm_90")]
     assert backend.library_version(sm_90) == "on sm_90"
     assert backend.details(sm_90) == ("one file for sm_90",), "a line each"
-    assert backend.lacks(first, sm_90) == "no a for sm_90"
+    assert backend.lacks(first, shape, sm_90) == "no a for sm_90"
     launcher = backend.bind(first, shape, sm_90)
     assert isinstance(launcher, Launcher)
     assert launcher.call(1, 2) == ("a", 1, 2) == backend.run(first, shape, sm_90, (1, 2))

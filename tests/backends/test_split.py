@@ -153,8 +153,8 @@ class Whole(FakePlugin):
         self.asked.append(("refine", solution, shape))
         return [Solution("mine", "near")]
 
-    def lacks(self, solution, device):
-        return f"no {solution.kernel_name}"
+    def lacks(self, solution, shape):
+        return f"no {solution.kernel_name} for {shape.epilogue}"
 
 
 def test_plugins_are_asked_about_the_kernel_alone():
@@ -165,7 +165,7 @@ def test_plugins_are_asked_about_the_kernel_alone():
     assert backend.refine(SPLIT, BIASED, CPU) == [Solution("mine", "near+add")]
     assert backend.refine(KERNEL, BIASED, CPU) == [Solution("mine", "near")]
     assert plugin.asked == [("prepare", KERNEL, PLAIN), ("refine", KERNEL, PLAIN), ("refine", KERNEL, BIASED)]
-    assert backend.lacks(SPLIT, CPU) == "no k"
+    assert backend.lacks(SPLIT, BIASED, CPU) == "no k for none"
 
 
 def test_a_plain_run_is_split_too():

@@ -44,6 +44,20 @@ def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
     assert "fp16->bf16" in run(capsys, "explain", "2,64,64", "--op", "a16w4_blockscale", "--dtype", "fp16", "--device", "sm_90:132")[1]
 
 
+def test_explain_takes_the_fp8_of_the_named_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A blank fp8, and the word fp8, mean that of the row's gfx, else of --device."""
+    listed, tuned = tmp_path / "a8w8_blockscale_untuned_gemm.csv", tmp_path / "a8w8_blockscale_tuned_gemm.csv"
+    listed.write_text("M,N,K\n16,1536,7168\n")
+    tuned.write_text(
+        "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\ngfx942,304,16,1536,7168,ck,1,0,2,k,1,1,0\n"
+    )
+    blocks, batched = ["16,1536,7168", "--op", "a8w8_blockscale"], ["2,4,32,64", "--op", "batched_a8w8", "--dtype", "fp8"]
+    for device, fp8 in (("gfx942:304", "fp8_e4m3fnuz->"), ("gfx950:256", "fp8_e4m3fn->")):
+        for words in (blocks, batched, [f"{listed}:2"]):
+            assert fp8 in run(capsys, "explain", *words, "--device", device)[1]
+        assert "fp8_e4m3fnuz->" in run(capsys, "explain", f"{tuned}:2", "--device", device)[1]
+
+
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sizes, and --set for the other columns, give the shape."""

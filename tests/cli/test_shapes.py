@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
+from tunedgemm.device import Device
+from tunedgemm.dtype import fp8_of
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import untuned_path
@@ -166,6 +168,23 @@ def test_dtypes_and_bias_are_changed(
     assert len(shapes) == 8 * len(expected)
 
 
+def test_fp8_is_the_devices(
+    dense: str, write_model: Callable[..., str], tmp_path: Path, mi300: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On MI300 fp8 is e4m3fnuz without a flag, and a list of block scales leaves its column out."""
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    blocks = ("--model_dir", write_model("b", "llama", quantization_config=block), "--op", "a8w8_blockscale")
+    path = tmp_path / "l.csv"
+    for words, op, fp8, text in (
+        (("--model_dir", dense, "--indtype", "fp8"), "a16w16", fp8_of(mi300.gfx), ",torch.float8_e4m3fnuz,"),
+        (blocks, "a8w8_blockscale", fp8_of(mi300.gfx), "M,N,K,count,layer\n"),
+        ((*blocks, "--fp8", "e4m3fn"), "a8w8_blockscale", "fp8_e4m3fn", ",torch.float8_e4m3fn,"),
+    ):
+        assert run(capsys, *words, "--nsets", "1", "-o", str(path))[0] == 0
+        assert {row.shape.dtype for row in read_untuned(path, op_named(op))} == {fp8} and text in path.read_text()
+        path.unlink()
+
+
 def test_a_quantised_model_with_shuffled_weights(
     write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +245,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {dense} --indtype f8", "--indtype: invalid choice: 'f8'"),
         ("--model_dir {dense} --fuse-shared-experts", "the model has no shared experts"),
         ("--model_dir {experts} -o {tmp}/one.csv", "one file cannot hold several ops (a16w16, fmoe); name a folder, as"),
-        ("--model_dir {experts} --indtype fp8", "fmoe cannot have dtype=fp8_e4m3fn"),
+        ("--model_dir {experts} --indtype fp8", "fmoe cannot have dtype=fp8, outdtype=bf16: column 'dtype' must be one of bf16, fp16"),
         ("--model_dir {experts} --all_bias", "--all_bias: fmoe has no such column"),
         ("--model_dir {dense} -o /proc/nobody/list.csv", "/proc/nobody"),
         ("--model_dir {dense} -o /dev/full", "/dev/full: not a regular file"),

@@ -33,6 +33,10 @@ def chosen(registry: Registry, *rows: Row, device: Device = MI300X, untuned: tup
     return choose(found, SHAPE, device, registry, lambda _: "")[0]
 
 
+def chosen_on_cpu(registry: Registry, *rows: Row) -> Explanation:
+    return chosen(registry, *rows, device=Device("cpu-avx2", 4))
+
+
 def told(explanation: Explanation) -> list[str]:
     return [reason for _, reason in explanation.passed_over]
 
@@ -60,7 +64,7 @@ class TestPartOfAName:
         explanation = chosen(self.registry, row(given))
         assert explanation.offer.solution == meant
         assert explanation.tuned
-        assert ("heuristic of mine" in explanation.offer.why) is not given.kernel_name
+        assert ("mine's own choice" in explanation.offer.why) is not given.kernel_name
 
     def test_of_several_kernels_is_a_miss_that_names_them(self):
         """Two kernels have the part: the row is passed over and both are named."""
@@ -76,11 +80,21 @@ class TestPartOfAName:
             "no kernel of mine for this shape has '256' in its name", "no kernel of mine for this shape has 'tn_96x64' in its name"
         ]  # fmt: skip
 
-    def test_without_a_heuristic_is_a_miss(self):
-        """An empty name asks a backend that has no choice."""
-        explanation = chosen(fake_registry(fake_backend("mine")), row(Solution("mine")))
-        assert explanation.offer.solution == NATIVE
-        assert told(explanation) == ["heuristic of mine has no choice"]
+    def test_without_a_heuristic_means_the_first_of_the_list(self):
+        """An empty name asks a backend whose heuristic leaves the shape to torch; without a list it is a miss."""
+        explanation = chosen(fake_registry(fake_backend("mine", solutions=("a", "b"))), row(Solution("mine")))
+        assert explanation.offer.solution.kernel_name == "a" and "mine's own choice" in explanation.offer.why
+        nothing = chosen(fake_registry(fake_backend("mine", solutions=())), row(Solution("mine")))
+        assert nothing.offer.solution == NATIVE
+        assert told(nothing) == ["mine lists no kernel for this shape"]
+
+    def test_of_a_device_is_the_backends_choice_without_a_number(self):
+        """A row of a device without name and number means the choice; with a number it means that solution."""
+        registry = fake_registry(fake_backend("mine", solutions=("a", "b")))
+        for solidx, libtype in ((0, "mine"), (-1, "mine"), (7, "torch")):
+            explanation = chosen(registry, row(Solution("mine", solidx=solidx), gfx="gfx942", cu_num=304))
+            assert explanation.libtype == "mine", solidx
+            assert chosen_on_cpu(registry, row(Solution("mine", solidx=solidx), gfx="cpu-avx2", cu_num=4)).libtype == libtype
 
     def test_a_backend_that_fails_is_a_miss(self):
         """What its enumeration raises is the reason."""
@@ -159,14 +173,14 @@ def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
     """A row with a missing kernel is passed over for the next;
     without one it is a miss with the reason."""
 
-    def lacks(solution, device):
+    def lacks(solution, shape, device):
         return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
 
     registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
     there, gone = (chosen(registry, row(Solution("mine", name), gfx="gfx942", cu_num=304)) for name in ("k", "old"))
 
     assert (there.libtype, told(there)) == ("mine", [])
-    assert (gone.libtype, told(gone)) == ("torch", ["none for gfx942"])
+    assert (gone.libtype, told(gone)) == ("torch", ["mine refuses: none for gfx942"])
 
 
 def test_rows_come_before_heuristics_and_torch_is_last():

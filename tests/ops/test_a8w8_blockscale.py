@@ -12,6 +12,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.quant import dequant_blocks
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.table.row import shape_cells
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
@@ -72,18 +73,19 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N and K: fp8, bf16 out."""
+        """M, N and K: fp8 of the row's gfx, bf16 out."""
         row = {"M": "16", "N": "1536", "K": "7168"}
-        shape = OP.columns.parse(row)
-        assert shape == Shape("a8w8_blockscale", 16, 1536, 7168, "fp8_e4m3fn", "bf16", scale="block")
-        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
+        for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
+            shape = OP.columns.parse({**row, "gfx": gfx})
+            assert shape == Shape("a8w8_blockscale", 16, 1536, 7168, dtype, "bf16", scale="block")
+            assert {name: text for name, text in shape_cells(shape, OP, gfx).items() if text} == row
 
     def test_own_columns(self):
         """The dtype of the operands and of the output are ours; their rows come before AITER's."""
         row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32", "scale_order": ""}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
-        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, outdtype="bf16"))
 
     def test_int8_is_of_another_family(self):
         """A cell that is wrong is named by its column."""

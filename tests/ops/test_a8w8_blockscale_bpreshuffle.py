@@ -9,6 +9,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.ops.scaled_blocks import transposed_scale
 from tunedgemm.shape import Shape
+from tunedgemm.table.row import shape_cells
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_blockscale_bpreshuffle")
@@ -56,18 +57,19 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N and K: fp8, bf16 out, layout (16, 16)."""
+        """M, N and K: fp8 of the row's gfx, bf16 out, layout (16, 16)."""
         row = {"M": "16", "N": "512", "K": "7168"}
-        shape = OP.columns.parse(row)
-        assert (shape.layout, shape.dtype, shape.outdtype) == ("aiter16x16", "fp8_e4m3fn", "bf16")
-        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
+        for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
+            shape = OP.columns.parse({**row, "gfx": gfx})
+            assert (shape.layout, shape.dtype, shape.outdtype) == ("aiter16x16", dtype, "bf16")
+            assert {name: text for name, text in shape_cells(shape, OP, gfx).items() if text} == row
 
     def test_own_columns(self):
         """Layout, dtype and output are ours; their rows come before AITER's."""
         row = {"M": "16", "N": "512", "K": "7168", "layout": "aiter32x16", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float16"}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
-        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16", layout="aiter16x16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, outdtype="bf16", layout="aiter16x16"))
 
     def test_plain_weights_are_of_another_family(self):
         """A row cannot say that its weight is plain."""

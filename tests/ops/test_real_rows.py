@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.ops import op_named
+from tunedgemm.table.row import shape_cells
 from tunedgemm.testing.listed import listed
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "aiter" / "configs"
@@ -12,24 +13,24 @@ OPS = ("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuff
 
 
 def rows(name):
-    """The key's cells of each row of an op's own files and of its models' files."""
+    """The gfx and the key's cells of each row of an op's own files and of its models' files."""
     columns = op_named(name).columns
     stem = columns.tuned_file.removesuffix("_tuned_gemm.csv")
     for path in sorted({*CONFIGS.rglob(f"*{stem}_tuned_gemm*.csv"), *CONFIGS.rglob(f"*{stem}_untuned_gemm*.csv")}):
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                yield path.name, {column: row[column].strip() for column in columns.key}
+                yield path.name, row.get("gfx", "gfx942"), {column: row[column].strip() for column in columns.key}
 
 
 @pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's files are not here")
 @listed(("name", "least"), zip(OPS, (645, 2150, 14277, 2204, 1724), strict=True))
 def test_each_row_comes_back_as_it_was(name, least):
     """Every row is a shape of the op whose key is as AITER wrote it, without columns of ours."""
-    columns, count = op_named(name).columns, 0
-    for file, row in rows(name):
-        shape = columns.parse(row)
-        assert {column: text for column, text in columns.format(shape).items() if text} == row, file
-        assert op_named(name).equivalent_shapes(shape) == (shape,), file
+    op, count = op_named(name), 0
+    for file, gfx, row in rows(name):
+        shape = op.columns.parse({**row, "gfx": gfx})
+        assert {column: text for column, text in shape_cells(shape, op, gfx).items() if text} == row, file
+        assert op.equivalent_shapes(shape) == (shape,), file
         count += 1
     assert count >= least
 

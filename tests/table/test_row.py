@@ -9,7 +9,7 @@ import pytest
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import NATIVE
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_rows, upsert
+from tunedgemm.table.csvfile import read_rows, upsert, write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import _warn_of_replacement
 
@@ -60,6 +60,61 @@ def test_the_short_form_answers_on_every_device(tmp_path):
     written = path.read_text().splitlines()
     assert written[0].startswith(f"{header},gfx,cu_num,")
     assert {line.rstrip(",") for line in written} >= set(lines)
+
+
+class TestFp8:
+    """A blank dtype of an fp8 op means the e4m3 of the line's gfx."""
+
+    HEAD = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+    BLOCKS = op_named("a8w8_blockscale")
+
+    def rows(self, path, *devices, column="", cells=""):
+        """The rows of a file with a line for each GFX,CU."""
+        lines = [f"{device},16,1536,7168,ck,1,0,{number}.5,kernel,1.0,1.0,0.0{cells}" for number, device in enumerate(devices, 1)]
+        path.write_text("\n".join([self.HEAD + column, *lines, ""]))
+        rows, problems = read_rows(path, self.BLOCKS)
+        assert problems == []
+        return rows
+
+    def test_follows_the_gfx(self, tmp_path):
+        """gfx942 has FNUZ, also where an old file gives its 304 compute units alone; others have OCP's."""
+        rows = self.rows(tmp_path / "t.csv", "gfx942,304", ",80", "gfx950,256", "gfx1250,96", "sm_90,132")
+        assert [row.shape.dtype for row in rows] == ["fp8_e4m3fnuz"] * 2 + ["fp8_e4m3fn"] * 3
+
+    def test_a_line_for_any_device_holds_for_both(self, tmp_path):
+        """Without a gfx the line is a row of each kind of fp8, whose rewritten form states it."""
+        path = tmp_path / "t.csv"
+        rows = self.rows(path, ",0")
+        assert [row.shape.dtype for row in rows] == ["fp8_e4m3fn", "fp8_e4m3fnuz"]
+        write_rows(path, self.BLOCKS, rows)
+        assert read_rows(path, self.BLOCKS) == (rows, [])
+
+    def test_a_stated_dtype_stays(self, tmp_path):
+        """A cell has precedence, and the word fp8 in it means that of the gfx."""
+        for text, dtype in (("torch.float8_e4m3fn", "fp8_e4m3fn"), ("fp8", "fp8_e4m3fnuz"), ("dtypes.fp8", "fp8_e4m3fnuz")):
+            [row] = self.rows(tmp_path / "t.csv", "gfx942,304", column=",dtype", cells=f",{text}")
+            assert row.shape.dtype == dtype
+
+    def test_answers_the_fp8_of_its_gfx_alone(self, tmp_path):
+        """A look-up on a device finds the blank row by the device's fp8, and by no other."""
+        path = tmp_path / "t.csv"
+        for row in self.rows(path, "gfx942,304", "gfx950,256"):
+            table, device = Table.load(self.BLOCKS, above=[path]), Device(row.gfx, row.cu_num)
+            other = {"fp8_e4m3fn": "fp8_e4m3fnuz", "fp8_e4m3fnuz": "fp8_e4m3fn"}[row.shape.dtype]
+            assert [match.row for match in table.candidates(row.shape, device)] == [row]
+            assert [*table.candidates(attrs.evolve(row.shape, dtype=other), device)] == []
+
+    def test_is_written_blank(self, tmp_path):
+        """A row of a gfx's own fp8 leaves the column out; the other kind is stated."""
+        path = tmp_path / "t.csv"
+        rows = self.rows(path, "gfx942,304", "gfx950,256")
+        write_rows(path, self.BLOCKS, rows)
+        assert "float8" not in path.read_text() and read_rows(path, self.BLOCKS) == (rows, [])
+        swapped = [
+            attrs.evolve(row, shape=attrs.evolve(row.shape, dtype=other.shape.dtype)) for row, other in zip(rows, rows[::-1], strict=True)
+        ]
+        write_rows(path, self.BLOCKS, swapped)
+        assert "float8_e4m3fn," in path.read_text() and read_rows(path, self.BLOCKS) == (swapped, [])
 
 
 def test_a_short_form_may_have_further_columns(tmp_path):

@@ -111,7 +111,11 @@ FAULTS = {
         {"call": lambda s, shape, *o: exact(s, shape, *o) + shape.m, "solutions": [Solution("fake", "fake", batch_invariant=True)]},
         "claims to be batch invariant",
     ),
-    "heuristic wrong": (IDENTITY, {"heuristic": "x", "call": lambda *a: exact(*a) * 0}, "fake:x of the heuristic: error"),
+    "own choice wrong": (
+        "test_a_row_without_a_name_is_served",
+        {"heuristic": "x", "call": lambda *a: exact(*a) * 0},
+        "fake:x of the backend's choice: error",
+    ),
     "foreign": (LISTED, {"solutions": [Solution("other", "kernel")]}, "is not a named solution of 'fake'"),
     "nameless": (LISTED, {"solutions": [""]}, "is not a named solution"),
     "listed twice": (LISTED, {"solutions": ["a", "b", "a"]}, "listed more than once: fake:a"),

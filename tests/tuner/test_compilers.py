@@ -82,6 +82,21 @@ def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
     assert "20 s" in lost["hangs"].detail
 
 
+def test_only_what_compiled_by_a_moment_is_ready(brittle: Registry) -> None:
+    """Solutions that still compile at the moment are left out, and `finish` does not wait for the others."""
+    shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
+    fine, raises, hangs = (Solution("brittle", name) for name in ("fine", "raises", "hangs"))
+    compilers = Compilers(jobs=3, registry=brittle)
+    assert compilers.finish(shape, [Solution("brittle", "other")], device) == []  # the processes have started
+
+    ready = compilers.ready(shape, [hangs, fine, raises], device, time.monotonic() + 8)
+    lost = compilers.finish(shape, ready, device)
+    compilers.stop()
+
+    assert ready == [fine, raises]
+    assert [timing.solution for timing in lost] == [raises]
+
+
 def test_quick_compilations_travel_together(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once some were quick, others share a message to a process.
 

@@ -343,7 +343,7 @@ def test_the_summary_has_the_budget_and_the_pins() -> None:
     text = summarized(report)
 
     assert "pinned for every M: N=1280 K=8192 bf16: triton:fast_[bold]v3 splitK=4\n" in text
-    assert "1 tuned, 0 failed, 2 not started (the budget is spent; the same command resumes them)" in text
+    assert "1 tuned, 0 failed, 2 left (the budget is spent; the same command resumes them)" in text
     assert "not started: a16w16 M=2" in summarized(report, verbose=True)
 
 

@@ -59,6 +59,29 @@ def test_the_tolerance_of_an_element_can_be_set() -> None:
     assert session(errRatio=0.0, atol=0.0, rtol=0.0).check(SHAPE, GOOD).status == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("fault", "flags"),
+    [("uneven", {"atol": 0.1, "rtol": 0.1}), ("uneven", {"rtol": 0.2}), ("some", {"errRatio": 0.25}), ("some", {"errRatio": 1.0})],
+)
+def test_flags_relax_everything_that_judges(fault: str, flags: dict[str, float]) -> None:
+    """A tolerance beyond the op's leaves AITER's error ratio as the only judge of finite outputs."""
+
+    def spoilt(solution, shape, x, weight):
+        out = torch.nn.functional.linear(x, weight)
+        if fault == "uneven":
+            return out * (1 + 0.09 * (torch.arange(shape.n) % 2))
+        out[:, ::5] = float("nan") if solution == BAD else 0.0  # 22 % of the elements
+        return out
+
+    def status(solution: Solution, **options) -> str:
+        backend = fake_backend("turbo", solutions=("good", "bad"), call=spoilt)
+        return Session("a16w16", -1, Options(libtype="turbo", **options), fake_registry(backend)).check(SHAPE, solution).status
+
+    assert status(GOOD) == "wrong"
+    assert status(GOOD, **flags) == "ok"
+    assert fault == "uneven" or status(BAD, **flags) == "wrong"
+
+
 def test_a_failure_in_a_round_costs_one_solution() -> None:
     """Samples of the others come back with the Timing of the failure."""
     answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)

@@ -10,7 +10,7 @@ The registered object also states ``OPS``, the names of the ops it covers. It ma
 * ``OPTIONS``: its settings for a run of the tuner;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
 * ``details(device)``: lines for ``tunedgemm plugins -v``;
-* ``lacks(solution, device)``: why it has no such kernel.
+* `lacks`: why a kernel cannot serve a shape; a plain function, asked about absent devices, too.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
@@ -76,3 +76,7 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
 @hookspec
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
     """List the neighbours of a good solution that are worth timing next."""
+
+
+def lacks(solution: Solution, shape: Shape, device: Device) -> str:
+    """Say why `bind` would refuse a solution; "" where it would not, or where only `bind` can tell."""

@@ -47,7 +47,7 @@ class Backend:
     hooks: Mapping[str, Callable[..., Any]]
     library_version: Callable[[Device], str]
     details: Callable[[Device], tuple[str, ...]] = lambda _: ()
-    lacks: Callable[[Solution, Device], str] = lambda *_: ""
+    lacks: Callable[[Solution, Shape, Device], str] = lambda *_: ""
     options: tuple[Option, ...] = ()
     scale_orders: tuple[str, ...] = ()
 
@@ -285,7 +285,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_asking_kernels(_guarded_text(getattr(plugin, "lacks", None))),
+        lacks=_asking_kernels(libtype, getattr(plugin, "lacks", None)),
         options=_options(libtype, getattr(plugin, "OPTIONS", ())),
         scale_orders=tuple(getattr(plugin, "SCALE_ORDERS", ())),
     )
@@ -331,9 +331,15 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     return guarded
 
 
-def _asking_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
+def _asking_kernels(libtype: str, lacks: Callable[..., str] | None) -> Callable[[Solution, Shape, Device], str]:
     """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
-    return lambda solution, device: lacks(split.without_add(solution), device)
+    guarded = _guarded_text(lacks and _positional(libtype, "lacks", lacks))
+
+    def asked(solution: Solution, shape: Shape, device: Device) -> str:
+        whole = split.kernel_and_shape(solution, shape)
+        return whole.reason if isinstance(whole, Unsupported) else guarded(*whole, device)
+
+    return asked
 
 
 def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:

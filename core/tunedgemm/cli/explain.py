@@ -43,13 +43,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.device import device_of_text
     from tunedgemm.dispatch.dispatcher import Dispatcher
 
-    op, shape = _op_and_shape(arguments)
-    print(Dispatcher(op).explain(shape, device_of_text(arguments.device) if arguments.device else None))
+    device = device_of_text(arguments.device) if arguments.device else None
+    op, shape = _op_and_shape(arguments, device.gfx if device else "")
+    print(Dispatcher(op).explain(shape, device))
     return 0
 
 
-def _op_and_shape(arguments: argparse.Namespace) -> tuple[Op, Shape]:
-    """Return the op and the shape of the command line."""
+def _op_and_shape(arguments: argparse.Namespace, gfx: str) -> tuple[Op, Shape]:
+    """Return the op and the shape of the command line; *gfx* is the named device's, or ""."""
     from tunedgemm.ops import DEFAULT_OP, op_named
     from tunedgemm.table.folders import named_file
     from tunedgemm.workload.lists import op_of_file, shape_of_line, shape_of_texts
@@ -60,14 +61,14 @@ def _op_and_shape(arguments: argparse.Namespace) -> tuple[Op, Shape]:
         op = op_named(arguments.op) if arguments.op else op_of_file(path)
         if _stated_columns(arguments, op):
             raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
-        return op, shape_of_line(op, path, int(line))
+        return op, shape_of_line(op, path, int(line), gfx)
     op = op_named(arguments.op or DEFAULT_OP)
     sizes = [text.strip() for text in arguments.shape.split(",")]
     stated = _stated_columns(arguments, op)
     wanted = [column for column in op.columns.key if column not in stated][:3]
     if len(sizes) < 3 or not all(text.isdecimal() for text in sizes):
         raise UserError(f"expected three sizes or more, {','.join(wanted)}, or FILE:LINE (got {arguments.shape!r})")
-    return op, shape_of_texts(op, sizes, stated)
+    return op, shape_of_texts(op, sizes, stated, gfx)
 
 
 def _stated_columns(arguments: argparse.Namespace, op: Op) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
+from tunedgemm.dtype import FP8
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tunedgemm.workload.models import ModelShapes
 
 #: AITER's words for dtypes in flags.
-DTYPES = ("f32", "f16", "bf16", "fp8")
+DTYPES = ("f32", "f16", "bf16", FP8)
 #: Flags that need a model.
 _OF_A_MODEL = ("tp", "nsets", "max_num_seqs", "max_num_batched_tokens", "batch_size", "no_fuse", "fuse_shared_experts", "layers")
 #: Ending of the name of an op for shuffled weights.
@@ -75,7 +76,7 @@ def add_overrides(group: argparse._ArgumentGroup) -> None:
     out = "dtype of the output of all shapes; default with --indtype: the same, bf16 for fp8"
     add("--outdtype", choices=DTYPES, default="", help=out)
     add("--all_bias", action="store_true", help="tune each shape with a bias and without")
-    add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="format of fp8: e4m3fnuz on MI300 (default: %(default)s)")
+    add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="", help="format of fp8; default: the device's, e4m3fnuz on MI300")
 
 
 def default(flag_value: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
@@ -159,7 +160,7 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
         raise UserError("--max-num-seqs and --max-num-batched-tokens: require an engine; add --nsets vllm or --nsets sglang")
     sets = rows_of_engine(engine, *limits) if engine else arguments.nsets or NSETS
     rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
-    formats = Formats(fp8=f"fp8_{arguments.fp8}", preshuffle=arguments.preshuffle)
+    formats = Formats(fp8=_fp8(arguments), preshuffle=arguments.preshuffle)
     patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
     models = []
     for tp in ranks:
@@ -189,9 +190,14 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tupl
     return {name: override_shapes(op_named(name), rows, overrides) for name, rows in by_op.items()} if overrides else by_op
 
 
+def _fp8(arguments: argparse.Namespace) -> str:
+    """Return the fp8 of ``--fp8``, or the word for the device's."""
+    return f"{FP8}_{arguments.fp8}" if arguments.fp8 else FP8
+
+
 def overrides_of(arguments: argparse.Namespace) -> ShapeOverrides | None:
     """Return the changes of the flags of `add_overrides`, None without any."""
     from tunedgemm.workload.lists import ShapeOverrides
 
-    indtype, outdtype = (f"fp8_{arguments.fp8}" if text == "fp8" else text for text in (arguments.indtype, arguments.outdtype))
+    indtype, outdtype = (_fp8(arguments) if text == FP8 else text for text in (arguments.indtype, arguments.outdtype))
     return ShapeOverrides(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None

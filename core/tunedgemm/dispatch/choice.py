@@ -22,6 +22,7 @@ from tunedgemm.solution import Solution, Unsupported
 
 if TYPE_CHECKING:
     from tunedgemm.table.lookup import Match, Table
+    from tunedgemm.table.row import Row
 
 _log = logging.getLogger("tunedgemm")
 
@@ -43,8 +44,7 @@ class Offer:
         why: its source in words: the row's file and line, or the backend of the heuristic.
         us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver: the library version that the row was tuned with, else "".
-        partial: whether the kernel's name may be a part of one, as in a row that names no device;
-            see `resolve`.
+        partial: whether the kernel's name may be missing or a part of one; see `resolve`.
         match: the row of this exact shape, how its M relates to the call's, and whether its device
             has this name; else None.
     """
@@ -91,7 +91,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield _offer_of_row(match, shape, match)
+        yield _offer_of_row(match.row, _why(match, shape), match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -104,12 +104,21 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _offer_of_row(match: Match, shape: Shape, exact_match: Match | None = None) -> Offer:
+def _why(match: Match, shape: Shape) -> str:
+    """Describe a row, and the fields of its shape that differ from the requested one's."""
+    others = [f"{name}={value}" for name, value in match.row.shape.extra if (name, value) not in shape.extra]
+    return f"{match.why}, a row of {', '.join(others)}" if others else match.why
+
+
+def _offer_of_row(row: Row, why: str, exact_match: Match | None = None) -> Offer:
     """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
-    row = match.row
-    others = [f"{name}={value}" for name, value in row.shape.extra if (name, value) not in shape.extra]
-    why = f"{match.why}, a row of {', '.join(others)}" if others else match.why
-    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=exact_match)
+    partial = not (row.gfx or row.cu_num) or _is_nameless(row.solution)
+    return Offer(row.solution, "table", why, row.us, row.libver, partial=partial, match=exact_match)
+
+
+def _is_nameless(solution: Solution) -> bool:
+    """Tell whether a row leaves the choice to its backend: it has neither a name nor a number."""
+    return not split.without_add(solution).kernel_name and solution.solidx <= 0
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
@@ -117,7 +126,7 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
     plain, product = split.unbiased_shape(shape), split.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
-            offer = attrs.evolve(_offer_of_row(match, shape), origin="unbiased")
+            offer = attrs.evolve(_offer_of_row(match.row, _why(match, shape)), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:
@@ -138,8 +147,8 @@ def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> B
 def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:
     """Return an offer with the whole name of a solution, where its row may give a part of it or none.
 
-    A row that names no device was written by hand. Without a kernel's name it means the backend's
-    heuristic. Else it means the first solution with that name, or with the one name for this shape
+    Without a kernel's name a row means the backend's own choice. A row that names no device was
+    written by hand. It means the first solution with its name, or with the one name for this shape
     that contains it.
     """
     if not offer.partial:
@@ -153,11 +162,27 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     if kernel.kernel_name:
         solution = _named(kernel, backend, shape, device)
     else:
-        solution = backend.heuristic_fallback(shape, device) or Unsupported(f"heuristic of {backend.libtype} has no choice")
-        why = f"{offer.why}; heuristic of {backend.libtype}"
+        solution = own_choice(backend, shape, device)
+        why = f"{offer.why}; {backend.libtype}'s own choice"
     if isinstance(solution, Unsupported):
         return solution
     return attrs.evolve(offer, solution=split.with_add(solution) if split.is_split(offer.solution) else solution, why=why)
+
+
+def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
+    """Return the solution that a backend picks for a shape that it is asked to serve.
+
+    That is its heuristic's choice. A heuristic leaves most shapes to torch; then it is the first of
+    the list, which has the best guesses first.
+    """
+    choice = backend.heuristic_fallback(shape, device)
+    try:
+        choice = choice or next(backend.iterate("enumerate_solutions", shape, device), None)
+    except PluginError as error:
+        return Unsupported(str(error))
+    if choice is not None:
+        return choice
+    return Unsupported(backend.lacks(Solution(backend.libtype), shape, device) or f"{backend.libtype} lists no kernel for this shape")
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
@@ -181,6 +206,22 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
     return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
 
 
+def complete(offer: Offer, shape: Shape, device: Device, registry: Registry) -> tuple[Offer, Backend | Unsupported]:
+    """Return an offer with the whole name of its solution, and its backend or why that cannot serve it."""
+    backend = examine(offer, shape, device, registry)
+    if isinstance(backend, Unsupported):
+        return offer, backend
+    whole = resolve(offer, backend, shape, device)
+    return (offer, whole) if isinstance(whole, Unsupported) else (whole, backend)
+
+
+def row_refusal(row: Row, device: Device, registry: Registry) -> str:
+    """Return why a row cannot run, without binding it; "" where it can, or only `bind` can tell."""
+    shape = attrs.evolve(row.shape, m=row.shape.m or 1)  # a pin serves every M
+    offer, backend = complete(_offer_of_row(row, ""), shape, device, registry)
+    return backend.reason if isinstance(backend, Unsupported) else backend.lacks(offer.solution, shape, device)
+
+
 def choose(
     untried: Iterator[Offer], shape: Shape, device: Device, registry: Registry, veto: Callable[[Solution], str] | None
 ) -> tuple[Explanation, Launcher | None]:
@@ -196,21 +237,18 @@ def choose(
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
     for offer in untried:
-        backend = examine(offer, shape, device, registry)
-        whole = backend if isinstance(backend, Unsupported) else resolve(offer, backend, shape, device)
-        last = whole if isinstance(whole, Offer) else offer
-        reason = whole.reason if isinstance(whole, Unsupported) else veto(whole.solution) if veto is not None else ""
-        if not reason and isinstance(backend, Backend) and not present:
-            reason = backend.lacks(last.solution, device)
-            if not reason:
-                return Explanation(shape, device, last, tuple(passed)), None
-        elif not reason and isinstance(backend, Backend):
-            launcher = backend.bind(last.solution, shape, device)
+        last, backend = complete(offer, shape, device, registry)
+        if isinstance(backend, Unsupported):
+            reason = backend.reason
+        elif not (reason := veto(last.solution) if veto is not None else ""):
+            launcher = backend.bind(last.solution, shape, device) if present else backend.lacks(last.solution, shape, device)
             if isinstance(launcher, Launcher):
                 if last.libver:
                     _report_version(last, backend, device)
                 return Explanation(shape, device, last, tuple(passed)), launcher
-            reason = f"{backend.libtype} refuses: {launcher.reason}"
+            if not launcher and not present:
+                return Explanation(shape, device, last, tuple(passed)), None
+            reason = f"{backend.libtype} refuses: {launcher}"
         passed.append((last, reason))
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")

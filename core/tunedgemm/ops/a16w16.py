@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.cells import flag, size
+from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
@@ -31,15 +31,15 @@ SPELLINGS = {"mm": {"x": "inp", "weight": "weights"}, "gemm_AB": {"x": "A", "wei
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
-    dtype = parse_dtype(row.get("dtype") or "bf16")
+    multiplied = dtype(row, "dtype", "bf16")
     scaled, shuffled = flag(row, "scaleAB"), flag(row, "bpreshuffle")
     return Shape(
         op="a16w16",
         m=size(row, "M"),
         n=size(row, "N"),
         k=size(row, "K"),
-        dtype=dtype,
-        outdtype=parse_dtype(row.get("outdtype") or dtype),
+        dtype=multiplied,
+        outdtype=dtype(row, "outdtype", multiplied),
         epilogue="bias" if flag(row, "bias") else "none",
         scale=row.get("scale") or ("tensor" if scaled else "none"),
         layout=row.get("layout") or ("aiter16x16" if shuffled else "row"),

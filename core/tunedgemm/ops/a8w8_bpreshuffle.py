@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tunedgemm.dtype import FP8
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
@@ -71,7 +72,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8_bpreshuffle": gemm_a8w8_bpreshuffle, "gemm_a8w8_ASM": gemm_a8w8_bpreshuffle}
 
 
-_parse = scaled_rows.parser(NAME, "fp8_e4m3fn", _layout)
+_parse = scaled_rows.parser(NAME, FP8, _layout)
 _example = quantised.example_of(_parse)
 _INT8, _FNUZ = {"q_dtype_w": "torch.int8"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
 

@@ -50,14 +50,16 @@ def text(row: Mapping[str, str], column: str, default: str) -> str:
 def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
     """Read the short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
 
+    The word ``fp8``, in the cell or as *default*, is that of the row's gfx; see `fp8_of`.
+
     Args:
         allowed: the short texts that the op takes; empty for all.
 
     Raises:
         DtypeError, ShapeError: an unknown dtype, or one that the op does not take.
     """
-    cell = text(row, column, "")
-    short = parse_dtype(cell) if cell else default
+    cell = text(row, column, default)
+    short = parse_dtype(cell, row.get("gfx", "")) if cell else ""
     if allowed and short not in allowed:
         raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {cell[:40]!r})")
     return short

@@ -84,7 +84,8 @@ class Columns:
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
         parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises
-            UserError for a wrong cell.
+            UserError for a wrong cell. The text of ``gfx`` is the row's architecture, "" or absent
+            the present one; ``fp8`` depends on it.
         format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
         own: our columns, after AITER's, for the parts of a shape that AITER's key lacks.
         read: cells of `values`, absent ones left out, to the cells that every op has. Those are

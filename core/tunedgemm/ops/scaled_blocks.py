@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
+from tunedgemm.dtype import FP8, dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, size, word
@@ -32,7 +32,7 @@ def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
             m=size(row, "M"),
             n=size(row, "N"),
             k=size(row, "K"),
-            dtype=dtype(row, "dtype", quantised.FP8[0], quantised.FP8),
+            dtype=dtype(row, "dtype", FP8, quantised.FP8),
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             scale="block",
             layout="row" if layout == "row" else quantised.shuffled_cell(row, layout),
@@ -53,7 +53,7 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
             "N": str(shape.n),
             "K": str(shape.k),
             **of_weight,
-            "dtype": "" if shape.dtype == quantised.FP8[0] else table_text(shape.dtype),
+            "dtype": table_text(shape.dtype),
             "outdtype": quantised.outdtype_cell(shape),
             **({FIELD: "" if order == ROW else order} if layout == "row" else {}),
         }
@@ -62,13 +62,13 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
 
 
 def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and layout.
+    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without outdtype and layout.
 
     For each further order of x's scales that may serve, both forms follow.
     """
 
     def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-        fields = {"dtype": quantised.FP8[0], "outdtype": quantised.OUTDTYPES[0], "layout": layout}
+        fields = {"outdtype": quantised.OUTDTYPES[0], "layout": layout}
         orders = equivalent_orders(shape) if layout == "row" else (ROW,)
         if len(orders) == 1:
             return quantised.equivalent_as(shape, **fields)

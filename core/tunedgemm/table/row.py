@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -34,6 +35,9 @@ _NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
 #: CU counts of AITER's legacy files, which have no gfx column (from its chip_info)
 _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
+
+#: one architecture of each kind of fp8: a line for any device holds for both kinds
+_ANY_GFX = ("gfx950", "gfx942")
 
 #: the short form has no such columns: its lines hold for all these combinations
 _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
@@ -103,11 +107,12 @@ class Row:
 
 
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
-    """Parse a line of a tuned file: one row, except for the short form (``M,N,K,lib,kernel_name,...``).
+    """Parse a line of a tuned file: one row, except where it names no device.
 
-    A line of the short form names no device and holds for any, with and without a bias, in bf16 and
-    fp16. It holds for shuffled weights where its kernel's name contains ``bshuffle``, else for
-    plain ones. Its time follows from its rate.
+    A blank fp8 dtype means that of the line's gfx, or both kinds in a line for any device. A line
+    of the short form (``M,N,K,lib,kernel_name,...``) holds for any device, with and without a bias,
+    in bf16 and fp16. It holds for shuffled weights where its kernel's name contains ``bshuffle``,
+    else for plain ones. Its time follows from its rate.
 
     Args:
         unknown: the file's unknown columns; their texts are kept.
@@ -115,8 +120,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
     Raises:
         TunedGemmError, ValueError: the line lacks a value or has an impossible one.
     """
-    shapes = _shapes(record, op)
-    gfx, cu_num, device = _device_cells(record)
+    (gfx, cu_num, device), shapes = _device_and_shapes(record, op)
     solution, values = _solution(record, op)
     extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
     libver, err_ratio = own_cell(record.cells, "libver"), _number(values, "err_ratio", 0.0)
@@ -186,25 +190,49 @@ def record_of(row: Row, op: Op) -> Record:
     written = op.columns.write(values | extra)
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
-    cells |= op.columns.format(row.shape)
+    cells |= shape_cells(row.shape, op, row.gfx or None)
     cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}
     return Record(cells=cells)
 
 
-def shape_of(record: Record, op: Op) -> Shape:
-    """Parse the shape of a line of a tuned or untuned file; raise UserError or ValueError on a fault."""
-    return op.columns.parse(_texts(record, op))
+def shape_cells(shape: Shape, op: Op, gfx: str | None = "") -> dict[str, str]:
+    """Format a shape as texts of a line, our columns blank where the line means the same without them.
+
+    Args:
+        gfx: the architecture that the line is read for; "" for the present device's, None for any.
+    """
+    cells = op.columns.format(shape)
+    if gfx is None:
+        return cells
+    texts = {column: text for column, text in cells.items() if text}
+    for column in op.columns.own:
+        if column in texts:
+            shorter = {other: text for other, text in texts.items() if other != column}
+            with contextlib.suppress(TunedGemmError, ValueError):
+                texts = shorter if key_shape(op.columns.parse(shorter | {"gfx": gfx})) == key_shape(shape) else texts
+    return {column: texts.get(column, "") for column in cells}
 
 
-def _shapes(record: Record, op: Op) -> list[Shape]:
-    """Return the shapes that a line of a tuned file answers for; several in the short form alone."""
+def shape_of(record: Record, op: Op, gfx: str = "") -> Shape:
+    """Parse the shape of a line of a tuned or untuned file; raise UserError or ValueError on a fault.
+
+    Args:
+        gfx: architecture of a line that names none; "" for the present device's.
+    """
+    return op.columns.parse(_texts(record, op) | {"gfx": named_device(record)[0] or gfx})
+
+
+def _device_and_shapes(record: Record, op: Op) -> tuple[tuple[str, int, str], list[Shape]]:
+    """Return the device of a line of a tuned file, and its shapes: several where it names no gfx alone."""
     texts, cells = _texts(record, op), record.cells
-    if any(_cell(cells, column) for column in ("gfx", "cu_num", "us")):
-        return [op.columns.parse(texts)]
-    if "bpreshuffle" in op.columns.key:
-        texts.setdefault("bpreshuffle", str(_SHUFFLED in _cell(cells, "kernelName")))
-    free = {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
-    return [op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in itertools.product(*free.values())]
+    device = gfx, *_ = _device_cells(record)
+    free: dict[str, tuple[str, ...]] = {"gfx": (gfx,) if gfx else _ANY_GFX}
+    if not any(_cell(cells, column) for column in ("gfx", "cu_num", "us")):
+        if "bpreshuffle" in op.columns.key:
+            texts.setdefault("bpreshuffle", str(_SHUFFLED in _cell(cells, "kernelName")))
+        free |= {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
+    choices = itertools.product(*free.values())
+    return device, list(dict.fromkeys(op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in choices))
 
 
 def _texts(record: Record, op: Op) -> dict[str, str]:
@@ -238,8 +266,8 @@ def stray_columns(record: Record, op: Op) -> list[str]:
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
     """Return `Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
-        shapes = _shapes(record, op)
-        return (*_device_cells(record), key_shape(shapes[0])) if len(shapes) == 1 else None
+        device, shapes = _device_and_shapes(record, op)
+        return (*device, key_shape(shapes[0])) if len(shapes) == 1 else None
     except (TunedGemmError, ValueError):
         return None
 
@@ -270,15 +298,20 @@ def blank(record: Record) -> bool:
 
 
 def _device_cells(record: Record) -> tuple[str, int, str]:
-    """Return gfx, cu_num and device slug; in AITER's old files gfx follows from the CU count.
+    """Return gfx, cu_num and device slug of a line of a tuned file, which names cu_num with gfx.
 
     A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
     device and holds for any.
     """
     if not _cell(record.cells, "cu_num") and own_cell(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")
+    return (*named_device(record), own_cell(record.cells, "device"))
+
+
+def named_device(record: Record) -> tuple[str, int]:
+    """Return gfx and cu_num of a line, "" and 0 for any; in AITER's old files gfx follows from cu_num."""
     cu_num = whole_number(record.cells, "cu_num", 0)
-    return own_cell(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, own_cell(record.cells, "device")
+    return own_cell(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num
 
 
 def _present(text: str) -> str:

@@ -12,7 +12,7 @@ from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
 from tunedgemm.table.columns import DEVICE, UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes
 from tunedgemm.table.csvfile import Problem, read_tuned, refuse_other_separators, require_columns
-from tunedgemm.table.row import UNUSED, blank, key_of, one_line, own_cell, reason, shape_of, whole_number
+from tunedgemm.table.row import UNUSED, blank, key_of, one_line, own_cell, reason, shape_cells, shape_of, whole_number
 from tunedgemm.table.sheet import Record, Sheet, locked, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def untuned_of(record: Record, op: Op) -> Untuned:
 
 def record_of_untuned(untuned: Untuned, op: Op) -> Record:
     """Format a shape to tune as texts: the op's key, its other columns that hold a value, and its counts."""
-    cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
+    cells = {column: text for column, text in shape_cells(untuned.shape, op, untuned.gfx).items() if text or column in op.columns.key}
     cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
     cells |= {"gfx": untuned.gfx, "cu_num": str(untuned.cu_num)} if untuned.cu_num else {}
     return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})

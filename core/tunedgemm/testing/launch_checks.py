@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.dispatch.choice import own_choice
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.cases import ConformanceCases, require_none
@@ -74,8 +75,6 @@ class LaunchChecks(ConformanceCases):
             for solution, launcher in case.launchers:
                 launching = True
                 faults += case.listed(solution, self._faults_of_identity(case, solution, launcher))
-            if case.launchers and (choice := self.backend().heuristic_fallback(case.shape, case.device)) is not None:
-                faults += case.listed(choice, self._faults_of_choice(case, choice))
         require_none(faults)
         if not launching:
             next(self._launching(op_name))  # skips
@@ -83,6 +82,8 @@ class LaunchChecks(ConformanceCases):
     def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         """Yield how `run`, and a launcher bound from the identity, differ from the bound launcher."""
         out = case.output(solution, launcher)
+        if reason := self.backend().lacks(solution, case.shape, case.device):
+            yield f"bind() accepts it and lacks() says: {reason}"
 
         def same(other: Any) -> bool:
             return same_bits(other, out) if solution.deterministic else not case.fault(other)
@@ -108,14 +109,28 @@ class LaunchChecks(ConformanceCases):
             answer = bind(Solution(self.libtype, "no-such-kernel"), case.shape, case.device)
             if not (isinstance(answer, Unsupported) and answer.reason.strip()):
                 yield f"bind() of a kernel that does not exist returned {answer!r}"
+        absent = Solution(self.libtype, "no-such-kernel")
+        if hasattr(self.plugin(), "lacks") and not self.backend().lacks(absent, case.shape, case.device):
+            yield "lacks() has nothing against a kernel that does not exist"
+
+    def test_a_row_without_a_name_is_served(self, op_name: str) -> None:
+        """Check that a row without a kernel name runs the heuristic's choice, else the first listed."""
+        faults: list[str] = []
+        for case in self._launching(op_name):
+            choice = own_choice(self.backend(), case.shape, case.device)
+            if isinstance(choice, Unsupported):
+                faults.append(f"{case.shape}: a row without a name is a miss: {choice}")
+            elif choice not in dict(case.refusals):  # those have their reason
+                faults += case.listed(choice, self._faults_of_choice(case, choice))
+        require_none(faults)
 
     def _faults_of_choice(self, case: Case, choice: Solution) -> Iterator[str]:
-        """Yield the faults of the heuristic's solution."""
+        """Yield the faults of the solution that the backend chooses itself."""
         launcher = self.backend().bind(choice, case.shape, case.device)
         if not isinstance(launcher, Launcher):
-            yield f"the heuristic names it and bind() refuses it: {launcher}"
+            yield f"the backend chooses it and bind() refuses it: {launcher}"
         elif fault := case.fault(launch(launcher, case.operands)):
-            yield f"of the heuristic: {fault}"
+            yield f"of the backend's choice: {fault}"
 
     def test_launchers_serve_two_threads(self, op_name: str) -> None:
         """Check that two threads, each on its stream, can call one launcher with different operands."""

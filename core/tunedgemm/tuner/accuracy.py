@@ -1,14 +1,17 @@
 """Compare an output with its reference: AITER's error ratio, the worst row's error, equal bits.
 
 The ratio alone passes a kernel that destroys a few rows, so the tuner and the conformance suite
-check both.
+check both. A user who relaxes the judgement gets AITER's ratio alone.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import attrs
 
 from tunedgemm.ops.op import Tolerance
 
@@ -20,8 +23,23 @@ MAX_ERROR_RATIO = 0.05
 
 #: Bounds that every element meets.
 _ANY = Tolerance(math.inf, 0.0, math.inf)
+#: The bound of a row that only has to be finite.
+LIFTED = sys.float_info.max
 #: Elements compared at a time: 128 MiB of float64.
 _CHUNK = 1 << 24
+
+
+def with_flags(own: Tolerance, atol: float | None, rtol: float | None, err_ratio: float) -> Tolerance:
+    """Return the tolerance that flags state; one that exceeds the op's lifts the bound of a row.
+
+    Args:
+        own: the op's tolerance.
+        atol, rtol: bounds of an element; None for the op's.
+        err_ratio: largest share of elements outside them; beyond `MAX_ERROR_RATIO` it also lifts.
+    """
+    stated = own.atol if atol is None else atol, own.rtol if rtol is None else rtol
+    relaxed = stated[0] > own.atol or stated[1] > own.rtol or err_ratio > MAX_ERROR_RATIO
+    return attrs.evolve(own, atol=stated[0], rtol=stated[1], row_error=LIFTED if relaxed else own.row_error)
 
 
 def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
 
 import attrs
@@ -154,6 +154,20 @@ class Compilers:
             if status:
                 lost.append(Timing(shape, solution, status, detail=reason[:500]))
         return lost
+
+    def ready(self, shape: Shape, solutions: Sequence[Solution], device: Device, deadline: float) -> list[Solution]:
+        """Wait for solutions until a moment of `time.monotonic`; return those that are compiled by then."""
+        self.begin(shape, solutions, device)
+        while True:
+            self._feed_first((device, shape, solution) for solution in solutions)
+            with self._lock:
+                jobs = {solution: self._pending.get((device, shape, solution)) for solution in solutions}
+                waiting = {solution for solution in solutions if (device, shape, solution) in self._waiting}
+            running = {solution: job.future for solution, job in jobs.items() if job is not None and not job.future.done()}
+            left = deadline - time.monotonic()
+            if left <= 0 or not (running or waiting):
+                return [solution for solution in solutions if solution not in running and solution not in waiting]
+            wait(running.values(), timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
 
     def drain(self) -> None:
         """Wait for everything begun: on a CPU, a compiler would disturb the timing."""

@@ -1,39 +1,24 @@
-"""Device tuner: one device, and the stages of each shape on it, from candidates to the outcome.
-
-The stages run in the tuning process and see solutions only. The worker runs the device's kernels.
-"""
+"""Device tuner: one device, on which `shape_run` takes shapes through the stages."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-import attrs
+from collections.abc import Mapping, Sequence
 
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
-from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, Forget, GetRefusals, GetVersions, ListNeighbours, ListSolutions
-from tunedgemm.tuner.roofline import floor_us
-from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
-from tunedgemm.tuner.trial import POWER_CAP, Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
+from tunedgemm.tuner.requests import GetVersions, ListSolutions
+from tunedgemm.tuner.shape_run import Emit, ShapeRun
+from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
 
-Emit = Callable[[Event], None]
-
-#: A difference that no paired comparison reverses.
-CLEAR = 0.15
-#: Finalists of the last comparison: this many of the fastest, and the first guess of each libtype
-#: within this share of the fastest.
-LAST_FINALISTS, NEAR = 3, 0.1
+#: Time beyond the deadline in which the winner is verified: a share of the budget, and least
+#: seconds.
+GRACE, LEAST_GRACE_S = 0.1, 1.0
 
 
 class DeviceTuner:
@@ -95,306 +80,13 @@ class DeviceTuner:
             task: the shape.
             earlier: final timings of earlier runs; their solutions do not run again.
             emit: receives each event.
-            deadline: `time.monotonic` after which only the minimum is measured.
+            deadline: `time.monotonic` at which the stages should have ended. They try fewer
+                solutions then; the worker gets a little longer.
 
         Raises:
             DeviceLost: the device stopped working.
+            BudgetSpent: the shape could not be done by then.
         """
-        _ShapeRun(self, task, emit, deadline).run(earlier)
+        self.client.deadline = deadline + max(LEAST_GRACE_S, GRACE * self.options.budget)
+        ShapeRun(self, task, emit, deadline).run(earlier)
         self._listed.pop(task.shape, None)
-
-
-@attrs.define(eq=False)
-class _ShapeRun:
-    """One shape on its way through the stages.
-
-    Attributes:
-        _timings: the latest timing of each solution.
-        _fully_checked: solutions that passed the full check.
-        _last, _guesses: solutions of the last comparison, and the libtypes' first guesses.
-    """
-
-    tuner: DeviceTuner
-    task: Task
-    emit: Emit
-    deadline: float
-    _timings: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
-    _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
-    _best: tuple[Solution, float] | None = attrs.field(default=None, init=False)
-    _baseline: Solution | None = attrs.field(default=None, init=False)
-    _baseline_us: float = attrs.field(default=0.0, init=False)
-    _reason: str = attrs.field(default="", init=False)
-    _fully_checked: set[Solution] = attrs.field(factory=set, init=False)
-    _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
-    _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
-
-    def run(self, earlier: Sequence[Timing]) -> None:
-        """List, compile, check, screen, check fully, measure, check again, select."""
-        self._timings.update({timing.solution: timing for timing in earlier})
-        candidates = self._list()
-        right = self._check(self._compile(candidates)) if self._open(candidates) else []
-        winner, tied = self._select(self._finalists(right))
-        libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
-        seconds = tuple(self._seconds.items())
-        baseline = self._timings.get(self._baseline) if self._baseline else None
-        timings = tuple(self._timings.values())
-        self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason))
-
-    def _list(self) -> list[Solution]:
-        """Return the candidates: the baseline, the backends' solutions, and the table's row.
-
-        Refining may not find the row's solution again; unmeasured, it would lose to a slower one.
-        """
-        shape, incumbent = self.task.shape, self.task.incumbent
-        self._emit_step("list")
-        try:
-            offered, self._baseline = self.tuner.listed(shape)
-            if not offered:
-                self._reason = self.tuner.client.ask(GetRefusals(shape))
-        except WorkerDied as error:
-            self._reason = f"listing its solutions ended the worker: {error}"
-            return []
-        if incumbent and incumbent.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
-            offered = (*offered, incumbent)
-        candidates = dict.fromkeys([*([self._baseline] if self._baseline else []), *(self.task.only or offered)])
-        return [solution for solution in candidates if solution not in self._timings]
-
-    def _compile(self, candidates: Sequence[Solution]) -> list[Solution]:
-        """Wait for the compilers; return the solutions that compiled."""
-        self._emit_step("compile")
-        with self._clock("compile"):
-            lost = self.tuner.compilers.finish(self.task.shape, candidates, self.tuner.place.device)
-            if self.tuner.place.device.kind == "cpu":
-                self.tuner.compilers.drain()
-        self._finalize(lost)
-        return [solution for solution in candidates if solution not in self._timings]
-
-    def _open(self, candidates: Sequence[Solution]) -> bool:
-        """Make the operands; if that fails, so do all candidates."""
-        try:
-            self.tuner.client.open(self.task.shape)
-        except DeviceLost:
-            raise
-        except Exception as error:  # too large for the device, most likely
-            self._finalize([failed(self.task.shape, solution, error) for solution in candidates])
-            return False
-        return True
-
-    def _check(self, solutions: Sequence[Solution], fully: bool = False) -> list[Solution]:
-        """Bind and verify each solution; return those that pass.
-
-        One correct call suffices for the screen; finalists, and all if bits matter, are checked
-        *fully*.
-        """
-        right: list[Solution] = []
-        fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
-        check = Check if fully else CheckFirst
-        with self._clock("check"):
-            self._emit_step("check", solutions[0] if solutions else None)
-            for timing in self.tuner.client.check_all([check(self.task.shape, solution) for solution in solutions]):
-                self._emit_step("check", timing.solution)
-                if timing.status == "ok":
-                    self._timings[timing.solution] = timing
-                    right.append(timing.solution)
-                else:
-                    self._finalize([timing])
-        self._fully_checked |= set(right if fully else ())
-        return right
-
-    def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds."""
-        if not solutions:
-            return {}
-        with self._clock("time"):
-            answers = self.tuner.client.sample(self.task.shape, solutions, rounds)
-        for solution, answer in answers.items():
-            if isinstance(answer, Samples):
-                self._seconds["device"] = self._seconds.get("device", 0.0) + sum(answer.us) * answer.calls * 1e-6
-                median, _ = median_and_noise(answer.us)
-                self._baseline_us = median if solution == self._baseline else self._baseline_us
-                self._best = min(self._best or (solution, median), (solution, median), key=lambda pair: pair[1])
-        self._emit_step("time")
-        return answers
-
-    def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the solutions around the leaders, compiled and checked."""
-        try:
-            near = self.tuner.client.ask(ListNeighbours(self.task.shape, tuple(leaders)))
-        except WorkerDied:
-            return []
-        fresh = [solution for solution in near if solution not in self._timings]
-        return self._check(self._compile(fresh))
-
-    def _finalists(self, right: Sequence[Solution]) -> list[Solution]:
-        """Screen, check fully, race and check again.
-
-        A late failure repeats this without the failed solution, because others were dropped for it.
-        """
-        while True:
-            finalists, slow = (list(right), []) if self.task.only else self._screen(right)
-            racing = tuple(finalists)
-            with contextlib.suppress(WorkerDied):
-                self.tuner.client.ask(Forget(self.task.shape, racing))
-            self._check([solution for solution in finalists if solution not in self._fully_checked], fully=True)
-            finalists = [solution for solution in finalists if solution in self._fully_checked]
-            if len(finalists) == len(racing):
-                self._race(finalists)
-                self._compare_last(finalists, right)
-                self._check_again(finalists)
-            if self.task.only or len(finalists) == len(racing):
-                self._finalize(slow)
-                return finalists
-            tried = dict.fromkeys([*right, *racing, *(timing.solution for timing in slow)])
-            right = [solution for solution in tried if self._timings[solution].status == "ok"]
-
-    def _screen(self, right: Sequence[Solution]) -> tuple[list[Solution], list[Timing]]:
-        """Return the finalists, with the baseline, and the timings of those that are too slow."""
-        baseline = self._baseline
-        self._emit_step("screen")
-        floor = floor_us(self.tuner.op, self.task.shape, self.tuner.place.device)
-        topk = self.tuner.options.topk
-        screened = screen(self.task.shape, right, self._sample, topk, self._neighbours, floor, self._ineligible_baseline)
-        self._finalize(timing for timing in screened.dropped if timing.status != "screened")
-        slow = [timing for timing in screened.dropped if timing.status == "screened" and timing.solution != baseline]
-        survivors = list(screened.survivors)
-        if baseline and baseline in screened.rough and baseline not in survivors:
-            survivors.append(baseline)
-        return survivors, slow
-
-    @property
-    def _ineligible_baseline(self) -> Solution | None:
-        """Return the baseline if it is timed but may not be stored."""
-        baseline = self._baseline
-        return baseline if baseline and baseline.libtype not in self.tuner.ranks else None
-
-    def _effort(self) -> Effort:
-        options = self.tuner.options
-        return Effort(options.warmup, options.iters, options.seconds, self.deadline)
-
-    def _race(self, finalists: list[Solution]) -> None:
-        """Run the accurate phase; remove the finalists that fail in it."""
-        self._emit_step("time")
-        answers = race(self.task.shape, finalists, self._sample, self._effort(), self._baseline, self._ineligible_baseline)
-        for solution, answer in answers.items():
-            self._retime(solution, answer)
-        finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
-
-    def _compare_last(self, finalists: list[Solution], guesses: Sequence[Solution]) -> None:
-        """Time the few possible winners without the others, whose load affects early dropouts.
-
-        With few solutions the chip is cooler and faster, by 5 % and more under its power cap. The
-        times of the others are scaled, so that all belong to one moment.
-
-        Args:
-            finalists: those that fail are removed.
-            guesses: in their backends' order, best guesses first.
-        """
-        self._last = ()
-        eligible = sorted((s for s in finalists if s.libtype in self.tuner.ranks), key=lambda solution: self._timings[solution].us)
-        if self.task.only or len(eligible) < 2:
-            return
-        first = {solution.libtype: solution for solution in reversed(guesses)}
-        limit = self._timings[eligible[0]].us * (1 + NEAR)
-        leaders = dict.fromkeys([*eligible[:LAST_FINALISTS], *first.values()])
-        few = [s for s in leaders if s in eligible and self._timings[s].us <= limit]
-        before = {solution: self._timings[solution].us for solution in few}
-        for solution, answer in paired_comparison(few, self._sample, self._effort()).items():
-            self._retime(solution, answer)
-        finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
-        shifts = [self._timings[solution].us / before[solution] for solution in few if self._timings[solution].ok]
-        shift = statistics.median(shifts or [1.0])
-        for solution in set(finalists) - set(few):
-            timing = self._timings[solution]
-            self._timings[solution] = attrs.evolve(timing, us=timing.us * shift)
-        self._last, self._guesses = tuple(few), frozenset(first.values())
-
-    def _retime(self, solution: Solution, answer: Samples | Timing) -> None:
-        if isinstance(answer, Timing):
-            self._finalize([answer])
-            return
-        median, noise = median_and_noise(answer.us)
-        clock, throttled = answer.clock_mhz, answer.throttled
-        timing = self._timings[solution]
-        self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
-
-    def _check_again(self, finalists: list[Solution]) -> None:
-        """Verify after the timing, fastest first, until every possible winner has passed again."""
-        limit = float("inf")
-        with self._clock("check"):
-            for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
-                us = self._timings[solution].us
-                if us > limit and solution not in (self._baseline, self.task.incumbent):  # these two may yet win a comparison
-                    continue
-                after = self.tuner.client.check(CheckAgain(self.task.shape, solution))
-                if after.status != "ok":
-                    self._finalize([after])
-                    finalists.remove(solution)
-                elif solution.libtype in self.tuner.ranks:
-                    limit = min(limit, us * (1 + MAX_NOISE))
-
-    def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
-        """Return the row, and how many solutions tied with it.
-
-        In a paired comparison, the fastest of the race must beat the incumbent: the table's row,
-        else the baseline.
-        """
-        ranks, baseline, incumbent = self.tuner.ranks, self._baseline, self.task.incumbent
-        last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
-        challenger, tied = select(last or tuple(self._timings.values()), None, ranks, tuple(ranks), guesses=self._guesses)
-        if challenger is None:
-            return None, 0
-        chosen = challenger.solution
-        if incumbent is not None and incumbent in finalists:
-            chosen = self._better(chosen, incumbent, TIE)
-        if baseline is not None and baseline in finalists:
-            better = self._better(chosen, baseline, DEFAULT_TIE if incumbent is None else TIE)
-            chosen = better if better.libtype in ranks else chosen
-        if not self._timings[chosen].ok:  # it failed in its last rounds, and not all of the others were checked again
-            self._check_again([solution for solution in finalists if self._timings[solution].ok])
-            return select(tuple(self._timings.values()), incumbent, ranks, tuple(ranks))
-        return self._timings[chosen], tied
-
-    def _better(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
-        """Return the challenger if a paired comparison finds it faster by more than *keep*.
-
-        Among many solutions the chip runs hotter, and ratios within rounds decide better than
-        medians of different moments. At the power cap the challenger must also not be slower alone:
-        more power gains nothing in a model that keeps the chip busy.
-        """
-        first, second = self._timings[challenger], self._timings[holder]
-        if challenger == holder or second.us > first.us * (1 + CLEAR):
-            return challenger
-        if first.us > second.us * (1 + CLEAR):
-            return holder
-        answers = paired_comparison((challenger, holder), self._sample, self._effort())
-        winner = challenger if self._gain(challenger, holder, answers) > 1 + keep else holder
-        capped = {solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
-        if winner == holder or len(capped) < len(answers) or time.monotonic() >= self.deadline:
-            return winner
-        return challenger if self._gain(challenger, holder, steady(capped, self._sample)) >= 1 else holder
-
-    def _gain(self, challenger: Solution, holder: Solution, answers: Mapping[Solution, Samples | Timing]) -> float:
-        """Retime both by these samples; return the challenger's speed-up, 1 if noise hides it."""
-        for solution, answer in answers.items():
-            self._retime(solution, answer)
-        mine, theirs = answers[challenger], answers[holder]
-        if isinstance(mine, Timing) or isinstance(theirs, Timing):
-            return 0.0 if isinstance(theirs, Samples) else math.inf
-        ratio, noise = median_and_noise([slow / fast for slow, fast in zip(theirs.us, mine.us, strict=True)])
-        return min(ratio, 1.0) if ratio * (1 - noise) <= 1 else ratio
-
-    def _finalize(self, timings: Iterable[Timing]) -> None:
-        """Record timings that will not change, and emit them at once."""
-        timings = tuple(timings)
-        self._timings.update({timing.solution: timing for timing in timings})
-        if timings:
-            self.emit(Trials(self.task, timings))
-
-    def _emit_step(self, activity: str, solution: Solution | None = None) -> None:
-        self.emit(Step(self.task, activity, solution, self._best, self._baseline_us))
-
-    @contextlib.contextmanager
-    def _clock(self, activity: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[activity] = self._seconds.get(activity, 0.0) + time.perf_counter() - start

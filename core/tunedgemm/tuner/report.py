@@ -115,7 +115,7 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
     counts += f", {len(report.skipped)} skipped ({why})" if report.skipped else ""
     counts += f", {len(report.elsewhere)} of other devices left (their lines name them)" if report.elsewhere else ""
     counts += f", {number_of(len(report.left_out), 'line')} of the input left out (warnings name them)" if report.left_out else ""
-    counts += f", {len(report.unbegun)} not started (the budget is spent; the same command resumes them)" if report.unbegun else ""
+    counts += f", {len(report.unbegun)} left (the budget is spent; the same command resumes them)" if report.unbegun else ""
     counts += f", {len(report.lost)} left without a working device (the same command resumes them)" if report.lost else ""
     if not (report.outcomes or report.skipped or report.unbegun or report.lost or report.elsewhere or report.left_out):
         counts += " (the input, or this shard of it, has no shapes)"

@@ -24,6 +24,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, neighbours, refusals
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
@@ -212,7 +213,6 @@ class Session:
 
 
 def with_tolerance(op: Op, options: Options) -> Op:
-    """Return the op with the element tolerance of the options."""
-    requested = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
+    """Return the op with the tolerance of the options."""
     own = op.tolerance
-    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **requested)) if requested else op
+    return attrs.evolve(op, tolerance=lambda shape: with_flags(own(shape), options.atol, options.rtol, options.errRatio))

@@ -27,6 +27,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, key_shape, read_rows, upsert
+from tunedgemm.table.row import shape_cells
 from tunedgemm.table.sheet import locked, present
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
@@ -348,7 +349,7 @@ class Store:
     def _profile_row(self, device: Device, timing: Timing) -> dict[str, object]:
         shape, solution, us = timing.shape, timing.solution, timing.us
         return {
-            **self.op.columns.format(shape),
+            **shape_cells(shape, self.op, device.gfx),
             "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),

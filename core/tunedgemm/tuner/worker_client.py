@@ -7,7 +7,9 @@ timed alone; an unreproduced crash blames no solution.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -36,6 +38,10 @@ class DeviceLost(Exception):
     """The device or its node stopped working; the current shape is not done."""
 
 
+class BudgetSpent(DeviceLost):
+    """The time for the current shape has passed; its device has no more requests to run."""
+
+
 @attrs.define(eq=False)
 class WorkerClient:
     """Sends requests to the worker of one device.
@@ -44,11 +50,13 @@ class WorkerClient:
         op: the op to tune.
         options: deadlines are read from here.
         worker: has the session.
+        deadline: `time.monotonic` at which a request is ended, and after which none begins.
     """
 
     op: Op
     options: Options
     worker: AnyWorker
+    deadline: float = attrs.field(default=math.inf, init=False)
     place: Place = attrs.field(init=False)
     _is_new: bool = attrs.field(default=True, init=False)
 
@@ -79,13 +87,20 @@ class WorkerClient:
         Raises:
             WorkerDied: this request ended the worker; the next one gets a new worker.
             DeviceLost: no worker can be started on the device.
+            BudgetSpent: the deadline has passed.
         """
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise BudgetSpent("the budget is spent")
         if self._is_new:
             self.begin()
+        limit = self.options.timeout if timeout is None else timeout
         try:
-            return self.worker(request, timeout=self.options.timeout if timeout is None else timeout)
-        except WorkerDied:
+            return self.worker(request, timeout=min(limit or left, left) if left < math.inf else limit)
+        except WorkerDied as error:
             self._is_new = True
+            if time.monotonic() >= self.deadline:
+                raise BudgetSpent("the budget ended during a request") from error
             raise
 
     def open(self, shape: Shape) -> None:
@@ -106,12 +121,18 @@ class WorkerClient:
         except Exception as error:  # a plugin may raise anything
             return failed(shape, solution, error)
 
-    def check_all(self, requests: Sequence[CheckFirst | Check | CheckAgain]) -> Iterator[Timing]:
+    def check_all(self, requests: Sequence[CheckFirst | Check | CheckAgain], until: float = math.inf) -> Iterator[Timing]:
         """Check several solutions; yield the result of each, in order.
 
         They travel in batches. If one ends the worker, each solution of its batch is checked alone.
+
+        Args:
+            requests: the checks, all of one kind.
+            until: `time.monotonic` after which no batch but the first begins.
         """
         for start in range(0, len(requests), _BATCH):
+            if start and time.monotonic() >= until:
+                return
             batch = requests[start : start + _BATCH]
             try:
                 refusals = self.ask(Batch(tuple(Bind(request.shape, request.solution) for request in batch)))

@@ -33,13 +33,14 @@ def op_of_file(path: Path) -> Op:
         return op_named(DEFAULT_OP)
 
 
-def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str]) -> Shape:
+def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str], gfx: str = "") -> Shape:
     """Parse a shape from the texts of its table's columns.
 
     Args:
         op: the op.
         sizes: numbers for the first columns of its key that are not in *cells*, in order.
         cells: further columns, of its key or ours.
+        gfx: the architecture whose fp8 is meant; "" for the present device's.
 
     Raises:
         UserError: a column that the op does not have, or a value that its parser rejects or misses.
@@ -52,7 +53,7 @@ def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str]) -> Sh
     numbers = list(sizes)
     if len(numbers) > len(free):
         raise UserError(f"too many sizes for {op.name} (got {len(numbers)}); its key is {', '.join(op.columns.key)}")
-    texts = dict(zip(free, numbers, strict=False)) | dict(cells)
+    texts = dict(zip(free, numbers, strict=False)) | dict(cells) | {"gfx": gfx}
     try:
         return op.columns.parse(texts)
     except UserError as error:
@@ -61,8 +62,11 @@ def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str]) -> Sh
         raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(columns)}") from None
 
 
-def shape_of_line(op: Op, path: Path, line: int) -> Shape:
+def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> Shape:
     """Parse the shape of one line of a tuned or untuned file; the header is line 1.
+
+    Args:
+        gfx: the architecture of a line that names none; "" for the present device's.
 
     Raises:
         UserError: the file or line does not exist, or the line is not a shape of this op.
@@ -70,7 +74,7 @@ def shape_of_line(op: Op, path: Path, line: int) -> Shape:
     records = {record.line: record for record in read_sheet(path).records}
     if line not in records:
         raise UserError(f"{path}: no shape in line {line}; use a line from {min(records, default=0)} to {max(records, default=0)}")
-    return shape_of(records[line], op)
+    return shape_of(records[line], op, gfx)
 
 
 @attrs.frozen

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 from tunedgemm.tools import Driver, DriverInterface, loaded_driver
 
-from tunedgemm_asm import abi, heuristic, launch, limits, space
+from tunedgemm_asm import abi, heuristic, launch, limits, names, space
 from tunedgemm_asm.ptx import heuristic as ptx_heuristic
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx import limits as ptx_limits
-from tunedgemm_asm.ptx import names as ptx_names
 from tunedgemm_asm.ptx import space as ptx_space
 
 if TYPE_CHECKING:
@@ -67,11 +66,17 @@ class Asm:
 
         return packs.lines(self.catalog(self._limiting_device(device).gfx))
 
-    def lacks(self, solution: Solution, device: Device) -> str:
-        """Return why the solution's kernel is missing on the device, or an empty text."""
-        if device.gfx == ptx_limits.GFX:
-            return ptx_names.unknown(solution.kernel_name)
-        return self.catalog(self._limiting_device(device).gfx).missing(solution.kernel_name)
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution's kernel is missing or does not serve the shape, or an empty text."""
+        limiting = self._limiting_device(device)
+        try:
+            if limiting.gfx == ptx_limits.GFX:
+                ptx_space.resolve(solution, shape)
+                return ""
+            catalog = self.catalog(limiting.gfx)
+            return catalog.missing(names.resolve(solution, shape, limiting, catalog)[0].name)
+        except PluginError as error:
+            return str(error)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:

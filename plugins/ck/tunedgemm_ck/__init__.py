@@ -11,9 +11,10 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_ck import cutlass as cutlass_family
-from tunedgemm_ck import launch, limits, space, tile, toolchain, xdl
+from tunedgemm_ck import launch, limits, names, space, tile, toolchain, xdl
+from tunedgemm_ck.build import targets_of
 from tunedgemm_ck.family import Family
-from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.problem import Problem, problem_of
 
 
 @attrs.frozen(eq=False)
@@ -56,6 +57,23 @@ class TemplateBackend:
         except PluginError as error:
             return [f"no toolchain: {error}"]
         return [f"toolchain: {tools.version} ({tools.compiler}), {tools.library} ({tools.includes[0]})"]
+
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution does not serve the shape, or an empty text.
+
+        On a present device that includes a missing object; without a name, a missing toolchain.
+        """
+        limiting = self._limiting_device(device)
+        try:
+            if solution.kernel_name:
+                instance, _ = names.resolve(self.family, solution, shape, limiting)
+                if self._is_present(device):
+                    launch.check_objects(targets_of(self.family, instance, problem_of(shape, limiting.gfx), self.finder))
+            else:
+                self.finder(problem_of(shape, limiting.gfx))
+        except PluginError as error:
+            return str(error)
+        return ""
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:

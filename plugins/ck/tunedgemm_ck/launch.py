@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import Launch, on_device, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
+from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve
 from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, load_object
@@ -71,6 +71,17 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
     call = make([loaded.launcher(sizes, pointers) for loaded in loaded_objects], failed, shape, device.index, where, max(workspaces))
     return Launcher(on_device(call, device.index), workspace_bytes=max(workspaces))
+
+
+def check_objects(targets: Iterable[Target]) -> None:
+    """Check that objects are stored, unless `bind` compiles them.
+
+    Raises:
+        PluginError: one is missing.
+    """
+    for target in targets:
+        if not (is_switched_on(REBUILD) or is_switched_on(COMPILE) or is_built(target)):
+            find_object(target)
 
 
 def _find_or_build(target: Target) -> CompiledObject:

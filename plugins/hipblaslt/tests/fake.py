@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 SOURCES = Path(__file__).with_name("fake")
-FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 class NoCompilerError(RuntimeError):
@@ -41,7 +41,7 @@ def build(libtype: str, folder: Path | None = None) -> Path:
     """
     folder = folder or cache
     assert folder is not None
-    files = sorted(SOURCES.glob("*.[ch]"))
+    files = sorted(SOURCES.iterdir())
     text = "".join([*FLAGS, *(file.read_text() for file in files)])
     target = folder / hashlib.sha256(text.encode()).hexdigest()[:16] / f"libfake_{libtype}.so"
     if target.exists():
@@ -52,8 +52,8 @@ def build(libtype: str, folder: Path | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled = Path(scratch, target.name)
-        sources = [str(file) for file in files if file.suffix == ".c"]
-        command = [compiler, *FLAGS, f"-DFAKE_{libtype.upper()}", *sources, "-o", str(compiled), "-lm", "-lpthread"]
+        sources = [str(file) for file in files if file.suffix in (".c", ".cpp")]
+        command = [compiler, *FLAGS, f"-DFAKE_{libtype.upper()}", *sources, "-o", str(compiled), "-lm", "-lpthread", "-lstdc++"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NoCompilerError(f"fake {libtype}: {compiler} failed: {done.stderr[-2000:]}")

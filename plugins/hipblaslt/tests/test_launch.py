@@ -243,14 +243,11 @@ def test_unlisted_indices(lt: Any, harness: Any) -> None:
 def test_foreign_names(backends: dict[str, Any], harness: Any) -> None:
     """Names of the other library, of AITER or of no form are refused with the accepted forms."""
     cases = [
-        ("cublaslt", RIGHT, "an index of hipBLASLt"),
+        ("cublaslt", RIGHT, "an algorithm of hipBLASLt"),
         ("hipblaslt", SPLIT, "a configuration of cuBLASLt"),
-        *(("cublaslt", name, "not a name of an Lt library") for name in ("", "native", "id66", "id66_tile18", "heuristic_slow")),
-        # AITER's rows of libtype hipblaslt hold the kernel's name.
-        *(
-            ("hipblaslt", name, "not a name of an Lt library")
-            for name in ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256", "sol12", "hipb_mm")
-        ),
+        *(("cublaslt", name, "not a name of an Lt library") for name in ("native", "id66", "id66_tile18", "heuristic_slow")),
+        ("cublaslt", "Cijk_Alik_Bljk_BBS_BH_MT16x16x3", "an algorithm of hipBLASLt"),
+        *(("hipblaslt", name, "not a name of an Lt library") for name in ("sol12", "hipb_mm")),
     ]
     faults = [(name, reason) for libtype, name, reason in cases if reason not in harness.refusal(backends[libtype], name, PLAIN)]
     assert not faults

@@ -7,12 +7,14 @@ import re
 
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse_name, tiles
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, LibraryName, SolutionName, clusters, parse_name, tiles
 
 NAMES = [
     (SolutionName(None), "heuristic"),
     (SolutionName(AlgorithmIndex(1234, 100200, "a1b2c3d4")), "sol1234_v100200_a1b2c3d4"),
     (SolutionName(AlgorithmIndex(0, 1, "2.0-dirty+local.1")), "sol0_v1_2.0-dirty+local.1"),
+    (SolutionName(LibraryName("Cijk_Alik_Bljk_BBS_BH_MT16x16x256")), "Cijk_Alik_Bljk_BBS_BH_MT16x16x256"),
+    (SolutionName(LibraryName("Custom_Cijk_Alik_Bljk_B")), "Custom_Cijk_Alik_Bljk_B"),
     (SolutionName(KernelConfig(66)), "id66_tile0_stages0_reduce0_swizzle0_option0_inner0_cluster0"),
     (
         SolutionName(KernelConfig(id=66, tile=20, stages=36, reduction=2, swizzle=1, option=3, inner=4, cluster=5, split_k=7)),
@@ -21,13 +23,13 @@ NAMES = [
 ]
 
 
-CONFIG = NAMES[3][1]
+CONFIG = NAMES[5][1]
 FOREIGN = [
     "", "native", "heuristic_", "heuristic_slow", "heuristic_after_fast", "heuristic_after_after", "Heuristic",
     "sol", "sol12", "sol12_v1", "sol12_v1_", "sol-1_v1_a", "sol1_v1_a b", "sol1_vx_a",
     "id66", "id66_tile20", CONFIG + "_more1", CONFIG.replace("id66", "id"), CONFIG.replace("cluster0", "clusterx"),
     CONFIG.replace("tile0_stages0", "stages0_tile0"), CONFIG.replace("inner0", "inner-1"),
-    " " + CONFIG, CONFIG + "\n", "Cijk_Alik_Bljk_BBS_BH_MT16x16x256",
+    " " + CONFIG, CONFIG + "\n", "Cijk_", "Cijk Alik", "Cijk_Alik-1",
 ]  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def test_no_split_is_one_part() -> None:
 def test_foreign_names_are_refused() -> None:
     """Any other name raises an error that quotes it and lists the accepted forms."""
     for text in FOREIGN:
-        with pytest.raises(PluginError, match="use heuristic, sol…_v…_… or id…_tile…_…") as error:
+        with pytest.raises(PluginError, match="use heuristic, sol…_v…_…, Cijk_… or id…_tile…_…") as error:
             parse_name(text, 1)
         assert f"got {text!r}" in str(error.value)
 

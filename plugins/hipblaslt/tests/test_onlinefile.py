@@ -11,14 +11,14 @@ import pytest
 from tunedgemm.plugin import Shape, Solution
 from tunedgemm_hipblaslt import onlinefile
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
-from tunedgemm_hipblaslt.onlinefile import FILE, find_index, make_key, read, switched_on
+from tunedgemm_hipblaslt.onlinefile import FILE, OnlineRow, find_row, make_key, read, switched_on
 
 #: AITER's header, with blanks; rows have none (gradlib/csrc/hipbsolgemm.cu, append_hip_tuning_csv).
 HEADER = (
     "preshuffle, use_rowwise, trans_a, trans_b, m, n, k, A_data_type, lda, stride_a, B_data_type, ldb, stride_b, "
     "C_data_type, ldc, stride_c, compute_type, batch_count, algo_index, kernel_name"
 )
-KERNEL = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256_MI16x16x1"
+KERNEL = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x1"
 VERSION = "hipblaslt 100200 fake0001"
 PLAIN = Shape("a16w16", 5, 48, 128)
 FP8 = Shape("a8w8", 5, 48, 128, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="row")
@@ -35,12 +35,19 @@ KEYS = [
 ]
 
 
+def find_index(problem: Any, libver: str) -> int | None:
+    """Return the index of the row that answers."""
+    row = find_row(problem, libver)
+    return None if row is None else row.index
+
+
 def make_row(
-    index: int, libver: str = "", *, start: str = "false,false", types: tuple[str, str] = ("bf16_r", "bf16_r"), m: int = 48
-) -> str:
+    index: int, libver: str = "", *, start: str = "false,false", types: tuple[str, str] = ("bf16_r", "bf16_r"), m: int = 48,
+    kernel: str = "",
+) -> str:  # fmt: skip
     """Return AITER's row for [5, 48, 128]: its m is our N; *libver* is our 21st column."""
     a, out = types
-    text = f"{start},T,N,{m},5,128,{a},128,0,{a},128,0,{out},48,0,f32_r,1,{index},{KERNEL}"
+    text = f"{start},T,N,{m},5,128,{a},128,0,{a},128,0,{out},48,0,f32_r,1,{index},{kernel}"
     return f"{text},{libver}" if libver else text
 
 
@@ -96,18 +103,18 @@ def test_the_key_has_aiters_columns() -> None:
 
 
 def test_rows_without_a_version(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows without a version are ignored with one warning; other versions do not match."""
+    """Rows with neither version nor name are ignored with one warning; other versions miss."""
     path = write(
         folders / "work",
         make_row(1003),
         make_row(1004, m=64),
         make_row(1005, "hipblaslt 100100 fake0001"),
-        make_row(1006) + ",",
+        make_row(1006, kernel="<unknown>") + ",",
     )
     with caplog.at_level(logging.WARNING, logger="tunedgemm"):
         assert [find_index(make_problem(PLAIN), VERSION) for _ in range(3)] == [None] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: rows without a hipBLASLt version are ignored (got 3); tune those shapes instead"
+        f"{path}: rows with no hipBLASLt version and no kernel name are ignored (got 3); tune those shapes instead"
     ]
     assert find_index(make_problem(PLAIN), "hipblaslt 100100 fake0001") == 1005
 
@@ -115,7 +122,7 @@ def test_rows_without_a_version(folders: Path, caplog: pytest.LogCaptureFixture)
 def test_malformed_lines(folders: Path) -> None:
     """Malformed lines are skipped, and the others are read."""
     complete = make_row(1003, VERSION)
-    truncated = [complete[:end] for end in range(0, len(make_row(1003)) - len(KERNEL) - 1, 7)]
+    truncated = [complete[:end] for end in range(0, len(make_row(1003)) - 1, 7)]
     broken = [
         "",
         "# a comment, with, commas",
@@ -126,9 +133,10 @@ def test_malformed_lines(folders: Path) -> None:
         *(complete.replace("1003", text) for text in ("-1", "x")),
     ]
     write(folders / "work", *truncated, *broken, make_row(1007, VERSION, m=64), *truncated, complete)
-    assert dict(read(folders / "work" / FILE)) == {
-        (VERSION, tuple(complete.split(",")[:18])): 1003,
-        (VERSION, tuple(make_row(1007, m=64).split(",")[:18])): 1007,
+    kept = {key: [(row.index, row.libver) for row in rows] for key, rows in read(folders / "work" / FILE).items()}
+    assert kept == {
+        tuple(complete.split(",")[:18]): [(1003, VERSION)],
+        tuple(make_row(1007, m=64).split(",")[:18]): [(1007, VERSION)],
     }
 
 
@@ -168,14 +176,34 @@ def test_the_switch(folders: Path, backends: dict[str, Any], harness: Any, monke
 
 
 def test_the_row_is_launched(folders: Path, backends: dict[str, Any], harness: Any) -> None:
-    """The index of a row binds and is right; an unlisted index is refused."""
+    """The index of a row binds and is right; an unlisted one leaves the call to the library."""
     lt = backends["hipblaslt"]
     write(folders / "work", make_row(1003, VERSION), make_row(9999, VERSION, start="true,false"))
     answer = lt.heuristic_fallback(PLAIN, harness.CPU)
     assert not harness.make_case(PLAIN).launch_fault(harness.bind(lt, answer.kernel_name, PLAIN))
-    shuffled = attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT)
-    name = lt.heuristic_fallback(shuffled, harness.CPU).kernel_name
-    assert "does not list algorithm 9999" in harness.refusal(lt, name, shuffled)
+    assert lt.heuristic_fallback(attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT), harness.CPU).kernel_name == "heuristic"
+
+
+def test_rows_of_aiter_are_verified_by_name(
+    folders: Path, backends: dict[str, Any], harness: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row of AITER's runs if the library has its kernel; else the reason is logged once."""
+    lt, shuffled = backends["hipblaslt"], attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT)
+    path = write(
+        folders / "work",
+        make_row(1002, kernel=KERNEL),  # the index of another build: kernel 1 has 1002 and 1003 here
+        make_row(4711, kernel=f"{KERNEL}999", start="true,false"),
+    )
+    row = find_row(make_problem(PLAIN), VERSION)
+    assert row == OnlineRow(1002, KERNEL, "", f"{path}:2")
+    answer = lt.heuristic_fallback(PLAIN, harness.CPU)
+    assert (answer, answer.solidx) == (Solution("hipblaslt", KERNEL), 1002)
+    assert not harness.make_case(PLAIN).launch_fault(harness.bind(lt, answer.kernel_name, PLAIN))
+    with caplog.at_level(logging.WARNING, logger="tunedgemm"):
+        assert {lt.heuristic_fallback(shuffled, harness.CPU) for _ in range(3)} == {Solution("hipblaslt", "heuristic")}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}:3: a row that is not used: kernelName: the library lists no algorithm {KERNEL}999 for this shape"
+    ]
 
 
 def test_the_file_is_hipblaslts(folders: Path, backends: dict[str, Any], harness: Any) -> None:

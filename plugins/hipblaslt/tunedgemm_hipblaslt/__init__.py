@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_hipblaslt import heuristic, limits
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import Library, library_build, load_library
-from tunedgemm_hipblaslt.names import FIRST
+from tunedgemm_hipblaslt.names import FIRST, name_of
 
 _GRADLIB = ("hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols", "hipb_mm")
 
@@ -49,6 +49,17 @@ class LtBackend:
             return ""
         return " ".join(str(part) for part in (self.abi.libtype, *self._build(device)) if part)
 
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution does not serve the shape; for absent devices, a name that no library takes."""
+        if self._is_present(device):
+            answer = self.bind(solution, shape, device)
+            return str(answer) if isinstance(answer, Unsupported) else ""
+        try:
+            name_of(self.abi, solution)
+        except PluginError as error:
+            return str(error)
+        return ""
+
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the library's static limits."""
@@ -68,7 +79,8 @@ class LtBackend:
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, if any."""
         read_build = functools.partial(self._build, device) if self._is_present(device) else None
-        return heuristic.heuristic_fallback(shape, self._limiting_device(device), self.abi, read_build)
+        refusal = functools.partial(self.lacks, shape=shape, device=device)
+        return heuristic.heuristic_fallback(shape, self._limiting_device(device), self.abi, read_build, refusal)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:

@@ -42,6 +42,8 @@ class Abi:
         config: attributes of an algorithm that can be set; empty where algorithms are opaque.
         capability: attributes of an algorithm that can be read.
         statuses: names of the status codes.
+        namers: symbols of hipblaslt-ext.hpp's functions of an algorithm's names: the kernel's,
+            then the solution's. They return libstdc++'s C++11 strings.
         workspace: limit of an algorithm's workspace in bytes.
     """
 
@@ -63,6 +65,7 @@ class Abi:
     config: Mapping[str, int]
     capability: Mapping[str, int]
     statuses: Mapping[str, int]
+    namers: tuple[str, ...]
     workspace: int
 
     def status(self, code: int) -> str:
@@ -115,6 +118,7 @@ CUBLASLT = Abi(
         NOT_SUPPORTED=15,
         LICENSE_ERROR=16,
     ),
+    namers=(),
     workspace=32 << 20,  # torch's limit on Hopper
 )
 
@@ -159,6 +163,10 @@ HIPBLASLT = Abi(
         HANDLE_IS_NULLPTR=9,
         INVALID_ENUM=10,
         UNKNOWN=11,
+    ),
+    namers=tuple(
+        f"_ZN13hipblaslt_ext{len(name)}{name}B5cxx11EPvR22_hipblasLtMatmulAlgo_t"
+        for name in ("getKernelNameFromAlgo", "getSolutionNameFromAlgo")
     ),
     workspace=76 << 20,  # torch's limit on an MI300X
 )

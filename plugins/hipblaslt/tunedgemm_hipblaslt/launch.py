@@ -12,9 +12,9 @@ from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, 
 from tunedgemm.tools import on_device, scale_order, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
-from tunedgemm_hipblaslt.library import Library, device_context, library_build
+from tunedgemm_hipblaslt.library import Library, device_context, library_build, library_handle
 from tunedgemm_hipblaslt.limits import BLOCK, Problem, is_quantised, make_problem
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, parse_name
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, LibraryName, SolutionName, name_of
 from tunedgemm_hipblaslt.native import Launch, launch_of
 
 #: Results to ask for when looking up an index: first the library's best, then all.
@@ -26,13 +26,13 @@ _SCALE_PADDING = 4
 def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Return the launcher of a solution for exactly this shape, or why the library has none."""
     try:
-        name = parse_name(solution.kernel_name, solution.split_k)
+        name = name_of(library.abi, solution)
     except PluginError as error:
         return Unsupported(str(error))
     problem = make_problem(shape, bias_after=name.bias_after, fast_accum=name.fast_accum)
     with device_context(device.index):
         descriptors = ProblemDescriptors(library, problem, device.index)
-        result = find_algorithm(descriptors, name, device.index)
+        result = find_algorithm(descriptors, name, device.index, solution.solidx)
         if isinstance(result, HeuristicResult):
             product = _make_product(library, problem, launch_of(descriptors, result), result.workspace, device)
             return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=result.workspace)
@@ -42,11 +42,12 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
     return result
 
 
-def find_algorithm(descriptors: ProblemDescriptors, name: SolutionName, index: int) -> HeuristicResult | Unsupported:
+def find_algorithm(descriptors: ProblemDescriptors, name: SolutionName, index: int, hint: int = 0) -> HeuristicResult | Unsupported:
     """Return the library's algorithm for a name and a problem, or why it has none.
 
     The device must be the current one. Only algorithms that this library has just accepted are
-    launched: a configuration is checked, an index must be among its results.
+    launched: a configuration is checked, an index or a name must be among its results. Of several
+    algorithms with the name that of index *hint* is preferred, else the library's best.
     """
     library, algorithm = descriptors.library, name.algorithm
     limit = library.abi.workspace
@@ -54,18 +55,27 @@ def find_algorithm(descriptors: ProblemDescriptors, name: SolutionName, index: i
         results = descriptors.heuristic_results(1, limit)
         return results[0] if results else Unsupported(f"{library.abi.libtype}: no algorithm for this shape")
     if isinstance(algorithm, KernelConfig):
-        if not library.abi.config:
-            return Unsupported(f"kernelName: {library.abi.libtype} takes sol…_v…_… (got {name}, a configuration of cuBLASLt)")
         result = descriptors.check(algorithm)
         if isinstance(result, str):
             return Unsupported(result)
         return result if result.workspace <= limit else Unsupported(f"workspace: the limit is {limit} bytes (got {result.workspace})")
+    if isinstance(algorithm, LibraryName):
+        return _find_name(library, algorithm.text, descriptors.problem, index, hint)
     return _find_index(library, algorithm, descriptors.problem, index)
 
 
+def _find_name(library: Library, name: str, problem: Problem, index: int, hint: int) -> HeuristicResult | Unsupported:
+    if not library.namers:
+        return Unsupported(
+            f"kernelName: this hipBLASLt ({library_build(library, index)[0]}) tells no names (got {name}); tune the shape again"
+        )
+    indices = indices_by_name(library, problem, index).get(name)
+    if not indices:
+        return Unsupported(f"kernelName: the library lists no algorithm {name} for this shape")
+    return results_by_index(library, problem, index, ALL_RESULTS)[hint if hint in indices else indices[0]]
+
+
 def _find_index(library: Library, algorithm: AlgorithmIndex, problem: Problem, index: int) -> HeuristicResult | Unsupported:
-    if library.abi.config:
-        return Unsupported(f"kernelName: {library.abi.libtype} takes id…_tile…_… (got {algorithm}, an index of hipBLASLt)")
     version, revision = library_build(library, index)
     if (algorithm.version, algorithm.revision) != (version, revision):
         return Unsupported(
@@ -87,6 +97,18 @@ def results_by_index(library: Library, problem: Problem, index: int, count: int)
     with locked_descriptors(library, problem, index) as descriptors:
         results = descriptors.heuristic_results(count, library.abi.workspace)
     return {struct.unpack_from("i", result.algo)[0]: result for result in results}
+
+
+@functools.lru_cache(maxsize=16)
+def indices_by_name(library: Library, problem: Problem, index: int) -> Mapping[str, tuple[int, ...]]:
+    """Return the indices of all results of hipBLASLt by its names of kernels and solutions, best first."""
+    indices: dict[str, tuple[int, ...]] = {}
+    with device_context(index):
+        handle = library_handle(library, index)
+        for number, result in results_by_index(library, problem, index, ALL_RESULTS).items():
+            for name in dict.fromkeys(library.names(handle, result.algo)):
+                indices[name] = (*indices.get(name, ()), number)
+    return indices
 
 
 #: (x, weight, bias, scales of x, scales of the weight, sizes of the output) -> the output

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import struct
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -48,6 +48,9 @@ _CONFIG_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "MatmulAlgoConfigGetAttribute": (_POINTER, _INT, _POINTER, _SIZE, ctypes.POINTER(_SIZE)),
 }
 
+#: C++'s ``operator delete``, from the library or those that it needs.
+_DELETE = "_ZdlPv"
+
 #: ``struct`` formats of attributes that are not of 32 bits.
 _FORMATS = {"batch_offset": "q", "bias": "Q", "a_scale": "Q", "b_scale": "Q", "max_workspace": "Q", "fast_accum": "b"}
 
@@ -60,6 +63,12 @@ class StatusError(PluginError):
         self.code = code
 
 
+class _String(ctypes.Structure):
+    """libstdc++'s ``std::string``; short text is in *local*, where a copied *data* does not point."""
+
+    _fields_ = (("data", _POINTER), ("size", _SIZE), ("local", ctypes.c_char * 16))
+
+
 @attrs.frozen(eq=False)
 class Library:
     """Loaded Lt library.
@@ -68,11 +77,15 @@ class Library:
         abi: its names and numbers.
         path: the file.
         functions: by name without the prefix; `call` checks their status.
+        namers: the functions of `Abi.namers` that this version has.
+        release: frees the text of a long ``std::string``.
     """
 
     abi: Abi
     path: str
     functions: Mapping[str, Any]
+    namers: tuple[Any, ...] = ()
+    release: Any = None
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a function.
@@ -87,6 +100,16 @@ class Library:
     def address(self, function: str) -> int:
         """Return the address of a function."""
         return int(ctypes.cast(self.functions[function], ctypes.c_void_p).value or 0)
+
+    def names(self, handle: OpaqueObject, algo: bytes) -> Iterator[str]:
+        """Yield the library's names of an algorithm, the kernel's and the solution's."""
+        for namer in self.namers:
+            answer = namer(handle.address, ctypes.create_string_buffer(algo, len(algo)))
+            if answer.size < _String.local.size:
+                yield bytes(answer)[_String.local.offset :][: answer.size].decode(errors="replace")
+            else:
+                yield ctypes.string_at(answer.data, answer.size).decode(errors="replace")
+                self.release(answer.data)
 
     def create(self, kind: str, *arguments: Any) -> OpaqueObject:
         """Create an object of a kind, such as ``MatrixLayout``; "" creates a handle."""
@@ -132,7 +155,12 @@ def bind_functions(abi: Abi, path: str) -> Library:
             functions["GetGitRevision"] = getattr(native, f"{abi.prefix}GetGitRevision")
     except (OSError, AttributeError) as error:
         raise PluginError(f"{abi.libtype}: cannot load the library: {error}") from error
-    return Library(abi, path, functions)
+    namers = [getattr(native, name) for name in abi.namers if hasattr(native, name) and hasattr(native, _DELETE)]
+    for namer in namers:
+        namer.argtypes, namer.restype = (_POINTER, _POINTER), _String
+    if namers:
+        getattr(native, _DELETE).argtypes = (_POINTER,)
+    return Library(abi, path, functions, tuple(namers), getattr(native, _DELETE) if namers else None)
 
 
 @functools.cache

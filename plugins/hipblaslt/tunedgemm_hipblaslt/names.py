@@ -3,7 +3,8 @@
 cuBLASLt's algorithms are configured:
 ``id66_tile20_stages36_reduce0_swizzle0_option0_inner0_cluster2``, with the column splitK.
 hipBLASLt's are indexed: ``sol1234_v100200_a1b2c3d4``. An index belongs to one build of the library.
-``heuristic`` is the library's first answer. The suffix ``fast`` sums fp8 products in a shorter
+``Cijk_Alik_Bljk_…`` is hipBLASLt's name of a kernel or solution, as in AITER's files. ``heuristic``
+is the library's first answer. The suffix ``fast`` sums fp8 products in a shorter
 accumulator. The suffix ``after`` adds the bias after the product.
 """
 
@@ -15,7 +16,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.plugin import PluginError
+from tunedgemm.plugin import PluginError, Solution
+
+from tunedgemm_hipblaslt.abi import Abi
 
 #: Attributes of a cuBLASLt algorithm, except splitK: word in a name -> attribute in `Abi.config`.
 CONFIG_WORDS = {
@@ -25,6 +28,8 @@ CONFIG_WORDS = {
 FIRST = "heuristic"
 #: Suffix of a name -> attribute of `SolutionName`, in the order in which they are written.
 _SUFFIXES = {"fast": "fast_accum", "after": "bias_after"}
+#: hipBLASLt's names, in Tensile's notation of the product; hand-written kernels have a prefix.
+_NAMED = re.compile(r"\w*Cijk_\w+")
 _INDEXED = re.compile(r"sol(\d+)_v(\d+)_([0-9a-zA-Z.+-]+)")
 
 #: Sides of the tiles numbered 1 to 38, rows of D by columns of D (our N by our M).
@@ -74,6 +79,16 @@ class AlgorithmIndex:
 
 
 @attrs.frozen
+class LibraryName:
+    """hipBLASLt's own name of a kernel or solution; it holds in every build that has it."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@attrs.frozen
 class SolutionName:
     """Parsed name of a solution.
 
@@ -83,7 +98,7 @@ class SolutionName:
         bias_after: whether the bias is added after the product.
     """
 
-    algorithm: KernelConfig | AlgorithmIndex | None
+    algorithm: KernelConfig | AlgorithmIndex | LibraryName | None
     fast_accum: bool = False
     bias_after: bool = False
 
@@ -92,12 +107,17 @@ class SolutionName:
         return "_".join([FIRST if self.algorithm is None else str(self.algorithm), *suffixes])
 
 
+def is_library_name(text: str) -> bool:
+    """Tell whether a text has the form of hipBLASLt's names."""
+    return bool(_NAMED.fullmatch(text))
+
+
 @functools.lru_cache(maxsize=4096)
 def parse_name(text: str, split_k: int) -> SolutionName:
     """Parse the columns kernelName and splitK; `str` is the inverse.
 
     Raises:
-        PluginError: the text has none of the three forms.
+        PluginError: the text has none of the four forms.
     """
     rest, flags = text, {}
     for suffix, attribute in reversed(_SUFFIXES.items()):
@@ -107,11 +127,29 @@ def parse_name(text: str, split_k: int) -> SolutionName:
         return SolutionName(None, **flags)
     if indexed := _INDEXED.fullmatch(rest):
         return SolutionName(AlgorithmIndex(int(indexed[1]), int(indexed[2]), indexed[3]), **flags)
+    if is_library_name(rest):
+        return SolutionName(LibraryName(rest), **flags)
     parts = [re.fullmatch(rf"{word}(\d+)", part) for word, part in zip(CONFIG_WORDS, rest.split("_"), strict=False)]
     if len(rest.split("_")) != len(CONFIG_WORDS) or not all(parts):
-        raise PluginError(f"kernelName: not a name of an Lt library (got {text!r}); use {FIRST}, sol…_v…_… or id…_tile…_…")
+        raise PluginError(f"kernelName: not a name of an Lt library (got {text!r}); use {FIRST}, sol…_v…_…, Cijk_… or id…_tile…_…")
     numbers = {name: int(part[1]) for name, part in zip(CONFIG_WORDS.values(), parts, strict=True) if part}
     return SolutionName(KernelConfig(**numbers, split_k=split_k or 1), **flags)
+
+
+def name_of(abi: Abi, solution: Solution) -> SolutionName:
+    """Return the parsed name of a solution.
+
+    Raises:
+        PluginError: it has none, or one of no form that this library takes.
+    """
+    if not solution.kernel_name:
+        raise PluginError(f"kernelName: empty, and algorithm {solution.solidx} is of an unknown {abi.libtype}; tune the shape again")
+    name = parse_name(solution.kernel_name, solution.split_k)
+    if abi.config and isinstance(name.algorithm, AlgorithmIndex | LibraryName):
+        raise PluginError(f"kernelName: {abi.libtype} takes id…_tile…_… (got {name}, an algorithm of hipBLASLt)")
+    if not abi.config and isinstance(name.algorithm, KernelConfig):
+        raise PluginError(f"kernelName: {abi.libtype} takes sol…_v…_… or Cijk_… (got {name}, a configuration of cuBLASLt)")
+    return name
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """Read AITER's ``hip_online_tuning_res.csv`` where HIP_ONLINE_TUNING is on.
 
-Its 20 columns (``gradlib/csrc/hipbsolgemm.cu``) hold an algorithm's index and no library version.
-Indices differ between versions. A row counts only with a 21st column ``libver`` that equals the
-present library's version, as in our tables. Other rows are counted and ignored.
+Its 20 columns (``gradlib/csrc/hipbsolgemm.cu``) hold an algorithm's index, the name of its kernel
+and no library version. Indices differ between versions, so the present library must have an
+algorithm of that name. A 21st column ``libver`` that equals the library's version, as in our
+tables, is enough alone. Rows with neither are counted and ignored.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import attrs
 from tunedgemm.tools import home_folder
 
 from tunedgemm_hipblaslt.limits import Problem
+from tunedgemm_hipblaslt.names import is_library_name
 
 FILE = "hip_online_tuning_res.csv"
 _SWITCH = "HIP_ONLINE_TUNING"
@@ -45,39 +48,64 @@ def switched_on() -> bool:
     return os.environ.get(_SWITCH, "").lower() in ("1", "true")
 
 
-def find_index(problem: Problem, libver: str) -> int | None:
-    """Return the algorithm's index for a problem and a library version.
+@attrs.frozen
+class OnlineRow:
+    """A row of the file.
+
+    Attributes:
+        index: the algorithm's index.
+        kernel_name: hipBLASLt's name of its kernel; "" for a text that is none.
+        libver: version of the library; "" in AITER's rows.
+        source: file and line.
+    """
+
+    index: int
+    kernel_name: str
+    libver: str
+    source: str
+
+
+def find_row(problem: Problem, libver: str) -> OnlineRow | None:
+    """Return the first row for a problem that has this library version, or none and a name.
 
     The file in the working folder comes first, the file in the user folder next.
     """
     key = make_key(problem)
-    if key is None:
-        return None
-    indices = (read(folder / FILE).get((libver, key)) for folder in (Path.cwd(), home_folder()))
-    return next((index for index in indices if index is not None), None)
+    rows = [row for folder in (Path.cwd(), home_folder()) for row in read(folder / FILE).get(key, ())] if key else []
+    return next((row for row in rows if row.libver == libver or (row.kernel_name and not row.libver)), None)
+
+
+@functools.cache
+def warn_once(source: str, reason: str) -> None:
+    """Log why a row is not used."""
+    _log.warning("%s: a row that is not used: %s", source, reason)
 
 
 @functools.lru_cache(maxsize=8)
-def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
-    """Read a file once: (library version, key) -> index; empty where the file does not exist.
+def read(path: Path) -> Mapping[tuple[str, ...], list[OnlineRow]]:
+    """Read a file once: key -> rows in order; empty where the file does not exist.
 
-    Malformed lines and lines without a version are skipped. The first of equal keys wins, as in
-    AITER.
+    Malformed lines, and lines with neither a version nor a name, are skipped. The first of equal
+    keys wins, as in AITER.
     """
-    indices: dict[tuple[str, tuple[str, ...]], int] = {}
-    unversioned = 0
+    rows: dict[tuple[str, ...], list[OnlineRow]] = {}
+    nameless = 0
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
-        return indices
-    for line in lines:
+        return rows
+    for number, line in enumerate(lines, start=1):
         cells = [cell.strip() for cell in line.split(",")]  # as in AITER, no cell is quoted
         if line.startswith("#") or len(cells) < _COLUMNS or not cells[_KEY_COLUMNS].isdecimal():
             continue  # includes the header
-        if len(cells) == _COLUMNS or not cells[_COLUMNS]:
-            unversioned += 1
-            continue
-        indices.setdefault((cells[_COLUMNS], tuple(cells[:_KEY_COLUMNS])), int(cells[_KEY_COLUMNS]))
-    if unversioned:
-        _log.warning("%s: rows without a hipBLASLt version are ignored (got %d); tune those shapes instead", path, unversioned)
-    return indices
+        name = cells[_COLUMNS - 1] if is_library_name(cells[_COLUMNS - 1]) else ""
+        libver = cells[_COLUMNS] if len(cells) > _COLUMNS else ""
+        if name or libver:
+            rows.setdefault(tuple(cells[:_KEY_COLUMNS]), []).append(OnlineRow(int(cells[_KEY_COLUMNS]), name, libver, f"{path}:{number}"))
+        else:
+            nameless += 1
+    if nameless:
+        _log.warning(
+            "%s: rows with no hipBLASLt version and no kernel name are ignored (got %d); tune those shapes instead", path, nameless
+        )
+    return rows

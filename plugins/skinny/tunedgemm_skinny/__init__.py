@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 from tunedgemm.tools import Driver, DriverInterface, loaded_driver
 
 from tunedgemm_skinny import heuristic, launch, limits, rtc, space
@@ -35,6 +35,14 @@ class Skinny:
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
         """Return an empty text: kernel names carry the revision of their source."""
+        return ""
+
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution does not serve the shape, or an empty text."""
+        try:
+            launch.resolve(solution, shape, self._limiting_device(device))
+        except PluginError as error:
+            return str(error)
         return ""
 
     @hookimpl

@@ -26,6 +26,11 @@ def library_version(device: Device) -> str:  # noqa: ARG001
     return ""
 
 
+def lacks(solution: Solution, shape: Shape, device: Device) -> str:
+    """Return why the solution does not serve the shape, or an empty text."""
+    return launch.unfit(solution, shape, device)
+
+
 @hookimpl
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Return whether the architecture's static limits allow the shape."""

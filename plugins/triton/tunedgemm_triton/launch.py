@@ -80,15 +80,22 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
         return Unsupported(reason)
     if device.index < 0:
         return Unsupported(f"device: not present (got {device})")
-    try:
-        kernel, split_k = parse_solution(family, solution, shape, device)
-    except PluginError as error:
-        return Unsupported(str(error))
-    if reason := family.unfit(kernel, split_k, shape, device):
+    if reason := unfit(solution, shape, device):
         return Unsupported(reason)
+    kernel, split_k = parse_solution(family, solution, shape, device)
     plan = family.plan_of(kernel, split_k, shape, device)
     functions = [load(step.program, device.gfx, device.index) for step in plan.steps]
     return Launcher(on_device(call_of(plan, functions, shape, device), device.index), workspace_bytes=plan.nbytes)
+
+
+def unfit(solution: Solution, shape: Shape, device: Device) -> str:
+    """Return why no kernel has the solution's name, or why it does not fit; "" for one that fits."""
+    family = family_of(shape.op)
+    try:
+        kernel, split_k = parse_solution(family, solution, shape, device)
+    except PluginError as error:
+        return str(error)
+    return family.unfit(kernel, split_k, shape, device) or ""
 
 
 def parse_solution(family: OpFamily, solution: Solution, shape: Shape, device: Device) -> tuple[Any, int]:

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations import aiter as served
 from tunedgemm.integrations.aiter import dtypes, names
@@ -145,10 +144,10 @@ def test_the_asm_plugin_takes_it_for_no_installation(aiter):
     assert importlib.util.find_spec("aiter").submodule_search_locations == []
 
 
-def test_fp8_is_that_of_the_device(aiter, monkeypatch):
+def test_fp8_is_that_of_the_device(aiter, request):
     """dtypes.fp8 is fnuz on MI300 and fn elsewhere."""
     assert aiter.dtypes.fp8 is FP8
-    monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
+    request.getfixturevalue("mi300")
     assert dtypes.fp8 is torch.float8_e4m3fnuz
 
 

@@ -16,6 +16,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.executors.local import devices
 from tunedgemm.tuner.measure import median_and_noise
 from tunedgemm.tuner.requests import Bind, Check, CheckAgain, Open, TakeSamples
@@ -98,10 +99,14 @@ class Measuring:
         served = Served(
             timing.shape, offer.solution, "ok", err_ratio=timing.err_ratio, origin=offer.origin, why=offer.why, match=offer.match
         )
-        allowed = max(self.options.errRatio, choice.err_ratio + HEAD_ROOM if choice.first.tuned else 0.0)
+        options, tuned_with = self.options, choice.err_ratio if choice.first.tuned else 0.0
+        allowed = max(options.errRatio, tuned_with + HEAD_ROOM if choice.first.tuned else 0.0)
+        own = self.client.op.tolerance(timing.shape)
+        row = with_flags(own, options.atol, options.rtol, max(options.errRatio, tuned_with)).row_error
         status, detail = "ok", timing.detail
-        if timing.status == "wrong" or (timing.status == "ok" and timing.err_ratio > allowed):
-            status, detail = f"mismatch:err_ratio={timing.err_ratio:.4f}", detail or f"allowed {allowed:.2%}"
+        if timing.status == "wrong" or (timing.status == "ok" and (timing.err_ratio > allowed or not timing.row_error <= row)):
+            status = f"mismatch:err_ratio={timing.err_ratio:.4f}"
+            detail = detail or f"allowed {allowed:.2%}; worst row {timing.row_error:.1e}, of at most {row:.1e}"
         elif timing.status != "ok":
             status = f"error:{timing.status}: {timing.detail}"
         elif choice.failure:
@@ -179,7 +184,7 @@ def measuring(
     Raises:
         UserError: the device does not exist.
     """
-    # The allowed error ratio differs by row, so it is checked here; the worker allows any ratio.
+    # The allowed error differs by row of the table, so it is checked here; the worker allows any.
     make = functools.partial(Production, op_name, devices(options)[0], attrs.evolve(options, errRatio=1.0), bench=bench, sides=tuple(sides))
     worker = Worker(make) if registry is None else Inline(functools.partial(make, installed=registry))
     try:

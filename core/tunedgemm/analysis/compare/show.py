@@ -54,7 +54,7 @@ def print_compared(compared: Compared, console: Console | None = None) -> None:
         _say(console, f"no solution passed: {shape}")
     for shapes, why in (
         (compared.skipped, "in the table already; --all tunes them again"),
-        (compared.unbegun, "not started within the budget"),
+        (compared.unbegun, "left by the budget"),
         (compared.lost, "without a working device; the same command resumes with them"),
     ):
         if shapes:

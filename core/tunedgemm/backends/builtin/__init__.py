@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, fmoe, mxfp4
-from tunedgemm.backends.builtin.route import Family
+from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -45,6 +45,16 @@ SCALE_ORDERS = (M_MAJOR, M_MAJOR_PADDED)
 def library_version(device: Device) -> str:
     """Return the torch version: the vendor libraries behind its routes change with it."""
     return dict(device.versions).get("torch", "")
+
+
+def lacks(solution: Solution, shape: Shape, device: Device) -> str:
+    """Return why no route of that name serves the shape, or an empty text."""
+    try:
+        if (family := _FAMILIES.get(shape.op)) is not None:
+            _route(family, solution, shape, device)
+    except PluginError as error:
+        return str(error)
+    return ""
 
 
 @hookimpl
@@ -121,8 +131,12 @@ def _solution(name: str, split: int = 0) -> Solution:
     return Solution(LIBTYPE, name, split, batch_invariant=False)
 
 
-def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
-    """Return the function of one route for one shape, and whether it may be captured."""
+def _route(family: Family, solution: Solution, shape: Shape, device: Device) -> Route:
+    """Return the route that a solution names.
+
+    Raises:
+        PluginError: there is none, or it does not fit the shape.
+    """
     # AITER's rows name no route for the default one.
     name = family.native(shape, device) if solution.kernel_name in (NATIVE, "") else solution.kernel_name
     route = family.routes.get(name)
@@ -130,6 +144,12 @@ def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> 
         raise PluginError(f"torch has no route {name!r} for {shape.op}; use {NATIVE}, {', '.join(family.routes)}")
     if reason := route.unfit(shape, device):
         raise PluginError(f"{name} {reason}")
+    return route
+
+
+def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
+    """Return the function of one route for one shape, and whether it may be captured."""
+    route = _route(family, solution, shape, device)
     if shape.m == 0:
         return _empty(shape), True
     call = route.make(shape, device, solution.split_k)

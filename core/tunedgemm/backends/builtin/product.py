@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.device import Device
+from tunedgemm.dtype import fp8_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-#: The e4m3 dtype that an AMD architecture multiplies.
-_AMD_FP8 = {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
+#: AMD's architectures whose e4m3 `torch._scaled_mm` multiplies.
+_AMD_FP8 = ("gfx942", "gfx950")
 
 
 def capability(device: Device) -> int:
@@ -74,8 +75,8 @@ def no_fp8(shape: Shape, device: Device) -> str:
         return f"multiplies fp8, not {shape.dtype}"
     if device.kind == "cpu":
         return "" if cpu_scaled_mm() else "needs a torch with fp8 products on a CPU"
-    supported = _AMD_FP8.get(device.gfx, ()) if device.kind == "amd" else ("fp8_e4m3fn",) * (capability(device) >= 89)
-    if shape.dtype not in supported:
+    has_fp8 = device.gfx in _AMD_FP8 if device.kind == "amd" else capability(device) >= 89
+    if not has_fp8 or shape.dtype != fp8_of(device.gfx):
         return f"does not multiply {shape.dtype} on {device.gfx}"
     if shape.n % 16 or shape.k % 16:
         return f"needs N and K divisible by 16 (N={shape.n}, K={shape.k})"

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import pad
 
+from tunedgemm.dtype import fp8_of, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.scale_order import BLOCK, M_MAJOR_PADDED, ORDERS, ROW, blocks, padded
 
@@ -105,14 +106,12 @@ def per_tensor_quant(
     return q, tensor_scale.to(scale_dtype)
 
 
-def per_1x128_quant(
-    x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn, scale_order: str = ROW
-) -> tuple[torch.Tensor, torch.Tensor]:
+def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype | None = None, scale_order: str = ROW) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale for each 128 elements of a row; the last group may be shorter.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
-        quant_dtype: torch.int8 or a torch.float8.
+        quant_dtype: torch.int8 or a torch.float8; None for the present device's fp8.
         scale_order: how the scales of all M rows are in memory. ``row``: row-major; ``m_major``:
             with the strides (1, M); ``m_major_padded``: with the strides (1, 4 * ceil(M/4)), the
             padding undefined.
@@ -123,7 +122,7 @@ def per_1x128_quant(
     Raises:
         OperandError: x, quant_dtype or scale_order is none of these.
     """
-    rows = as_rows(x)
+    rows, quant_dtype = as_rows(x), quant_dtype or torch_dtype(fp8_of())
     m, count = rows.shape[0], blocks(rows.shape[1])
     if scale_order not in ORDERS:
         raise OperandError(f"per_1x128_quant: scale_order must be {', '.join(ORDERS)} (got {scale_order!r})")
@@ -137,13 +136,13 @@ def per_1x128_quant(
 
 
 def per_block_quant(
-    w: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn, block: tuple[int, int] = (128, 128)
+    w: torch.Tensor, quant_dtype: torch.dtype | None = None, block: tuple[int, int] = (128, 128)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale for each block; blocks at the end are smaller where N or K does not divide.
 
     Args:
         w: [..., N, K] of a float dtype of 16 bits or more.
-        quant_dtype: torch.int8 or a torch.float8.
+        quant_dtype: torch.int8 or a torch.float8; None for the present device's fp8.
         block: (rows, columns) that share a scale.
 
     Returns:
@@ -153,6 +152,7 @@ def per_block_quant(
         OperandError: w or quant_dtype is none of these.
     """
     as_rows(w, dims=2)
+    quant_dtype = quant_dtype or torch_dtype(fp8_of())
     sizes = [-(-size // side) for size, side in zip(w.shape[-2:], block, strict=True)]
     scale = torch.empty(*w.shape[:-2], *sizes, dtype=torch.float32, device=w.device)
     return _quantise_blocks(w, quant_dtype, block, scale), scale

@@ -19,7 +19,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.trial import Bench, Event, Options, Place, Task, Trials
-from tunedgemm.tuner.worker_client import DeviceLost
+from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
 
 _log = logging.getLogger("tunedgemm")
 
@@ -124,7 +124,7 @@ class WorkerGroup:
                 task = None  # done: a device lost later must not hand it back
                 self._task_done()
         except DeviceLost as error:
-            if not self._stopping:
+            if not self._stopping and not isinstance(error, BudgetSpent):
                 _log.warning("%s is lost: %s", tuner.place, error)
             self._hand_back(number, task)
         except BaseException as error:  # a bug: without it in the queue, the run would wait for this thread for ever

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from tunedgemm.dtype import table_text
+from tunedgemm.dtype import FP8, parse_dtype, table_text
 from tunedgemm.errors import UserError
-from tunedgemm.ops import op_named
+from tunedgemm.ops import op_named, quantised
 from tunedgemm.ops.moe_words import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
@@ -37,11 +37,12 @@ class Formats:
     """Number formats that a checkpoint leaves open.
 
     Attributes:
-        fp8: the dtype of 8-bit floats: ``fp8_e4m3fn``, or ``fp8_e4m3fnuz`` as on MI300.
+        fp8: the dtype of 8-bit floats, ``fp8_e4m3fn`` or ``fp8_e4m3fnuz``; by default the present
+            device's.
         preshuffle: whether weights are shuffled, as AITER's engines do.
     """
 
-    fp8: str = attrs.field(default="fp8_e4m3fn", validator=attrs.validators.in_(("fp8_e4m3fn", "fp8_e4m3fnuz")))
+    fp8: str = attrs.field(default=FP8, converter=parse_dtype, validator=attrs.validators.in_(quantised.FP8))
     preshuffle: bool = False
 
 

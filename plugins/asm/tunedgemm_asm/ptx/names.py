@@ -305,12 +305,3 @@ class Variant:
 def step_of(dtype: str) -> int:
     """Return the elements along K of a stage."""
     return STEP_BYTES // ELEMENT_BYTES[dtype]
-
-
-def unknown(name: str) -> str:
-    """Return why the name has no configuration, or an empty text."""
-    try:
-        parse_name(name)
-    except PluginError as error:
-        return str(error)
-    return ""
