@@ -9,7 +9,7 @@ import pytest
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import ops
 from tunedgemm.table.csvfile import infer_op, read_rows
-from tunedgemm.table.untuned import read_untuned
+from tunedgemm.table.untuned import read_untuned, write_untuned
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -88,6 +88,27 @@ def test_the_op_of_a_file(tmp_path, faults_of):
                 assert infer_op([written(tmp_path / given, head)]).name == name
 
     assert not faults_of(check, sorted(ops()))
+
+
+def test_a_list_names_the_dtype_as_another_family_does(tmp_path):
+    """The name decides for a family without a dtype in its key; its list's q_dtype_w is then the dtype."""
+    for name in ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle"):
+        path = written(tmp_path / f"{name}_untuned_gemm_model.csv", "M,N,K,q_dtype_w", "16,512,256,torch.float8_e4m3fnuz", "32,512,256,")
+        op = infer_op([path])
+        assert op.name == name
+        assert [line.shape.dtype for line in read_untuned(path, op)] == ["fp8_e4m3fnuz", "fp8_e4m3fn"]
+
+
+def test_a_list_may_name_devices(tmp_path):
+    """A list has AITER's gfx and cu_num before its key; a blank fp8 is that of the line's gfx."""
+    lines = ("gfx,cu_num,M,N,K", "gfx942,304,16,512,256", ",80,32,512,256", "gfx950,256,16,512,256", ",,16,512,256")
+    path = written(tmp_path / "a8w8_blockscale_untuned_gemm.csv", *lines)
+    op = infer_op([path])
+    assert op.name == "a8w8_blockscale"
+    shapes = read_untuned(path, op)
+    assert [line.shape.dtype for line in shapes] == ["fp8_e4m3fnuz", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp8_e4m3fn"]
+    write_untuned(path, op, shapes)
+    assert read_untuned(path, op) == shapes
 
 
 def test_an_op_that_is_left_open(tmp_path):

@@ -282,7 +282,7 @@ def test_a_bad_untuned_file(path, faults_of):
     assert not faults_of(
         check,
         [
-            (("M,N,K,colour", "1,2,3,red"), "unknown column 'colour'; .* may have M, N, K, bias, .*count, graph"),
+            (("M,N,K,colour", "1,2,3,red"), ":1: unknown column 'colour', not read; .* may have M, N, K, bias, .*count, graph"),
             (("M,N", "1,2"), "lacks the column 'K'"),
             (("M\tN\tK", "1\t2\t3"), "fields must be separated by commas .got '.t'."),
             (("M,N,K", "-1,2,3"), ":2: column 'M' must be a whole number from 0 to 2147483647"),

@@ -37,6 +37,18 @@ def own_names(columns: Columns) -> Mapping[str, str]:
     return {SYNONYMS.get(column, column): column for column in columns.values}
 
 
+def synonyms(op: Op, columns: Sequence[str]) -> dict[str, str]:
+    """Map columns of a file to the op's names for them, where it does not have those already.
+
+    A list of a family whose key has no dtype may name it as the others do, ``q_dtype_w``.
+    """
+    own = own_names(op.columns)
+    named = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in columns}
+    named |= {"q_dtype_w": "dtype"} if "dtype" in op.columns.own and not is_tuned(columns) else {}
+    taken = (*op.columns.key, *op.columns.values, *appended(op))
+    return {old: new for old, new in named.items() if old != new and new in taken and new not in columns}
+
+
 def foreign_columns(op: Op) -> tuple[str, ...]:
     """Return the columns that mark a row of another op: other ops' key columns that this one lacks."""
     return _foreign(op.columns, tuple(other.columns.key for other in ops().values()))
@@ -54,11 +66,17 @@ def look_alikes(columns: Sequence[str]) -> list[str]:
     A file with AITER's columns in AITER's order belongs to the ops that have exactly these; any
     other file to all ops that could read it.
     """
-    fits = [op for op in ops().values() if set(sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
-    if is_tuned(columns):
-        in_file = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
-        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in measures(op)} <= in_file]
-    return [op.name for op in fits if is_of_aiter(columns, op)] or [op.name for op in fits]
+    readers = [op for op in ops().values() if fits(columns, op)]
+    return [op.name for op in readers if is_of_aiter(columns, op)] or [op.name for op in readers]
+
+
+def fits(columns: Sequence[str], op: Op) -> bool:
+    """Tell whether an op could read a file with these columns, apart from unknown ones."""
+    strange = set(columns) - {*synonyms(op, columns)}
+    if not set(sizes(op)) <= set(columns) or set(foreign_columns(op)) & strange:
+        return False
+    in_file = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
+    return not is_tuned(columns) or {SYNONYMS.get(column, column) for column in measures(op)} <= in_file
 
 
 def is_tuned(columns: Iterable[str]) -> bool:

@@ -12,9 +12,8 @@ from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.table.columns import (
     DEVICE,
-    SYNONYMS,
     UNTUNED_EXTRA,
-    appended,
+    fits,
     foreign_columns,
     in_order,
     is_of_aiter,
@@ -24,6 +23,7 @@ from tunedgemm.table.columns import (
     other_ops_hint,
     own_names,
     sizes,
+    synonyms,
     unknown_columns,
 )
 from tunedgemm.table.folders import is_table_name
@@ -255,10 +255,7 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Rename a tuned file's columns as the op does; raise TableError for another kind of file."""
     own, columns = own_names(op.columns), sheet.columns
     refuse_other_separators(path, columns)
-    renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
-    taken = (*op.columns.key, *op.columns.values, *appended(op))
-    renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
-    sheet.rename(renamed)
+    sheet.rename(synonyms(op, columns))
     if not is_tuned(sheet.columns):
         twin = f" and {op.columns.untuned_file} the list of shapes to tune"
         lacks = f"it lacks the column {', '.join(map(repr, measures(op)))}"
@@ -296,7 +293,8 @@ def infer_op(paths: Iterable[Path]) -> Op:
     for path in paths:
         columns = read_sheet(path, whole=False).columns
         alike = look_alikes(columns)
-        named = [name for name in alike if is_table_name(path.name, ops()[name])]
+        readers = alike if is_tuned(columns) or len(alike) == 1 else [op.name for op in ops().values() if fits(columns, op)]
+        named = [name for name in readers if is_table_name(path.name, ops()[name])]
         loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
             by_op.setdefault((named or alike)[0], path)

@@ -10,7 +10,7 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
-from tunedgemm.table.columns import DEVICE, UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes
+from tunedgemm.table.columns import DEVICE, UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes, synonyms
 from tunedgemm.table.csvfile import Problem, read_tuned, refuse_other_separators, require_columns
 from tunedgemm.table.row import UNUSED, blank, key_of, one_line, own_cell, reason, shape_cells, shape_of, whole_number
 from tunedgemm.table.sheet import Record, Sheet, locked, read_sheet, replace_text
@@ -91,8 +91,7 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     """Read a list of shapes to tune, in order; lines of one shape are merged and their counts added.
 
     Raises:
-        TableError: the file cannot be read, has an unknown column, or has a line that is not a
-            shape.
+        TableError: the file cannot be read, has an unknown column, or a line that is not a shape.
     """
     shapes, problems = _untuned_of_sheet(path, op, read_sheet(path))
     if problems:
@@ -101,12 +100,12 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
 
 
 def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
-    """Read a list of shapes as `read_untuned` does, but report broken lines as problems.
+    """Read a list of shapes as `read_untuned` does, but return broken lines and unknown columns.
 
     The last line may be cut off.
 
     Raises:
-        TableError: the file cannot be read, or has an unknown column.
+        TableError: the file cannot be read, or is another op's.
     """
     sheet = read_sheet(path, whole=False)
     shapes, problems = _untuned_of_sheet(path, op, sheet)
@@ -128,19 +127,21 @@ def read_shapes(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
 
 
 def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
-    """Return the shapes of a sheet, merged, and the lines that are not shapes."""
+    """Return the shapes of a sheet, merged, its unknown columns, and the lines that are not shapes."""
     refuse_other_separators(path, sheet.columns)
+    columns = sheet.columns
+    sheet.rename(synonyms(op, columns))
     allowed = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA, *DEVICE)))
     unknown = [column for column in sheet.columns if column not in allowed]
     if is_tuned(unknown):
         raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(allowed)}")
+    require_columns(path, op, columns, [column for column in sizes(op) if column not in sheet.columns])
+    shapes, problems = _merged(path, op, sheet.records)
     if unknown:
-        raise TableError(
-            f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(allowed)}"
-            f"{other_ops_hint(op, sheet.columns)}"
-        )
-    require_columns(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
-    return _merged(path, op, sheet.records)
+        names, may = ", ".join(map(repr, unknown)), ", ".join(allowed)
+        fault = f"unknown column {names}, not read; an untuned file of {op.name} may have {may}{other_ops_hint(op, columns)}"
+        problems.insert(0, Problem(path, len(sheet.head.splitlines()), fault))
+    return shapes, problems
 
 
 def _merged(path: Path, op: Op, records: Iterable[Record]) -> tuple[list[Untuned], list[Problem]]:

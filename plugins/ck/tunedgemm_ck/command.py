@@ -158,7 +158,7 @@ def _source(arguments: argparse.Namespace) -> int:
     backend, op = backends[arguments.libtype], _op(arguments.op)
     columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
-    shape = shape_of_texts(op, sizes, columns)
+    shape = shape_of_texts(op, sizes, columns, arguments.gfx)
     try:
         instance = backend.family.parse(arguments.name, op.name)
     except PluginError as error:

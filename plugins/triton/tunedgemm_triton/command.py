@@ -51,7 +51,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--rtol", type=float, default=1e-2, help="relative tolerance of an element (default: %(default)g)")
     add("--errRatio", type=float, default=0.05, help="largest share of elements outside them (default: %(default)g)")
     add("--out-dtype", default="", help="dtype of the output: bf16, fp16 or fp32 (default: bf16)")
-    columns = "another column of the op's table, such as dtype=fp8_e4m3fnuz or B=16; repeatable"
+    columns = "another column of the op's table, such as q_dtype_w=fp8 or B=16; repeatable"
     add("--set", action="append", default=[], metavar="COLUMN=TEXT", help=columns)
     add("--save-path", type=Path, metavar="DIR", help="folder of the files; default: triton/gemm in the user folder, which calls read")
     add("--keys", choices=(buckets.NEW, buckets.LEGACY), default=buckets.NEW, help="M_LEQ_64 ..., or small, medium_M64 ... (default: new)")
@@ -124,7 +124,7 @@ def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
     for text in arguments.set:
         column, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--set must be COLUMN=TEXT, such as dtype=fp8_e4m3fnuz (got {text!r})")
+            raise UserError(f"--set must be COLUMN=TEXT, such as q_dtype_w=fp8 (got {text!r})")
         if column.strip() in sizes_in(op):
             raise UserError(f"--set {text}: set sizes with --m, --n and --k")
         columns[column.strip()] = value.strip()

@@ -112,11 +112,10 @@ def _shape(name: Name, key: str, dialect: Dialect) -> Shape | None:
         return None
     texts = {"M": str(buckets.rows_of(key)), "N": str(sizes["N"]), "K": str(sizes["K"])}
     texts |= {"B": str(sizes.get("B", 16))} if "B" in op.columns.key else {}
-    own, fp8 = op.columns.own, ARCHITECTURES[name.gfx].fp8 if name.gfx in ARCHITECTURES else ""
-    texts |= {"dtype": fp8} if fp8 and "dtype" in own and "blockscale" in op.name else {}
-    texts |= {"q_dtype_w": fp8} if fp8 and "q_dtype_w" in op.columns.key else {}
-    texts |= {"layout": SHUFFLED[0]} if name.tag.endswith("_PRESHUFFLED") and "layout" in own else {}
+    has_fp8 = name.gfx in ARCHITECTURES and ARCHITECTURES[name.gfx].fp8
+    texts |= {"q_dtype_w": "fp8"} if has_fp8 and "q_dtype_w" in op.columns.key else {}
+    texts |= {"layout": SHUFFLED[0]} if name.tag.endswith("_PRESHUFFLED") and "layout" in op.columns.own else {}
     try:
-        return shape_of_texts(op, (), texts)
+        return shape_of_texts(op, (), texts, name.gfx)
     except UserError:
         return None
