@@ -44,7 +44,8 @@ class TestShapeOf:
         [
             ((ones(2, 8), ones(4)), r"the weight must be 2-D \[N, K\]"),
             ((ones(2, 8), ones(4, 9)), r"last dimension of x must equal .*x \(2, 8\) torch.bfloat16, weight \(4, 9\)"),
-            ((ones(2, 8), ones(8, 4)), r"a \[K, N\] weight must be passed as weight.t\(\)"),
+            ((ones(2, 8), ones(8, 4)), r"a \[K, N\] weight must be passed as weight.t\(\).contiguous\(\)"),
+            ((ones(2, 8), ones(4, 8).t()), r"a transposed view: pass the \[N, K\] weight itself, without .t\(\)"),
             ((torch.tensor(1.0), ones(8, 4)), "last dimension of x"),
             ((ones(2, 8), ones(4, 8, dtype=torch.float16)), "x and weight must have one dtype"),
             ((ones(2, 8), ones(4, 8, device="meta")), "x is on cpu and weight on meta"),

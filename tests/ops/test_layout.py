@@ -1,12 +1,17 @@
 """layout: the memory order of a weight, and the errors for other orders."""
 
+import contextlib
+
 import pytest
 import torch
 import tunedgemm
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
-from tunedgemm.ops.layout import layout_of, plain_layout, shuffled_layout
+from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.layout import check_not_transposed, layout_of, plain_layout, shuffled_layout
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
 
@@ -51,3 +56,82 @@ def test_a_declared_shuffled_weight_runs():
     with pytest.raises(OperandError, match="is_shuffled"):
         tunedgemm.gemm_a16w16(x, theirs)
     assert torch.equal(tunedgemm.gemm_a16w16(x, as_shuffled(theirs, (16, 16))), tunedgemm.gemm_a16w16(x, shuffled))
+
+
+def functions_of_plain_weights():
+    """Yield each function with an op whose weight may be plain, and the operands of a call."""
+    for name in sorted(ops()):
+        op = op_named(name)
+        shapes = [shape for shape in op.examples or [Shape(name, 4, 32, 64)] if shape.m and shape.layout == "row"]
+        for shape in shapes[:1]:
+            yield pytest.param(op, shape, id=name)
+
+
+@pytest.mark.parametrize(("op", "shape"), functions_of_plain_weights())
+def test_a_mark_is_seen_after_a_plain_weight_was_served(op, shape):
+    """Functions and `call` refuse a marked weight although a plain one of its shape has a launcher."""
+    dispatcher = Dispatcher(op)
+    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
+    absent = [None] * (len(op.operands) - len(operands))
+    for weight in op.matrices:
+        marked = list(operands)
+        marked[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
+        dispatcher.call(*marked, otype=otype, **fields)
+        hot(*marked, *absent, *fields.values(), otype)
+        marked[weight].is_shuffled = True
+        with pytest.raises(OperandError, match="is_shuffled"):
+            dispatcher.call(*marked, otype=otype, **fields)
+        with pytest.raises(OperandError, match="is_shuffled"):
+            hot(*marked, *absent, *fields.values(), otype)
+
+
+SQUARE = torch.randn(64, 64).bfloat16()
+
+
+def test_a_transposed_square_weight_is_refused():
+    """Its strides show it, also after a call whose x is not contiguous; the error has the remedy."""
+    x = torch.randn(3, 64).bfloat16()
+    remedy = (
+        r"transposed view \(got \(64, 64\) with strides \(1, 64\)\); pass the \[N, K\] weight itself, without .t\(\), or call .contiguous"
+    )
+    tunedgemm.gemm_a16w16(torch.randn(64, 3).bfloat16().t(), SQUARE)
+    one = torch.ones(1)
+    for more in ((), (None, None, one, one)):
+        with pytest.raises(OperandError, match=f"a16w16: the square weight is a {remedy}"):
+            tunedgemm.gemm_a16w16(x, SQUARE.t(), *more)
+    q, scales = torch.ones(3, 64, dtype=torch.int8), (torch.ones(3, 1), torch.ones(64, 1))
+    with pytest.raises(OperandError, match=f"a8w8: the square weight is a {remedy}"):
+        tunedgemm.gemm_a8w8(q, SQUARE.to(torch.int8).t(), *scales)
+    assert torch.equal(tunedgemm.gemm_a16w16(x, SQUARE.t().contiguous()), x @ SQUARE)
+
+
+def test_torch_takes_a_transposed_square_weight_while_routed():
+    """F.linear and torch.mm compute what torch's own do, before and after each other, and compiled."""
+    x = torch.randn(3, 64).bfloat16()
+    with tunedgemm.patched():
+        for _ in range(2):
+            assert torch.equal(torch.nn.functional.linear(x, SQUARE.t()), x @ SQUARE)
+            assert torch.equal(torch.mm(x, SQUARE), x @ SQUARE)
+            assert torch.equal(torch.mm(x, SQUARE.t()), x @ SQUARE.t())
+    with pytest.raises(OperandError, match="transposed view"):
+        tunedgemm.gemm_a16w16(x, SQUARE.t())
+
+
+@listed(
+    ("weight", "refused"),
+    [
+        (SQUARE, False),
+        (SQUARE.t(), True),
+        (torch.zeros(64, 128)[:, :64].t(), True),
+        (torch.zeros(64, 128)[:, :64], False),
+        (torch.zeros(64, 32).t(), False),
+        (torch.zeros(1, 1).t(), False),
+        (None, False),
+    ],
+)
+def test_which_weights_are_transposed(weight, refused):
+    """Only a square matrix whose columns are runs of memory."""
+    with pytest.raises(OperandError) if refused else contextlib.nullcontext():
+        check_not_transposed("a16w16", weight)

@@ -61,6 +61,8 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         # An op may refuse one operand that is not contiguous and take another.
         order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
         key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
+        if position in op.matrices:
+            key.append(getattr(operand, "is_shuffled", None) is True)  # AITER sets it on a plain tensor
         try:
             aligned = operand.data_ptr() % 16 == 0 and aligned
         except RuntimeError:

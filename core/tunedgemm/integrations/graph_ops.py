@@ -25,6 +25,7 @@ from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
+from tunedgemm.ops.layout import check_not_transposed
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
 
 _LAST = ("otype", "weight_layout", "fields")
@@ -58,7 +59,7 @@ def _define(op: Op) -> Any:
             otype, weight_layout, fields = (values[name] for name in _LAST)
         if weight_layout != "row":
             arguments = tuple(
-                operand if operand is None or not _is_matrix(op, index) else as_shuffled(operand, weight_layout)
+                operand if operand is None or index not in op.matrices else as_shuffled(operand, weight_layout)
                 for index, operand in enumerate(arguments)
             )
         arguments = tuple(map(plain, arguments))
@@ -74,11 +75,6 @@ def _define(op: Op) -> Any:
 def _is_defined(name: str) -> bool:
     """Define an op."""
     return graph_op(name) is not None
-
-
-def _is_matrix(op: Op, index: int) -> bool:
-    """Check whether an operand is a weight proper, not a scale or a bias."""
-    return index in op.weights and not any(word in op.operands[index] for word in ("scale", "bias"))
 
 
 def _encode_fields(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
@@ -127,10 +123,12 @@ def torch_fallback(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 
 
 def _traced_by(name: str, arrange: ArgumentOrder) -> Callable[..., Any]:
-    op, differentiable = graph_op(name), name == DEFAULT_OP
+    op, differentiable, matrices = graph_op(name), name == DEFAULT_OP, op_named(name).matrices
 
     def traced(*arguments: Any, **named: Any) -> Any:
         operands, otype, fields = arrange(*arguments, **named)
+        for index in matrices:
+            check_not_transposed(name, operands[index])
         return _stand_in(op, operands, otype, fields, differentiable)
 
     return traced

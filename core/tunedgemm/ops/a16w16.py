@@ -15,7 +15,7 @@ from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
@@ -99,7 +99,7 @@ def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
         return f"a16w16: the weight must be 2-D [N, K] ({operands})"
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
-        hint = "; a [K, N] weight must be passed as weight.t()" if transposed else ""
+        hint = f"; {transposed_hint(weight)}" if transposed else ""
         return f"a16w16: the last dimension of x must equal that of the [N, K] weight ({operands}){hint}"
     if x.dtype != weight.dtype:
         return f"a16w16: x and weight must have one dtype ({operands})"
@@ -176,7 +176,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 def _entry(serving: Serving) -> Mapping[str, Call]:
     preferred = serving.preferred
 
-    def gemm_a16w16(  # noqa: PLR0913 - AITER's arguments, and the weight in its other order
+    def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -184,14 +184,14 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         scale_c: torch.Tensor | None = None,
-        *,
         shuffled_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute ``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution the tables choose.
 
         Args:
             x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
-            weight: [N, K], of x's dtype; a [K, N] weight must be passed as ``weight.t()``.
+            weight: [N, K], of x's dtype; a [K, N] weight must be passed as
+                ``weight.t().contiguous()``.
             bias: [N] or absent.
             otype: dtype of the output; that of x if absent.
             scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
@@ -205,11 +205,13 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             A new tensor [..., N].
 
         Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
+            OperandError: shapes, dtypes or devices that do not fit each other, or a square weight
+                that is a transposed view.
         """
         if shuffled_weight is not None:
             weight = preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
         if scale_a is not None or scale_b is not None or scale_c is not None:
+            check_not_transposed("a16w16", weight)
             return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
         return hot(x, weight, bias, otype)
 
@@ -218,7 +220,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a16w16": hot, **{name: make(spelling=spelling) for name, spelling in SPELLINGS.items()}}
 
 
-def _arrange(  # noqa: PLR0913 - those of gemm_a16w16
+def _arrange(  # noqa: PLR0913, PLR0917 - those of gemm_a16w16
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -226,7 +228,6 @@ def _arrange(  # noqa: PLR0913 - those of gemm_a16w16
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     scale_c: torch.Tensor | None = None,
-    *,
     shuffled_weight: torch.Tensor | None = None,
 ) -> Arguments:
     """Return the arguments of `gemm_a16w16` as those of `Serving.call`, with the plain one of two weights."""

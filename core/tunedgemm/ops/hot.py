@@ -13,13 +13,16 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from tunedgemm.ops.layout import check_not_transposed
 from tunedgemm.ops.op import ArgumentOrder, Arguments, Call, Serving
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 #: Names that the generated source uses itself.
-_TAKEN = {"key", "call", "operands", "error", "get", "resolve", "demote", "general", "is_grad_enabled", "forward_ad"}
+_TAKEN = {"key", "call", "operands", "error", "launchers", "resolve", "demote", "general", "is_grad_enabled", "forward_ad"}
 
 
 def hot_function(
@@ -45,13 +48,10 @@ def hot_function(
         fields: names of what the op's `shape_of` takes in addition to the operands.
         general: a function whose signature and docstring the hot function gets. It is called where
             an argument is given that is neither one of the operands nor *otype*; the default of
-            such an argument is None.
+            such an argument is None. Without arguments by name alone Python calls it quicker.
         arrange: from the function's arguments to those of `Serving.call`; needed with *general*.
         spelling: other names of arguments by the name that *operands* and *general* have.
     """
-    from torch import is_grad_enabled
-    from torch.autograd import forward_ad
-
     spelling = spelling or {}
     own = tuple(name.removesuffix("?") for name in operands)
     names = tuple(spelling.get(name, name) for name in own)
@@ -63,8 +63,9 @@ def hot_function(
     else:
         name, signature = general.__name__, _signature(general, spelling)
         others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*own, otype))
-    make = _compile(name, signature, names, optional, otype, tuple(fields), others)
-    inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
+    weights = tuple(names[index] for index in serving.op.matrices)
+    make = _compile(_Source(name, signature, names, optional, weights, otype, tuple(fields), others))
+    inner: Any = make(serving.launchers, _checked(serving), serving.demote, general)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
         inner.__doc__ = general.__doc__
@@ -85,6 +86,18 @@ def _respelled(arrange: ArgumentOrder, spelling: Mapping[str, str]) -> ArgumentO
     return respelled
 
 
+def _checked(serving: Serving) -> Call:
+    """Wrap `Serving.resolve` so that it refuses a transposed square weight, whose strides are in the key."""
+    op = serving.op
+
+    def resolve(key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: Any, **fields: Any) -> torch.Tensor:
+        for index in op.matrices:
+            check_not_transposed(op.name, operands[index])
+        return serving.resolve(key, operands, otype, **fields)
+
+    return resolve
+
+
 def _arrange(count: int, fields: tuple[str, ...], *arguments: Any) -> Arguments:
     """Return the arguments of a hot function without *general* as those of `Serving.call`."""
     return arguments[:count], arguments[-1], dict(zip(fields, arguments[count:-1], strict=True))
@@ -101,83 +114,97 @@ def _signature(function: Call, spelling: Mapping[str, str]) -> str:
     return ", ".join(parts)
 
 
-@functools.cache
-def _compile(
-    name: str,
-    signature: str,
-    names: tuple[str, ...],
-    optional: tuple[str, ...],
-    otype: str,
-    fields: tuple[str, ...],
-    others: tuple[str, ...],
-) -> Callable[..., Call]:
-    """Compile the source of a hot function; return its factory, which takes a dispatcher's methods."""
-    for word in (name, *names, otype, *fields, *others):
-        if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
-            raise ValueError(f"hot function {name!r}: {word!r} cannot name an argument")
-    source = _source(name, signature, names, optional, otype, fields, others)
-    filename = f"<tunedgemm hot function {name} #{len(_SOURCES)}>"
-    _SOURCES.append(filename)
-    # An entry without a time of change stays, as for attrs' methods.
-    linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
-    scope: dict[str, Any] = {"__name__": __name__}
-    exec(compile(source, filename, "exec"), scope)
-    factory: Callable[..., Call] = scope["make"]
-    return factory
+@attrs.frozen
+class _Source:
+    """The source of a hot function.
 
+    Attributes:
+        name, signature: of the function.
+        operands: names of all operands.
+        optional: those of them that may be None.
+        weights: those of them that may be marked as shuffled (`Op.matrices`).
+        otype: name of the argument for the dtype of the output.
+        fields: names of further arguments of the op's `shape_of`.
+        others: names of the arguments that the general function alone takes.
+    """
 
-_SOURCES: list[str] = []
+    name: str
+    signature: str
+    operands: tuple[str, ...]
+    optional: tuple[str, ...]
+    weights: tuple[str, ...]
+    otype: str
+    fields: tuple[str, ...]
+    others: tuple[str, ...]
 
+    def text(self) -> str:
+        """Write the factory of the function."""
+        required = [operand for operand in self.operands if operand not in self.optional]
+        lines = ["def make(launchers, resolve, demote, general):", f"    def {self.name}({self.signature}):"]
+        if self.others:
+            parameters = [part.removesuffix("=None") for part in self.signature.split(", ")]
+            first = parameters.index("*") if "*" in parameters else len(parameters)
+            passed = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
+            lines += [f"        if {_any_given(self.others)}:", f"            return general({', '.join(passed)})"]
+        if len(self.optional) == 1:
+            lines += [f"        if {self.optional[0]} is None:"]
+            lines += [f"            {line}" for line in self._body(required, ())]
+            lines += [f"        {line}" for line in self._body(self.operands, ())]
+        else:
+            lines += [f"        {line}" for line in self._body(required, self.optional)]
+        return "\n".join([*lines, f"    return {self.name}"]) + "\n"
 
-def _source(
-    name: str,
-    signature: str,
-    names: tuple[str, ...],
-    optional: tuple[str, ...],
-    otype: str,
-    fields: tuple[str, ...],
-    others: tuple[str, ...],
-) -> str:
-    """Write the source of a hot function."""
-    required = [operand for operand in names if operand not in optional]
-    everything = _tuple(names)
-    lines = ["def make(get, resolve, demote, general, is_grad_enabled, forward_ad):", f"    def {name}({signature}):"]
-    if others:
-        parameters = [part.removesuffix("=None") for part in signature.split(", ")]
-        first = parameters.index("*") if "*" in parameters else len(parameters)
-        passed = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
-        lines += [f"        if {_any_given(others)}:", f"            return general({', '.join(passed)})"]
-    if len(optional) == 1:
-        lines += [f"        if {optional[0]} is None:"]
-        lines += [f"            {line}" for line in _body(required, (), otype, fields, everything)]
-        lines += [f"        {line}" for line in _body(names, (), otype, fields, everything)]
-    else:
-        lines += [f"        {line}" for line in _body(required, optional, otype, fields, everything)]
-    return "\n".join([*lines, f"    return {name}"]) + "\n"
+    def _body(self, required: Sequence[str], optional: Sequence[str]) -> list[str]:
+        """Write the statements that serve a call: key, look-up, launch."""
+        extra = "".join(f", {field}={field}" for field in self.fields)
+        operands, run = _tuple(required), f"call({', '.join(required)})"
+        lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
+        lines += [f"    {line}" for line in self._key(required)]
+        if optional:
+            lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trim(required, optional)}"]
+            lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
+            operands, run = "operands", "call(*operands)"
+        return [
+            *lines,
+            "    call = launchers[key]",
+            "except KeyError:",
+            "    call = None",
+            "except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol",
+            f"    return resolve(None, {_tuple(self.operands)}, {self.otype}{extra})",
+            "if call is None:",
+            f"    return resolve(key, {operands}, {self.otype}{extra})",
+            "try:",
+            f"    return {run}",
+            "except Exception as error:  # a kernel of a plugin may raise anything",
+            f"    return demote(error, key, {operands}, {self.otype}{extra})",
+        ]
 
+    def _key(self, names: Sequence[str]) -> list[str]:
+        """Write the cache key of operands that are all given.
 
-def _body(required: Sequence[str], optional: Sequence[str], otype: str, fields: Sequence[str], everything: str) -> list[str]:
-    """Write the statements that serve a call: key, look-up, launch."""
-    extra = "".join(f", {field}={field}" for field in fields)
-    operands, run = _tuple(required), f"call({', '.join(required)})"
-    lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
-    lines += [f"    {line}" for line in _key(required, otype, fields)]
-    if optional:
-        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trim(required, optional)}"]
-        lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
-        operands, run = "operands", "call(*operands)"
-    return [
-        *lines,
-        "    call = get(key)",
-        "except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol",
-        f"    return resolve(None, {everything}, {otype}{extra})",
-        "if call is None:",
-        f"    return resolve(key, {operands}, {otype}{extra})",
-        "try:",
-        f"    return {run}",
-        "except Exception as error:  # a kernel of a plugin may raise anything",
-        f"    return demote(error, key, {operands}, {otype}{extra})",
-    ]
+        An operand may be refused where it is not contiguous while another is copied, so each but x
+        has a field for that. The field holds the strides of one that is not contiguous: they may be
+        part of the shape (`Op.strided`), or those of a transposed weight. The last field is the
+        attribute by which AITER marks a shuffled weight. Reading one property of all operands, then
+        the next, takes 2 % less time than operand by operand. A tuple of more than 30 fields would
+        be built from a list.
+        """
+        properties = ("{}.shape", "{}.dtype", "{}.get_device()", "type({})")
+        fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
+        mark = " or ".join(f'getattr({name}, "is_shuffled", None)' for name in self.weights)
+        x, weight, *rest = names
+        ready = f"not ({' | '.join(f'{name}.data_ptr()' for name in names)}) & 15 and {x}.is_contiguous()"
+        orders = "".join(f" {name}.is_contiguous() or {name}.stride()," for name in rest)
+        needs = " or ".join(f"{name}.requires_grad" for name in names)
+        return [
+            "key = (",
+            *(f"    {line}" for line in fields_by_operand),
+            f"    {', '.join([self.otype, *self.fields])},",
+            f"    {ready} if {weight}.is_contiguous() else {weight}.stride(),{orders}",
+            f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",
+            f"    {mark},",
+            ")",
+        ]
 
 
 def _tuple(names: Sequence[str]) -> str:
@@ -196,33 +223,32 @@ def _trim(required: Sequence[str], optional: Sequence[str]) -> str:
     return text
 
 
-def _key(names: Sequence[str], otype: str, fields: Sequence[str]) -> list[str]:
-    """Write the cache key of operands that are all given.
-
-    An operand may be refused where it is not contiguous while another is copied, so each has its
-    own field, but for the first two: every launcher copies or takes them alike. The field holds the
-    strides of one that is not contiguous: they may be part of the shape (`Op.strided`). Reading one
-    property of all operands, then the next, takes 2 % less time than operand by operand.
-    """
-    properties = ("{}.shape", "{}.dtype", "{}.get_device()", "type({})")
-    fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
-    aligned = f"not ({' | '.join(f'{name}.data_ptr()' for name in names)}) & 15"
-    first = " and ".join([aligned, *(f"{name}.is_contiguous()" for name in names[:2])])
-    rest = "".join(f" {name}.is_contiguous() or {name}.stride()," for name in names[2:])
-    needs = " or ".join(f"{name}.requires_grad" for name in names)
-    return [
-        "key = (",
-        *(f"    {line}" for line in fields_by_operand),
-        f"    {', '.join([otype, *fields])},",
-        f"    {first},{rest}",
-        f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",
-        ")",
-    ]
-
-
 def _part(name: str) -> str:
     """Write what an optional operand adds to a cache key."""
     return (
         f"None if {name} is None else ({name}.shape, {name}.dtype, {name}.get_device(), type({name}), "
         f"not {name}.data_ptr() & 15 and {name}.is_contiguous(), is_grad_enabled() and {name}.requires_grad)"
     )
+
+
+@functools.cache
+def _compile(source: _Source) -> Callable[..., Call]:
+    """Compile a hot function; return its factory, which takes the launchers and a dispatcher's methods."""
+    from torch import is_grad_enabled
+    from torch.autograd import forward_ad
+
+    for word in (source.name, *source.operands, source.otype, *source.fields, *source.others):
+        if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
+            raise ValueError(f"hot function {source.name!r}: {word!r} cannot name an argument")
+    text = source.text()
+    filename = f"<tunedgemm hot function {source.name} #{len(_SOURCES)}>"
+    _SOURCES.append(filename)
+    # An entry without a time of change stays, as for attrs' methods.
+    linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+    scope: dict[str, Any] = {"__name__": __name__, "is_grad_enabled": is_grad_enabled, "forward_ad": forward_ad}
+    exec(compile(text, filename, "exec"), scope)
+    factory: Callable[..., Call] = scope["make"]
+    return factory
+
+
+_SOURCES: list[str] = []

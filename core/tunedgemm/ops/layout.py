@@ -6,7 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -62,6 +62,27 @@ def layout_of(op: str, weight: torch.Tensor) -> str:
             "layout) with the layout that it was given, such as (16, 16)"
         )
     return layout
+
+
+def transposed_hint(weight: torch.Tensor) -> str:
+    """Return the remedy for a weight that fits x only when transposed."""
+    if weight.stride(0) == 1 and not weight.is_contiguous():
+        return "the weight is a transposed view: pass the [N, K] weight itself, without .t()"
+    return "a [K, N] weight must be passed as weight.t().contiguous()"
+
+
+def check_not_transposed(op: str, weight: Any) -> None:
+    """Check that a square weight is not a transposed view, whose sizes do not show the mistake.
+
+    Raises:
+        OperandError: it is.
+    """
+    sizes = tuple(getattr(weight, "shape", ()))
+    if len(sizes) == 2 and sizes[0] == sizes[1] and not weight.is_contiguous() and weight.stride(0) == 1:
+        raise OperandError(
+            f"{op}: the square weight is a transposed view (got {sizes} with strides {weight.stride()}); pass the [N, K] weight itself, "
+            "without .t(), or call .contiguous() if the view is what x multiplies"
+        )
 
 
 def plain_layout(op: str, weight: torch.Tensor, other: str = "") -> str:

@@ -202,6 +202,11 @@ class Op:
         """Return further shapes, for a GPU."""
         return self._large()
 
+    @functools.cached_property
+    def matrices(self) -> tuple[int, ...]:
+        """Return the positions of the weights proper, without their scales and biases."""
+        return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
+
     @first_rows.default
     def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:
         """Cut all operands but weights whose first dimension is M."""

@@ -11,6 +11,7 @@ import attrs
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.cells import text
+from tunedgemm.ops.layout import transposed_hint
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int =
     if weight.dim() != 2:
         raise OperandError(f"{op}: the weight must be 2-D {form} ({operands})")
     if x.dim() == 0 or x.shape[-1] != packed * weight.shape[1]:
-        hint = _k_hint(x, packed * weight.shape[1], weight.shape[0])
+        hint = _k_hint(x, weight, packed * weight.shape[1])
         raise OperandError(f"{op}: the last dimension of x must {sides} that of the {form} weight ({operands}){hint}")
     if weight.numel() == 0:
         raise OperandError(f"{op}: N and K must be at least 1 ({operands})")
@@ -120,9 +121,9 @@ def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int =
         raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
 
 
-def _k_hint(x: torch.Tensor, k: int, n: int) -> str:
-    if x.dim() and x.shape[-1] == n:
-        return "; a [K, N] weight must be passed as weight.t().contiguous()"
+def _k_hint(x: torch.Tensor, weight: torch.Tensor, k: int) -> str:
+    if x.dim() and x.shape[-1] == weight.shape[0]:
+        return f"; {transposed_hint(weight)}"
     if x.dim() and x.shape[-1] < k:
         return f"; for a weight padded in K, pad x with zeros to K={k}, too"
     return ""

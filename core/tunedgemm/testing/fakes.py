@@ -91,9 +91,7 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     from tunedgemm.ops.formats.shuffle import as_shuffled
 
     def typed(index: int, operand: Any) -> Any:
-        name = op.operands[index]
-        shuffled = index in op.weights and operand is not None and "scale" not in name and "bias" not in name
-        return as_shuffled(operand, shape.layout) if shuffled else operand
+        return as_shuffled(operand, shape.layout) if index in op.matrices and operand is not None else operand
 
     return tuple(typed(index, operand) for index, operand in enumerate(operands))
 
