@@ -79,3 +79,9 @@ def test_stand_ins():
     """gradlib's rocblas is torch's own product; no other libtype stands for another."""
     assert stand_in(" rocblas ") == (BUILTIN, "native")
     assert not any(stand_in(libtype) for libtype in (*AITER, *RANK, "hipblast", ""))
+
+
+def test_a_text_of_libtypes():
+    """A comma list in its order, each once; AITER's ``both`` is two, and ``all`` limits nothing."""
+    assert libtypes.listed("asm, both,ck,hipblast") == ["asm", "ck", "cktile", "hipblaslt"]
+    assert libtypes.listed("all") == libtypes.listed("asm,all") == libtypes.listed("") == []

@@ -17,6 +17,9 @@ UNTUNED = ("hipblaslt", "asm", "skinny", "triton")
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
 
+#: Words of AITER's ``--libtype`` for several libtypes.
+GROUPS = {"both": ("ck", "cktile")}
+
 #: Libtypes of old files without a backend -> the equivalent solution, whatever solution number the
 #: file gives.
 #: gradlib's rocblas is torch's default route.
@@ -49,6 +52,14 @@ JOINT = "+"
 #: Prefix of a kernel's name -> its libtype, for AITER's tables without a libtype column; "" matches
 #: the rest.
 KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
+
+
+def listed(libtypes: str) -> list[str]:
+    """Return the names in a ``--libtype`` text, each once; [] for all libtypes."""
+    words = [word.strip() for word in libtypes.split(",") if word.strip()]
+    if "all" in words:
+        return []
+    return list(dict.fromkeys(name for word in words for name in GROUPS.get(word, (canonical(word),))))
 
 
 def canonical(libtype: str) -> str:

@@ -64,15 +64,15 @@ def test_shards_become_one_table(tables, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_lowest_time_wins_and_the_conflict_is_reported(tables, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another solution for the same device and shape is a conflict that the lowest time wins; a
-    faster time of one solution is not."""
+    """Another solution for the same device and shape is a conflict that the lowest time wins, and the
+    exit code is 1, as where AITER merges; a faster time of one solution is not."""
     out, *others = tables(
         [row(1, "old", 5.0), row(2, "old", 3.0), row(4, "same", 9.0)],
         [row(1, "slow", 6.0), row(2, "fast", 2.0), row(3, "a", 4.0)],
         [row(1, "fastest", 4.0), row(3, "b", 4.5), row(4, "same", 8.0)],
     )
 
-    assert main(["table", "merge", out, *others]) == 0
+    assert main(["table", "merge", out, *others]) == 1
 
     assert {found[2:] for found in rows(Path(out))} == {("fastest", 4.0), ("fast", 2.0), ("a", 4.0), ("same", 8.0)}
     said = capsys.readouterr().out
@@ -113,6 +113,17 @@ def test_out_keeps_its_order_if_asked(tables) -> None:
     assert [found.shape.m for found in read_rows(Path(out), OP)[0]] == [9, 1, 5]
     assert main(["table", "merge", out, other]) == 0
     assert [found.shape.m for found in read_rows(Path(out), OP)[0]] == [1, 5, 9]
+
+
+def test_a_missing_input_is_named(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are merged, as in AITER; if none exists, nothing is written and the exit code is 2."""
+    out, other, absent = *tables([row(1)], [row(2)]), str(tmp_path / "absent.csv")
+
+    assert main(["table", "merge", out, absent, other]) == 0
+    assert [found.shape.m for found in read_rows(Path(out), OP)[0]] == [1, 2]
+    assert f"left out: {absent}: no such file" in capsys.readouterr().out
+    assert main(["table", "merge", str(tmp_path / "new.csv"), absent]) == 2
+    assert not (tmp_path / "new.csv").exists()
 
 
 def test_a_broken_input_changes_nothing(tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

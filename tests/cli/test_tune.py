@@ -17,6 +17,7 @@ from tunedgemm import cli
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.folders import table_paths
 from tunedgemm.timing import Timing
 from tunedgemm.tuner import Options
 from tunedgemm.tuner.trial import Outcome, Place, Planned, Report, Step, Task
@@ -51,7 +52,7 @@ def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict
 
         def tune(op, shapes, output, options, *, progress):
             asked.update(op=op, shapes=shapes, output=output, options=options)
-            path = output or tmp_path / "tuned.csv"
+            path = (*table_paths(output), tmp_path / "tuned.csv")[0]
             progress(None, Planned(TASKS, (), (PLACE,), path))
             for found in outcomes:
                 progress(PLACE, Step(found.task, "time"))
@@ -90,8 +91,30 @@ def test_aiters_other_flags_are_accepted(tuner) -> None:
     """A command line written for AITER's tuner runs; the tuner always acts that way."""
     asked = tuner()
 
-    assert cli.main(["tune", "--mp", "1", "--shape_grouped", "--splitK", "--with-hipblaslt", "--sort", "-v"]) == 0
+    words = ["--mp", "1", "--shape_grouped", "--splitK", "--with-hipblaslt", "--grouped-gemm", "--mxfp4-flydsl", "--sort", "-v"]
+    assert cli.main(["tune", *words]) == 0
     assert asked["options"] == Options(mp=1)
+
+
+def test_of_several_tables_the_first_is_written(tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-o A:B and GTUNE_TUNED reach the tuner as paths, the output first."""
+    asked = tuner()
+    assert cli.main(["tune", "-o", "a.csv:b.csv"]) == 0
+    assert asked["output"] == (Path("a.csv"), Path("b.csv"))
+    monkeypatch.setenv("GTUNE_TUNED", "c.csv")
+    assert cli.main(["tune"]) == 0
+    assert asked["output"] == Path("c.csv")
+
+
+def test_last_tunes_one_shape(tuner, tmp_path: Path) -> None:
+    """--last takes the last shape of the list, tuned or not; with --all it changes nothing, as in AITER."""
+    asked, listed = tuner(), tmp_path / "in.csv"
+    listed.write_text("M,N,K\n1,64,128\n2,64,128\n")
+
+    assert cli.main(["tune", "-i", str(listed), "--last"]) == 0
+    assert [row.shape.m for row in asked["shapes"].shapes] == [2] and asked["options"].all
+    assert cli.main(["tune", "-i", str(listed), "--last", "--all"]) == 0
+    assert asked["shapes"] == listed
 
 
 def test_failed_shapes_give_exit_code_1(tuner, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,8 +210,8 @@ def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path
 
     assert codes == [int(failed)] * 4
     assert asked == [
-        ("a16w16", None, table, Options()),
-        ("a16w16", shapes, None, Options()),
+        ("a16w16", None, [table], Options()),
+        ("a16w16", shapes, [], Options()),
         ("a16w16", shapes, table, Options(iters=7), False, 3.0),
         ("a16w16", None, None, Options(), True, 1.5),
     ]

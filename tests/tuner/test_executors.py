@@ -201,7 +201,6 @@ def test_devices_are_all_of_the_machine_or_the_requested_ones(
 
 
 @pytest.mark.parametrize(("count", "options", "visible", "said"), [
-    (2, Options(mp=3), "", "--mp 3: this machine has only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
     (2, Options(device="2"), "", "has GPUs 0 to 1"), (0, Options(device="0"), "", "has no GPU"),
     (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
 ])  # fmt: skip
@@ -212,6 +211,18 @@ def test_missing_devices_are_a_user_error(count: int, options: Options, visible:
 
     with pytest.raises(UserError, match=said):
         devices(options)
+
+
+@pytest.mark.parametrize(("count", "wanted", "said"), [(2, [0, 1], "only 2 GPUs"), (0, [-1], "the CPU, which is one device")])
+def test_more_devices_than_there_are(
+    count: int, wanted: list[int], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """--mp above the machine is a warning, and all of its devices are used, as in AITER."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    assert devices(Options(mp=8)) == wanted
+    assert "--mp 8: this machine has" in caplog.text and said in caplog.text
 
 
 def test_a_device_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -142,6 +142,15 @@ def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_pa
         requested(OP, None)
 
 
+def test_rows_of_further_tables_count_as_tuned(table: Path, tmp_path: Path) -> None:
+    """A shape that any of the tables has is skipped."""
+    write_rows(tmp_path / "b.csv", OP, [row(SHAPES[5])])
+
+    planned = plan(OP, LISTED, (table, tmp_path / "b.csv"), H200, Options())
+
+    assert set(planned.skipped) == {*SHAPES[:2], SHAPES[5]}
+
+
 def test_a_tuned_table_is_a_list_of_shapes(table: Path) -> None:
     """Each shape of a table's rows is requested, with the row's device; rows for any M are not."""
     write_rows(table, OP, [row(SHAPES[0]), row(SHAPES[0], gfx="gfx942", cu_num=304), row(attrs.evolve(SHAPES[0], m=0))])

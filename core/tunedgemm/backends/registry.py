@@ -20,7 +20,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
-from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
+from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import ROW, scale_order
 from tunedgemm.shape import Shape
@@ -226,17 +226,17 @@ class Registry:
     def select(self, libtypes: str = "all") -> list[Backend]:
         """Return the backends of a ``--libtype`` text: ``all`` that load, or a comma list.
 
-        ``all`` is in order of rank, a list in its order.
+        ``all`` is in order of rank, a list in its order, and ``both`` is ck and cktile.
 
         Raises:
             LibtypeError: a named one is unknown or does not load; the message names the remedy.
         """
-        wanted = [text.strip() for text in libtypes.split(",") if text.strip()]
-        if not wanted or "all" in wanted:
+        wanted = listed(libtypes)
+        if not wanted:
             answers = [self.get(libtype) for libtype in self.libtypes]
             return [answer for answer in answers if isinstance(answer, Backend)]
         selected = []
-        for libtype in dict.fromkeys(wanted):
+        for libtype in wanted:
             answer = self.get(libtype)
             if isinstance(answer, Unsupported):
                 raise LibtypeError(f"libtype {libtype!r}: {answer.reason}")
@@ -391,6 +391,5 @@ def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
 
 def tie_order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
     """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
-    named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
     ranked = sorted((backend.libtype for backend in backends), key=rank)
-    return {libtype: position for position, libtype in enumerate(dict.fromkeys([*named, *ranked]))}
+    return {libtype: position for position, libtype in enumerate(dict.fromkeys([*listed(libtypes), *ranked]))}

@@ -10,6 +10,7 @@ from typing import Any
 
 from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.libtypes import listed
 
 #: Attribute of the parsed arguments with the values of the flags: variable -> value.
 _VARIABLES = "variables"
@@ -36,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry:
         A line for each flag that is left out, with the reason.
     """
     registry = registry or Registry()
-    named = {text.strip() for text in libtype.split(",")}
-    answers = [registry.get(name) for name in registry.libtypes if "all" in named or name in named]
+    named = listed(libtype)
+    answers = [registry.get(name) for name in registry.libtypes if not named or name in named]
     stated: dict[Option, list[Backend]] = {}
     for backend in (answer for answer in answers if isinstance(answer, Backend)):  # the run reports the faults of the others
         for option in backend.options:

@@ -1,9 +1,10 @@
-"""``tunedgemm tune``: AITER's flags with their names and defaults, and further flags."""
+"""``tunedgemm tune``: times the solutions of shapes, one op after the other."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -15,7 +16,8 @@ import attrs
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli import give_up_output
-from tunedgemm.cli.flags import SHUFFLED, add_model, add_overrides
+from tunedgemm.cli.flags import SHUFFLED
+from tunedgemm.cli.tuneflags import add_flags, tables
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,103 +47,6 @@ class _TuneRequest:
     op: str
     source: Source
     captured: bool = False
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes"):
-        return True
-    if text.lower() in ("false", "0", "no"):
-        return False
-    raise argparse.ArgumentTypeError(f"expected True or False (got {text!r})")
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()):
-        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8 (got {text!r})")
-    return int(part), int(parts)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_files(parser.add_argument_group("shapes and tables"))
-    add_model(parser.add_argument_group("shapes of a model, instead of -i; its ops are tuned one after the other"))
-    add_overrides(parser.add_argument_group("changes of all shapes"))
-    _add_choices(parser.add_argument_group("which solutions may win"))
-    _add_measure(parser.add_argument_group("measurement"))
-    _add_machines(parser.add_argument_group("devices"))
-    _add_production(parser.add_argument_group("timing the op as it runs in production"))
-
-
-def _add_files(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    captured = "those captured with AITER_TUNE_GEMM=1"
-    add("--op", default="", help="op to tune; default: the op that the columns of -i fit, a16w16 for M,N,K alone and without -i")
-    shapes = f"shapes: a file, or the bare name of a shipped one; default: GTUNE_INPUT, else {captured}"
-    add("-i", "--untune_file", "--input_file", dest="input", help=shapes)
-    table = "table to write; default: GTUNE_TUNED, else the op's in the user folder"
-    add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help=table)
-    add("-o2", "--profile_file", dest="profile", default="", help="CSV to which every candidate's result is appended")
-    add("--all", action="store_true", help="also tune shapes that the table already has")
-    add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
-    add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
-    add("--shard", type=_part, default=(1, 1), metavar="I/N", help="tune the I-th of N parts of the shapes; `table merge` joins the tables")
-    add("--batch", type=int, default=100, help="shapes whose kernels are compiled ahead (default: %(default)s)")
-    add("--sort", nargs="?", const=True, default=True, type=_boolean, help="sort the table by its key, N before M; a flag, or True/False")
-
-
-def _add_choices(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--libtype", default="all", help="comma list of libtypes; its order decides ties (default: %(default)s)")
-    add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
-    add("--atol", type=float, help="absolute tolerance of an element; default: the op's")
-    add("--rtol", type=float, help="relative tolerance of an element; default: the op's")
-    add("--deterministic", action="store_true", help="only solutions with the same bits in repeated runs")
-    add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits for every M; one for each N, K")
-    add("-k", "--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
-    add("--preshuffle", action="store_true", help="tune the op for shuffled weights: --op OP_bpreshuffle instead of --op OP")
-    add("--with-hipblaslt", action="store_true", help="accepted for AITER's scripts: every installed backend is in --libtype all")
-
-
-def _add_measure(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--cache", default="cold", metavar="cold|hot", help="cold: weights from memory, as in a model; hot: from the cache (default: cold)")
-    add("--timing", default="graph", metavar="graph|eager", help="replay captured calls, or launch them one by one (default: graph)")
-    add("--warmup", type=int, default=5, help="uncounted rounds before timing (default: %(default)s)")
-    add("--iters", type=int, default=101, help="most rounds for a solution (default: %(default)s)")
-    add("--candidates", type=int, default=0, help="solutions of each libtype to try, best guesses first; 0 is all (default: %(default)s)")
-    add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
-    add("--seconds", type=float, default=4.0, help="device seconds of the accurate phase for a shape (default: %(default)g)")
-    add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")
-    add("--whole", action="store_true", help="with --budget, all M of one (N, K) before the next")
-    add("--timeout", type=float, default=1800.0, help="seconds for one compilation, 0 for no limit (default: %(default)g)")
-    add(
-        "--kernel_timeout", type=float, default=30.0, help="seconds after which a kernel counts as hung, 0 for never (default: %(default)g)"
-    )
-
-
-def _add_machines(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--mp", type=int, default=0, help="GPUs of this machine to tune on at once; 0 is all of them (default: %(default)s)")
-    add("--device", default="", metavar="I,J|cpu", help="these GPUs of this machine, or its CPU; default: all GPUs, else the CPU")
-    add("--blockPerCu", nargs="+", type=int, metavar="N", help="accepted for AITER's scripts: a backend lists its own solutions")
-    add("--shape_grouped", action="store_true", help="accepted for AITER's scripts: a shape is always tuned on one GPU")
-    add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
-    add("--executor", default="local", metavar="local|ray", help="this machine, or every GPU of a Ray cluster (default: local)")
-    add("--ray-address", default="", metavar="ADDRESS", help="the cluster; default: the one that Ray finds, or starts")
-
-
-def _add_production(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--run_config",
-        nargs="?",
-        const="",
-        metavar="CSV",
-        help="tune nothing: time and check the op with this table, or with the configured tables",
-    )
-    add("--compare", action="store_true", help="time the op before and after tuning; only --update_improved changes the table")
-    add("--update_improved", action="store_true", help="with --compare: write the improved rows to the table")
-    add("--min_improvement_pct", type=float, default=3.0, help="smallest improvement, in per cent, of a new row (default: %(default)g)")
 
 
 def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -175,8 +80,10 @@ def _run_all(arguments: argparse.Namespace) -> int:
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
-    arguments.output = default(arguments.output, "GTUNE_TUNED", Path, None)
+    arguments.output = default(arguments.output, "GTUNE_TUNED", tables, None)
     requests = _requests(arguments)
+    if arguments.last and not options.all:
+        requests, options = [_last_of(request) for request in requests], attrs.evolve(options, all=True)
     if len(requests) > 1:
         _check_several(arguments, requests)
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
@@ -201,6 +108,15 @@ def _run_all(arguments: argparse.Namespace) -> int:
     return max(code, int(refused > 0))
 
 
+def _last_of(request: _TuneRequest) -> _TuneRequest:
+    """Return the request for the last shape alone."""
+    from tunedgemm.ops import op_named
+    from tunedgemm.tuner.plan import requested
+
+    asked = requested(op_named(request.op), request.source)
+    return attrs.evolve(request, source=attrs.evolve(asked, shapes=asked.shapes[-1:]))
+
+
 def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:
     """Return the next run's share of the remaining seconds, by its number of shapes; never 0."""
     counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
@@ -208,7 +124,10 @@ def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise UserError for flags that contradict each other."""
+    """Raise UserError for flags that contradict each other; name those that change nothing here."""
+    for flag in ("grouped_gemm", "mxfp4_flydsl"):
+        if getattr(arguments, flag):
+            print(f"tunedgemm: --{flag.replace('_', '-')}: fmoe is tuned with every installed backend", file=sys.stderr)
     if arguments.update_improved and not arguments.compare:
         raise UserError("--update_improved: requires --compare, which finds the improved rows")
     if arguments.compare and arguments.run_config is not None:
@@ -261,7 +180,7 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     from tunedgemm.table.folders import named_file
     from tunedgemm.workload.lists import op_of_file
 
-    read = source or (named_file(arguments.run_config) if arguments.run_config else None)
+    read = source or (named_file(arguments.run_config.split(os.pathsep)[0]) if arguments.run_config else None)
     name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)
     if arguments.preshuffle and not name.endswith(SHUFFLED):
         if name + SHUFFLED not in ops():
@@ -320,8 +239,11 @@ def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: O
             print(f"{served.shape}: {served.us:.2f} us, {served.status}", flush=True)
 
     del progress
-    table = _existing_file(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the configured tables")
-    checked = run_config(request.op, request.source, table, options, progress=print_served)
+    hint = "--run_config takes tuned CSVs, as A:B, or nothing for the configured tables"
+    named = [_existing_file(text, hint) for text in arguments.run_config.split(os.pathsep) if text]
+    with _tolerate_closed_output():
+        print(f"=== Running production operator benchmark ({'tuned' if named else 'default'}) ===")
+    checked = run_config(request.op, request.source, [table for table in named if table], options, progress=print_served)
     with _tolerate_closed_output():
         print_checked(checked, console())
     return 1 if checked.failed or checked.left_out else 0
@@ -367,4 +289,4 @@ def _report_interrupt(stop: KeyboardInterrupt, arguments: argparse.Namespace, pr
     return 128 + number
 
 
-command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", _add_arguments, _run, _add_late)
+command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", add_flags, _run, _add_late)

@@ -78,6 +78,11 @@ def named_file(text: str) -> Path:
     return path
 
 
+def table_paths(tables: Path | Sequence[Path] | None) -> tuple[Path, ...]:
+    """Return the paths of one table or several; () for None."""
+    return () if tables is None else (tables,) if isinstance(tables, Path) else tuple(tables)
+
+
 def named_model(text: str) -> Path:
     """Return the model folder that *text* names: a path, or else the bare name of a shipped model.
 

@@ -19,7 +19,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.folders import tuned_path
+from tunedgemm.table.folders import table_paths, tuned_path
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import AnyDeviceTuner, WorkerGroup, device_tuners, work
 from tunedgemm.tuner.plan import Requested, Source, groups, plan, requested
@@ -42,7 +42,7 @@ Progress = Callable[[Place | None, Event], None]
 def tune(
     op: str = "a16w16",
     shapes: Source = None,
-    output: Path | None = None,
+    output: Path | Sequence[Path] | None = None,
     options: Options | None = None,
     *,
     registry: Registry | None = None,
@@ -58,7 +58,7 @@ def tune(
         shapes: shapes, a mapping of shapes to their counts in the workload, or an untuned CSV; by
             default the file that capture wrote.
         output: the tuned CSV; by default the op's table in the user folder, or the first path of
-            its variable.
+            its variable. Of several, the first is written, and the rows of all count as tuned.
         options: how to tune; see `Options`.
         registry: backends to use instead of the installed ones; kernels then run in this process.
         bench: a source of times instead of measuring; importable in a child process unless
@@ -72,15 +72,15 @@ def tune(
             are kept.
     """
     options, family = options or Options(), op_named(op)
-    output = output or tuned_path(family)
+    tables = table_paths(output) or (tuned_path(family),)
     backends = _usable(registry or Registry(), family, options)
-    listed = requested(family, shapes, output if options.stale else None)
-    store = Store(family, output, options.profile, options.sort)
+    listed = requested(family, shapes, tables[0] if options.stale else None)
+    store = Store(family, tables[0], options.profile, options.sort)
     # With --stale, the table alone says which shapes are done.
     store.open(_identity(options, backends), options.resume and not options.stale)
     ranks = tie_order(backends, options.libtype)
     with contextlib.closing(store), stopped_by_sigterm(), device_tuners(family, options, ranks, registry, bench) as tuners:
-        report = _Run(family, options, store, tuners, progress or (lambda *_: None)).report(listed, output)
+        report = _Run(family, options, store, tuners, progress or (lambda *_: None)).report(listed, tables)
         if not (report.unbegun or report.lost):
             store.finish()
     return report
@@ -98,19 +98,19 @@ class _Run:
     _outcomes: list[Outcome] = attrs.field(factory=list, init=False)
     _started: float = attrs.field(factory=time.monotonic, init=False)
 
-    def report(self, listed: Requested, output: Path) -> Report:
+    def report(self, listed: Requested, tables: Sequence[Path]) -> Report:
         """Plan for each kind of device, tune on its devices, store the results."""
         skipped: list[Shape] = []
         elsewhere: list[Shape] = []
         planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
         for device, tuners in self._kinds().items():
             self.store.use(device, tuners[0].versions)
-            kind_plan = plan(self.op, listed.shapes, output, device, self.options, tuners[0].versions)
+            kind_plan = plan(self.op, listed.shapes, tables, device, self.options, tuners[0].versions)
             skipped += kind_plan.skipped
             elsewhere += kind_plan.elsewhere
             planned.append((tuners, list(kind_plan.tasks)))
         places = tuple(tuner.place for tuner in self.tuners)
-        self.progress(None, Planned(tuple(task for _, tasks in planned for task in tasks), tuple(skipped), places, output))
+        self.progress(None, Planned(tuple(task for _, tasks in planned for task in tasks), tuple(skipped), places, tables[0]))
         groups = []
         for tuners, tasks in planned:
             groups.append(self._group(tuners, [task for task in tasks if not self._report_resumed(task, tuners[0].place)]))
@@ -120,7 +120,9 @@ class _Run:
         spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
         left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
-        return Report(places, output, tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins), tuple(elsewhere), listed.left_out)
+        return Report(
+            places, tables[0], tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins), tuple(elsewhere), listed.left_out
+        )
 
     def _kinds(self) -> dict[Device, list[AnyDeviceTuner]]:
         """Return the device tuners by kind of device: a result holds for all devices of its kind."""

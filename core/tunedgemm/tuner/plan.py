@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import Problem, Row, key_shape, problem_lines, read_rows
-from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.folders import table_paths, untuned_path
 from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import Untuned, read_shapes
 from tunedgemm.tuner.roofline import cost
@@ -101,7 +101,7 @@ def captured_ops(op: Op) -> list[str]:
 def plan(
     op: Op,
     listed: Iterable[Untuned],
-    output: Path,
+    tables: Path | Sequence[Path],
     device: Device,
     options: Options,
     libvers: Mapping[str, str] = MappingProxyType({}),
@@ -113,14 +113,14 @@ def plan(
     Args:
         op: the op to tune.
         listed: shapes, their counts in the workload, and the devices that their lines name.
-        output: the tuned CSV; it need not exist.
+        tables: the tuned CSVs, the output first; they need not exist.
         device: rows of this device count as tuned.
         options: read are ``all`` (which leaves lines of other devices), ``stale``, ``shard``,
             ``budget``, ``whole`` and ``batch_invariant`` (rows for any M count then).
         libvers: library version of each libtype; read with ``stale``.
 
     Raises:
-        TableError: the output exists and cannot be read.
+        TableError: a table exists and cannot be read.
     """
     counts: dict[Shape, int] = {}
     elsewhere: dict[Shape, None] = {}
@@ -129,7 +129,7 @@ def plan(
             elsewhere[line.shape] = None
         else:
             counts[line.shape] = counts.get(line.shape, 0) + line.calls
-    rows = _rows_of(op, output, device)
+    rows = _rows_of(op, table_paths(tables), device)
     tasks, skipped = [], []
     for shape in _share(sorted(counts, key=_by_sizes), options):
         row = rows.get(_group(shape) if options.batch_invariant else key_shape(shape))
@@ -194,16 +194,16 @@ def _costliest_first(op: Op, tasks: list[Task], device: Device, options: Options
     return sorted(tasks, key=lambda task: (-totals[groups[task]], _by_sizes(groups[task]), -costs[task]))
 
 
-def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:
+def _rows_of(op: Op, tables: Iterable[Path], device: Device) -> dict[Shape, Row]:
     """Return the valid rows of a device by shape.
 
     A row that names the device has priority over one without a name; then the fastest wins.
     """
-    if not present(output):
-        return {}
     rows = [
         row
-        for row in read_rows(output, op)[0]
+        for table in tables
+        if present(table)
+        for row in read_rows(table, op)[0]
         if row.valid and (row.gfx, row.cu_num) == (device.gfx, device.cu_num) and row.device in ("", device.name)
     ]
     return {row.shape: row for row in sorted(rows, key=lambda row: (row.device != "", -row.us))}

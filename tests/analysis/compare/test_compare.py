@@ -85,8 +85,8 @@ class TestCompare:
         assert (first.before.us, first.after.us) == (pytest.approx(30, rel=0.01), pytest.approx(10, rel=0.01))
         assert not compared.failed
         text = compared.report.read_text()
-        assert "1 threshold_met, 1 no_baseline, 1 skip" in text
-        assert ": unchanged; --update_improved" in text
+        assert "Total shapes: 3 | Would update: 2 (improved: 1, new: 1) | Skipped: 1" in text
+        assert ": unchanged. Re-run with --update_improved" in text
 
     @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
     def test_shapes_need_no_file(self, tables, here, turbo, source):
@@ -245,5 +245,6 @@ class TestCompare:
         print_compared(compared, Console(file=out, width=220))
 
         text = out.getvalue()
-        assert all(word in text for word in ("turbo:slow", "mismatch:err_ratio", "threshold_met", "no_baseline", "2 rows replaced in"))
+        assert all(word in text for word in ("turbo:slow", "mismatch:err_ratio", "UPDATE", "NEW", "2 rows replaced in"))
+        assert "Compare Report" in text and "Updated: 2 (improved: 1, new: 1)" in text
         assert str(compared.candidate) in text

@@ -140,7 +140,7 @@ def test_a_kernel_that_ends_its_process_costs_its_shape(tmp_path, brittle, row):
 
 
 def test_results_are_readable_and_shapes_can_be_copied(tmp_path, here, turbo, row):
-    """Also on a narrow terminal the lines of the repro are whole."""
+    """Also on a narrow terminal the lines that scripts for AITER's tuners parse are whole."""
     here(turbo("good", "zeros"))
     write_rows(tmp_path / "table.csv", OP, [row(wide(1), "good"), row(wide(2), "zeros")])
     out = io.StringIO()
@@ -151,6 +151,10 @@ def test_results_are_readable_and_shapes_can_be_copied(tmp_path, here, turbo, ro
     assert "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count" in lines
     assert "2,64,128,False,torch.float32,torch.float32,False,False,1" in lines
     assert lines[-1] == "1 ok, 1 failed"
+    statuses = [(line.partition(")")[0], line.split(" | ")[-1].strip()) for line in lines if line.endswith(("OK", "MISMATCH"))]
+    assert statuses == [("(1, 64, 128, fp32", "OK"), ("(2, 64, 128, fp32", "MISMATCH")]
+    assert any(line.startswith("reason: err_ratio=") for line in lines)
+    assert any("Repro CSV (1 failed shapes)" in line for line in lines)
 
 
 @pytest.mark.gpu

@@ -18,18 +18,20 @@ WRONG = Served(SHAPE, Solution("turbo", "c"), "mismatch:err_ratio=0.5000")
 
 
 def test_shapes_without_a_device_are_failures():
-    """A comparison that lost its devices fails and lists the remaining shapes, at any width."""
+    """A comparison that lost its devices fails and lists the remaining shapes; no width breaks its lines."""
     shape = Shape("a16w16", 1, 64, 128)
     change = Change(Served(shape, us=2.0), Served(shape, us=1.0), ratio=0.5, reason="why so")
     device = Device("sm_90", 132)
     compared = Compared(device, Path("t.csv"), Path("c.csv"), Path("r.txt"), (change,), lost=(shape,))
 
     assert list(compared.failed) == [shape]
-    for width, said in ((60, "M=1 N=64 K=128 bf16: 2.00 us, then 1.00 us: skip, why so"), (100, "us before"), (160, "why so")):
+    for width in (60, 160):
         output = Console(file=io.StringIO(), width=width)
         print_compared(compared, output)
         text = output.file.getvalue()
-        assert said in text and "1 not compared (without a working device" in text
+        assert "1 not compared (without a working device" in text and "  why so" in text
+        [line, _] = (line for line in text.splitlines() if line.startswith("(1, 64, 128, bf16)"))
+        assert [cell.strip() for cell in line.split("|")][1:] == ["2.00", "1.00", "2.00x", "OK"]
         assert all(len(line) <= width for line in text.splitlines() if line[:1] in "┏┃┡│└")
 
 

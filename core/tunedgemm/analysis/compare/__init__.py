@@ -26,7 +26,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import key_shape, read_rows, upsert
-from tunedgemm.table.folders import tuned_path
+from tunedgemm.table.folders import table_paths, tuned_path
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import locked, present, replace_text
 from tunedgemm.tuner import tune
@@ -42,7 +42,7 @@ PINNED_M = (1, 256)
 def run_config(
     op: str,
     source: Source,
-    table: Path | None,
+    table: Path | Sequence[Path] | None,
     options: Options,
     *,
     progress: Callable[[Served], None] | None = None,
@@ -53,8 +53,8 @@ def run_config(
         op: name of the op.
         source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that
             capture wrote.
-        table: a tuned CSV whose rows for the present device are the only table; None leaves the
-            tables as configured.
+        table: a tuned CSV, or several, whose rows for the present device are the only table; None
+            leaves the tables as configured.
         options: of a tuning run; only errRatio, cache, timing, warmup, iters, seconds and the
             timeouts count.
         progress: called with each shape's result.
@@ -64,16 +64,18 @@ def run_config(
     """
     family = op_named(op)
     _local(options, "--run_config")
-    rows, problems = read_rows(table, family) if table else ([], [])
-    request = Requested(()) if table else requested(family, source)
+    tables = table_paths(table)
+    read = [read_rows(path, family) for path in tables]
+    rows = [row for rows, _ in read for row in rows]
+    request = Requested(()) if tables else requested(family, source)
     listed = [untuned.shape for untuned in request.shapes]
-    with measuring(op, [Side("now", only=table)], options, table_only=table is not None) as ask:
+    with measuring(op, [Side("now", only=tables)], options, table_only=bool(tables)) as ask:
         device = ask.begin().device
-        notes = tuple(map(str, problems))
-        if table:
+        notes = tuple(str(problem) for _, problems in read for problem in problems)
+        if tables:
             here = rows_for(device, rows)
             if not here:
-                raise TableError(f"{table}: has no row for {device}; its rows are for {_devices(rows)}")
+                raise TableError(f"{', '.join(map(str, tables))}: has no row for {device}; its rows are for {_devices(rows)}")
             listed = [shape for row in here for shape in _shapes(row)]
             others = len(rows) - len(here)
             notes += (f"left out: {others} rows of other devices or without a time",) if others else ()
@@ -82,13 +84,13 @@ def run_config(
             served.append(ask.served(shape))
             if progress is not None:
                 progress(served[-1])
-    return Checked(op, device, table, tuple(served), notes, request.left_out)
+    return Checked(op, device, tables, tuple(served), notes, request.left_out)
 
 
 def compare(
     op: str,
     source: Source,
-    output: Path | None,
+    output: Path | Sequence[Path] | None,
     options: Options,
     *,
     update: bool,
@@ -100,8 +102,8 @@ def compare(
     Args:
         op: name of the op.
         source: shapes, as `tunedgemm.tune` takes them; None is the file that capture wrote.
-        output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched
-            only with *update*.
+        output: the tuned CSV to improve, touched only with *update*; further ones and None as in
+            `tune`.
         options: of the tuning run.
         update: replace the rows for which `decide` says so.
         min_improvement_pct: the smallest improvement, in percent, that replaces a row.
@@ -111,7 +113,7 @@ def compare(
         UserError: the input, the output or an option cannot be used.
     """
     family = op_named(op)
-    output = output or tuned_path(family)
+    output, *others = table_paths(output) or (tuned_path(family),)
     _comparable(options, min_improvement_pct)
     request = requested(family, source, output if options.stale else None)
     counts = {key_shape(untuned.shape): untuned.calls for untuned in request.shapes}
@@ -119,7 +121,7 @@ def compare(
     with _lock_candidate_folder(folder, output):
         base, candidate = _copy_table(output, folder / output.name, family)
         _log.info("candidate table: %s", candidate)
-        report = tune(op, request, candidate, options, progress=progress)
+        report = tune(op, request, (candidate, *others), options, progress=progress)
         after = folder / f"{output.stem}.after.csv"
         with measuring(op, [Side("before", swap=(output, output)), Side("after", swap=(output, after))], options) as ask:
             fresh = _rows_to_replace(family, candidate, base, report, ask.begin().device)

@@ -27,7 +27,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import Row, key_shape, read_rows
-from tunedgemm.table.folders import table_layers
+from tunedgemm.table.folders import table_layers, table_paths
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.sheet import present
 from tunedgemm.tuner.session import Session
@@ -41,13 +41,13 @@ class Side:
 
     Attributes:
         name: its libtype in the session.
-        only: the only file to read, for the device's rows; None for the configured layers.
+        only: the only files to read, for the device's rows; none for the configured layers.
         swap: (file, another): the configured layers, with another in the file's place. If the file
             is in no layer, another is a layer above them.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z]+"))
-    only: Path | None = None
+    only: tuple[Path, ...] = attrs.field(default=(), converter=table_paths)
     swap: tuple[Path, Path] | None = None
 
     @property
@@ -59,10 +59,10 @@ class Side:
         """Return the table to dispatch through, None for the configured one.
 
         Raises:
-            TableError: the file *only* cannot be read.
+            TableError: a file of *only* cannot be read.
         """
-        if self.only is not None:
-            return Table(op, [rows_for(device, read_rows(self.only, op)[0])])
+        if self.only:
+            return Table(op, [[row for path in self.only for row in rows_for(device, read_rows(path, op)[0])]])
         if self.swap is None:
             return None
         file, other = self.swap

@@ -62,7 +62,7 @@ class Checked:
     Attributes:
         op: name of the op.
         device: the device it ran on.
-        table: the file whose rows were checked; None for the configured tables.
+        tables: the files whose rows were checked; () for the configured tables.
         served: a result for each shape.
         notes: unreadable lines of the table, and rows of other devices.
         left_out: lines of the input that are not shapes.
@@ -70,10 +70,15 @@ class Checked:
 
     op: str
     device: Device
-    table: Path | None
+    tables: tuple[Path, ...]
     served: tuple[Served, ...]
     notes: tuple[str, ...] = ()
     left_out: tuple[Problem, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Return AITER's word for the tables: ``tuned``, or ``default`` for the configured ones."""
+        return "tuned" if self.tables else "default"
 
     @property
     def failed(self) -> Sequence[Served]:

@@ -9,13 +9,26 @@ from tunedgemm.errors import TableError
 from tunedgemm.table.csvfile import fold, read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.row import Row
+from tunedgemm.table.sheet import present
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fold tables into one, after reading every input; return 1 if a line could not be read."""
+    """Fold tables into one, after reading every input.
+
+    As in AITER, a missing input is named and left out.
+
+    Returns:
+        1 if a line could not be read, or if tables differ on a device and shape; else 0.
+    """
     rows: list[Row] = []
     lost = 0
-    files = [named_file(text) for text in arguments.inputs]
+    named = [named_file(text) for text in arguments.inputs]
+    files = [file for file in named if present(file)]
+    if not files:
+        raise TableError(f"{', '.join(map(str, named))}: no such file; name the tables to merge")
+    for file in named:
+        if file not in files:
+            print(f"left out: {file}: no such file")
     if arguments.output.resolve() in [file.resolve() for file in files]:
         raise TableError(f"{arguments.output}: is both OUT and IN; name it once, because OUT keeps its rows")
     op = op_of(arguments, files)
@@ -33,4 +46,4 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"conflict, the lowest time stays: {conflict}")
     kept, _ = read_rows(arguments.output, op)
     print(f"{arguments.output}: {len(kept)} rows, {len(conflicts)} conflicts, {lost} lines left out")
-    return 1 if lost else 0
+    return 1 if lost or conflicts else 0

@@ -27,8 +27,10 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 def devices(options: Options) -> list[int]:
     """Return the indices of the devices to tune on, -1 for the CPU; create no context on them.
 
+    A warning says where fewer exist than ``--mp`` asks for.
+
     Raises:
-        UserError: a device does not exist, or fewer exist than ``--mp`` asks for.
+        UserError: a device does not exist.
     """
     import torch
 
@@ -45,7 +47,7 @@ def devices(options: Options) -> list[int]:
         indices = list(range(count))
     if options.mp > len(indices):
         present = "the CPU, which is one device" if indices == [-1] else f"{len(indices)} GPU" + ("s" if len(indices) > 1 else "")
-        raise UserError(f"--mp {options.mp}: this machine has only {present}")
+        _log.warning("--mp %d: this machine has only %s; it is used", options.mp, present)
     return indices[: options.mp or None]
 
 

@@ -257,13 +257,13 @@ def _create_actors(op: Op, options: Options, ranks: Mapping[str, int], bench: by
     cpu_nodes = [node for node, resources in nodes.items() if resources.get("CPU", 0) >= 1]
     if options.mp > (gpus or len(cpu_nodes)):
         present = f"{gpus} GPUs" if gpus else f"{len(cpu_nodes)} nodes, whose CPU is one device each"
-        raise UserError(f"--mp {options.mp}: the cluster has only {present}")
+        _log.warning("--mp %d: the cluster has only %s; it is used", options.mp, present)
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
     plugin_options = [option for backend in Registry().select(options.libtype) for option in backend.options]
     variables = {**({"PYTHONPATH": path} if path else {}), **{option.variable: option.value() for option in plugin_options}}
     shared = {"runtime_env": {"env_vars": variables}} if variables else {}
     if gpus:
-        wanted = [{"num_gpus": 1, "num_cpus": 0, **shared}] * _free_gpus(gpus, options.mp or gpus)
+        wanted = [{"num_gpus": 1, "num_cpus": 0, **shared}] * _free_gpus(gpus, min(options.mp or gpus, gpus))
     else:
         wanted = [
             {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), **shared}
