@@ -195,7 +195,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             bias: [N] or absent.
             otype: dtype of the output; that of x if absent.
             scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
-                rule.
+                rule; 1 where absent.
             shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order
                 serves better: by the rows of both, without rows from
                 `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N *

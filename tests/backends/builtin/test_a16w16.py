@@ -6,14 +6,17 @@ import re
 import attrs
 import pytest
 import torch
+import tunedgemm
 from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 GPU = Device("sm_90", 132)
@@ -50,6 +53,7 @@ def test_routes_fit_the_shape(cpu):
     assert names(Shape("a16w16", 2, 64, 64, outdtype="fp32"), GPU) == [("native", 0)]
     assert names(Shape("a16w16", 2, 64, 64, epilogue="bias", bias_dtype="fp32"), GPU) == [("native", 0)]
     assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16", scale="tensor"), GPU) == [("native", 0), ("float32", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16"), GPU) == [("native", 0), ("float32", 0)]
     assert names(Shape("a16w16", 0, 64, 64), cpu) == [("native", 0)]
 
 
@@ -71,6 +75,16 @@ def test_per_tensor_scales(cpu):
         assert worst_row_error(out, OP.reference(scaled, operands)) <= OP.tolerance(scaled).row_error, scaled
 
 
+@listed("outdtype", ["bf16", "fp16", "fp32"])
+def test_fp8_without_scales(cpu, outdtype):
+    """Absent scales of fp8 operands are ones, as in AITER, in every output dtype and with a bias."""
+    for epilogue in ("none", "bias"):
+        shape = Shape("a16w16", 8, 32, 64, "fp8_e4m3fn", outdtype, epilogue, outdtype)
+        operands = OP.make_inputs(shape, torch.device("cpu"), 0)
+        out = tunedgemm.gemm_a16w16(*operands[:2], *(operands[2:] or [None]), torch_dtype(outdtype))
+        assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error, shape
+
+
 def test_the_scale_of_the_output(cpu):
     """`scale_c` multiplies the output."""
     scaled = Shape("a16w16", 4, 8, 16, scale="tensor")
@@ -83,7 +97,7 @@ def test_the_scale_of_the_output(cpu):
 #: a solution, fields of the shape and the reason of its refusal on a CPU
 REFUSALS = (
     (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42' for a16w16; use native, linear, mm"),
-    (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes no scales"),
+    (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes neither fp8 nor scales"),
     (Solution(BUILTIN, "linear"), {"outdtype": "fp32"}, "linear needs bias and output in bf16"),
     (Solution(BUILTIN, "mm_add"), {}, "mm_add needs a bias"),
     (Solution(BUILTIN, "splitk_bmm", 2), {}, "multiplies bf16 or fp16 on a GPU, not bf16 on cpu"),

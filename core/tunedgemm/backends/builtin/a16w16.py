@@ -18,6 +18,12 @@ from tunedgemm.errors import PluginError
 from tunedgemm.shape import Shape
 
 _SPLITS = (2, 4, 8, 16)
+_SCALES, _NO_SCALES = "takes fp8 or scaled operands", "takes neither fp8 nor scales"
+
+
+def _scaled(shape: Shape) -> bool:
+    """Return whether operands have scales, or are fp8, whose absent scales are ones as in AITER."""
+    return shape.scale != "none" or shape.dtype.startswith("fp8")
 
 
 def _plain(shape: Shape) -> bool:
@@ -27,8 +33,8 @@ def _plain(shape: Shape) -> bool:
 
 def _unfit(shape: Shape, device: Device) -> str:
     del device
-    if shape.scale != "none":
-        return "takes no scales"
+    if _scaled(shape):
+        return _NO_SCALES
     return "" if _plain(shape) else f"needs bias and output in {shape.dtype} (bias {shape.bias_dtype or 'none'}, output {shape.outdtype})"
 
 
@@ -56,7 +62,7 @@ def _mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 def _no_mm(shape: Shape, device: Device) -> str:
     del device
-    return "takes no scales" if shape.scale != "none" else ""
+    return _NO_SCALES if _scaled(shape) else ""
 
 
 def _mm_add(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
@@ -213,8 +219,8 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 
 def _no_scaled_mm(shape: Shape, device: Device) -> str:
-    if shape.scale == "none":
-        return "takes scaled operands"
+    if not _scaled(shape):
+        return _SCALES
     return "is slower than a product of float32 on a CPU" if device.kind == "cpu" else no_fp8(shape, device)
 
 
@@ -236,7 +242,7 @@ def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 
 def _no_float32(shape: Shape, device: Device) -> str:
     del device
-    return "takes scaled operands" if shape.scale == "none" else ""
+    return "" if _scaled(shape) else _SCALES
 
 
 def _finish(out: Any, bias: Any, scale_c: Any, out_dtype: Any, x: Any) -> Any:
@@ -246,7 +252,7 @@ def _finish(out: Any, bias: Any, scale_c: Any, out_dtype: Any, x: Any) -> Any:
 
 
 def _native(shape: Shape, device: Device) -> str:
-    if shape.scale != "none":
+    if _scaled(shape):
         return family.first(shape, device, "scaled_mm", "float32")
     return "linear" if _plain(shape) else "mm"
 
