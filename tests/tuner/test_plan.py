@@ -172,6 +172,19 @@ def test_all_leaves_lines_of_other_devices(table: Path) -> None:
     assert {task.shape for task in plan(OP, lines, table, H200, Options()).tasks} == set(SHAPES[3:8])
 
 
+def test_a_blank_fp8_is_that_of_the_device_that_tunes(tmp_path: Path) -> None:
+    """Each kind of device reads a list or a table as its own, also one of another machine."""
+    op = op_named("a8w8_blockscale")
+    listed, tuned = tmp_path / "list.csv", tmp_path / "table.csv"
+    listed.write_text("M,N,K,dtype\n1,1280,8192,\n1,1280,8192,fp8\n2,1280,8192,torch.float8_e4m3fn\n")
+    tuned.write_text("gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\ngfx950,256,1,1280,8192,ck,1,0,2,k,1,1,0\n")
+    for device, fp8 in ((Device("gfx942", 304), "fp8_e4m3fnuz"), (Device("gfx950", 256), "fp8_e4m3fn"), (H200, "fp8_e4m3fn")):
+        assert [line.shape.dtype for line in requested(op, listed).on(op, device)] == [fp8, "fp8_e4m3fn"]
+        assert [line.shape.dtype for line in requested(op, tuned).on(op, device)] == [fp8]
+        given = Shape("a8w8_blockscale", 1, 64, 64, "fp8_e4m3fn", "bf16", scale="block")
+        assert [line.shape for line in requested(op, [given]).on(op, device)] == [given]
+
+
 def test_lines_that_are_not_shapes_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The other shapes of the file remain; a warning names the lines and the reason, once."""
     path = tmp_path / "in.csv"

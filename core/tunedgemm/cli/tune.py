@@ -171,7 +171,7 @@ def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
         return [_TuneRequest(name, source, captured=source is None and not arguments.op)]
     op = op_named(name)
     request = requested(op, source)
-    return [_TuneRequest(name, attrs.evolve(request, shapes=override_shapes(op, request.shapes, overrides)))]
+    return [_TuneRequest(name, attrs.evolve(request, shapes=override_shapes(op, request.shapes, overrides), path=None))]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:

@@ -217,9 +217,9 @@ def shape_of(record: Record, op: Op, gfx: str = "") -> Shape:
     """Parse the shape of a line of a tuned or untuned file; raise UserError or ValueError on a fault.
 
     Args:
-        gfx: architecture of a line that names none; "" for the present device's.
+        gfx: the architecture whose fp8 is meant; "" for the line's, else the present device's.
     """
-    return op.columns.parse(_texts(record, op) | {"gfx": named_device(record)[0] or gfx})
+    return op.columns.parse(_texts(record, op) | {"gfx": gfx or named_device(record)[0]})
 
 
 def _device_and_shapes(record: Record, op: Op) -> tuple[tuple[str, int, str], list[Shape]]:

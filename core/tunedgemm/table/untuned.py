@@ -59,16 +59,19 @@ def layers_of_both(first: str, second: str) -> str:
     return " ".join(dict.fromkeys((*first.split(), *second.split())))
 
 
-def untuned_of(record: Record, op: Op) -> Untuned:
+def untuned_of(record: Record, op: Op, gfx: str = "") -> Untuned:
     """Parse one line of an untuned file; a line without a count stands for one call.
+
+    Args:
+        gfx: the architecture whose fp8 is meant; "" for the line's, else the present device's.
 
     Raises:
         UserError: the line is not a shape that can be tuned.
     """
     cells = record.cells
     count, graph, cu_num = whole_number(cells, "count", 1), whole_number(cells, "graph", 0), whole_number(cells, "cu_num", 0)
-    gfx = own_cell(cells, "gfx").lower() if cu_num else ""  # as AITER, which reads gfx with cu_num alone
-    untuned = Untuned(shape_of(record, op), count, graph, own_cell(cells, "layer"), cu_num, gfx)
+    named = own_cell(cells, "gfx").lower() if cu_num else ""  # as AITER, which reads gfx with cu_num alone
+    untuned = Untuned(shape_of(record, op, gfx), count, graph, own_cell(cells, "layer"), cu_num, named)
     if untuned.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): an empty batch has nothing to tune")
     for column, number in (("count", untuned.count), ("graph", untuned.graph)):
@@ -93,40 +96,46 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     Raises:
         TableError: the file cannot be read, has an unknown column, or a line that is not a shape.
     """
-    shapes, problems = _untuned_of_sheet(path, op, read_sheet(path))
+    shapes, problems = _untuned_of_sheet(path, op, read_sheet(path), "")
     if problems:
         raise TableError(str(problems[0]))
     return shapes
 
 
-def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+def read_listed(path: Path, op: Op, gfx: str = "") -> tuple[list[Untuned], list[Problem]]:
     """Read a list of shapes as `read_untuned` does, but return broken lines and unknown columns.
 
     The last line may be cut off.
+
+    Args:
+        gfx: as in `untuned_of`.
 
     Raises:
         TableError: the file cannot be read, or is another op's.
     """
     sheet = read_sheet(path, whole=False)
-    shapes, problems = _untuned_of_sheet(path, op, sheet)
+    shapes, problems = _untuned_of_sheet(path, op, sheet, gfx)
     return shapes, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
 
 
-def read_shapes(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+def read_shapes(path: Path, op: Op, gfx: str = "") -> tuple[list[Untuned], list[Problem]]:
     """Read the shapes of a list as `read_listed` does, or those of a tuned table's rows.
 
     A table's rows for any M, and AITER's tagged rows, are no shapes of a workload and left out.
+
+    Args:
+        gfx: as in `untuned_of`.
 
     Raises:
         TableError: the file cannot be read, or is another op's.
     """
     if not is_tuned(read_sheet(path, whole=False).columns):
-        return read_listed(path, op)
+        return read_listed(path, op, gfx)
     sought = (record for record in read_tuned(path, op).records if record.cells.get(UNUSED[0]) != UNUSED[1])
-    return _merged(path, op, [record for record in sought if (key := key_of(record, op)) is None or key[-1].m])
+    return _merged(path, op, [record for record in sought if (key := key_of(record, op)) is None or key[-1].m], gfx)
 
 
-def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
+def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet, gfx: str) -> tuple[list[Untuned], list[Problem]]:
     """Return the shapes of a sheet, merged, its unknown columns, and the lines that are not shapes."""
     refuse_other_separators(path, sheet.columns)
     columns = sheet.columns
@@ -136,7 +145,7 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
     if is_tuned(unknown):
         raise TableError(f"{path}: a tuned table, not a list of shapes; name the untuned file, with the columns {', '.join(allowed)}")
     require_columns(path, op, columns, [column for column in sizes(op) if column not in sheet.columns])
-    shapes, problems = _merged(path, op, sheet.records)
+    shapes, problems = _merged(path, op, sheet.records, gfx)
     if unknown:
         names, may = ", ".join(map(repr, unknown)), ", ".join(allowed)
         fault = f"unknown column {names}, not read; an untuned file of {op.name} may have {may}{other_ops_hint(op, columns)}"
@@ -144,7 +153,7 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
     return shapes, problems
 
 
-def _merged(path: Path, op: Op, records: Iterable[Record]) -> tuple[list[Untuned], list[Problem]]:
+def _merged(path: Path, op: Op, records: Iterable[Record], gfx: str) -> tuple[list[Untuned], list[Problem]]:
     """Return the shapes of lines, one for each shape and device, and the lines that are not shapes."""
     folded: dict[tuple[Shape, int, str], Untuned] = {}
     problems: list[Problem] = []
@@ -152,7 +161,7 @@ def _merged(path: Path, op: Op, records: Iterable[Record]) -> tuple[list[Untuned
         if blank(record):
             continue
         try:
-            line = untuned_of(record, op)
+            line = untuned_of(record, op, gfx)
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue

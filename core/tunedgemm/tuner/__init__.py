@@ -105,7 +105,7 @@ class _Run:
         planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
         for device, tuners in self._kinds().items():
             self.store.use(device, tuners[0].versions)
-            kind_plan = plan(self.op, listed.shapes, tables, device, self.options, tuners[0].versions)
+            kind_plan = plan(self.op, listed.on(self.op, device), tables, device, self.options, tuners[0].versions)
             skipped += kind_plan.skipped
             elsewhere += kind_plan.elsewhere
             planned.append((tuners, list(kind_plan.tasks)))

@@ -39,10 +39,15 @@ class Plan:
 
 @attrs.frozen
 class Requested:
-    """The shapes to tune, and the lines of their file that are not shapes."""
+    """The shapes to tune, the lines of their file that are not shapes, and that file, if any."""
 
     shapes: tuple[Untuned, ...]
     left_out: tuple[Problem, ...] = ()
+    path: Path | None = None
+
+    def on(self, op: Op, device: Device) -> tuple[Untuned, ...]:
+        """Return the shapes as lines for a device, which may not be present: a blank fp8 is its own."""
+        return tuple(read_shapes(self.path, op, device.gfx)[0]) if self.path else self.shapes
 
 
 #: Sources of shapes: an untuned or tuned CSV, shapes with their counts, shapes alone, or a list
@@ -79,7 +84,7 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> Requested:
     if source is None and not present(path):
         others = f"; shapes of {others} are captured: name one with --op" if (others := ", ".join(captured_ops(op))) else ""
         raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i{others}")
-    return Requested(tuple(shapes), tuple(problems))
+    return Requested(tuple(shapes), tuple(problems), path)
 
 
 def _read(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:

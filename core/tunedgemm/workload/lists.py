@@ -14,7 +14,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.table.folders import untuned_path
-from tunedgemm.table.row import shape_of
+from tunedgemm.table.row import named_device, shape_of
 from tunedgemm.table.sheet import present, read_sheet
 from tunedgemm.table.untuned import Untuned, read_untuned
 
@@ -66,7 +66,7 @@ def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> Shape:
     """Parse the shape of one line of a tuned or untuned file; the header is line 1.
 
     Args:
-        gfx: the architecture of a line that names none; "" for the present device's.
+        gfx: architecture of a line that names none; "" for the present device's.
 
     Raises:
         UserError: the file or line does not exist, or the line is not a shape of this op.
@@ -74,7 +74,7 @@ def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> Shape:
     records = {record.line: record for record in read_sheet(path).records}
     if line not in records:
         raise UserError(f"{path}: no shape in line {line}; use a line from {min(records, default=0)} to {max(records, default=0)}")
-    return shape_of(records[line], op, gfx)
+    return shape_of(records[line], op, named_device(records[line])[0] or gfx)
 
 
 @attrs.frozen

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm.tools import op_named
@@ -71,9 +70,8 @@ def test_every_name_of_an_op_is_read_and_written_again() -> None:
 
 
 def shape_of(op: str, row: dict[str, str]) -> Shape:
-    """Return the shape of a row; where the table states no fp8, it is the architecture's."""
-    fp8 = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}[row["gfx"]]
-    return op_named(op).columns.parse({"q_dtype_w": fp8, **row})
+    """Return the shape of a row as tables read it: without a dtype, the fp8 of its gfx."""
+    return op_named(op).columns.parse({"q_dtype_w": "fp8", **row})
 
 
 def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
@@ -83,8 +81,6 @@ def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
         rendered, beyond = {}, 0
         for libtype, row in full_rows_of(op):
             shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
-            if op.startswith("a8w8_blockscale"):
-                shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
             instance = family.parse(row["kernelName"], op)
             assert instance in listed[libtype]
             if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:

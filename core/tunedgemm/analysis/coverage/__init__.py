@@ -55,7 +55,7 @@ def coverage(
         UserError: a file cannot be used, there are no calls, or arguments contradict each other.
     """
     replays = Replays.of(replays)
-    calls = captured([paths] if isinstance(paths, str | Path) else paths, op)
+    calls = captured([paths] if isinstance(paths, str | Path) else paths, op, device.gfx if device else "")
     above, compared = _by_op(tables, op, calls, "--table"), _by_op(against, op, calls, "--against")
     if several := next((family for family, files in above.items() if len(files) > 1), ""):
         raise UserError(f"--table: {' and '.join(map(str, above[several]))} are both tables of {several}; name one, or merge them")

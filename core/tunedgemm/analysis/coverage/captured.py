@@ -107,13 +107,14 @@ class Captured:
         return tuple(dict.fromkeys(call.shape.op for call in self.listed))
 
 
-def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
+def captured(paths: Sequence[str | Path] | None, op: str = "", gfx: str = "") -> Captured:
     """Read untuned files; a file's columns and name determine its op, and equal shapes are folded.
 
     Args:
         paths: the files, or bare names of shipped ones; None for every captured file of the user
             folder.
         op: the op of all files; without *paths* the op whose captured file is read.
+        gfx: the architecture whose fp8 is meant; "" for the lines', else the present device's.
 
     Raises:
         UserError: a file is missing or not a list of shapes, or there are no calls.
@@ -128,7 +129,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
     notes: list[str] = []
     for path in files:
         family = named or op_of_file(path)
-        listed, faults = read_listed(path, family)
+        listed, faults = read_listed(path, family, gfx)
         problems += faults
         if "count" not in read_sheet(path, whole=False).columns:
             notes.append(f"{path} has no column 'count': each line counts as one call")
