@@ -31,6 +31,7 @@ from harness import add_only, parser_of
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import choose, offers
+from tunedgemm.dtype import fp8_of
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
 from tunedgemm.ops import ops
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 ASM = "asm"
 ARCHITECTURES = ("gfx942", "gfx950")
+MI300 = "gfx942"
 _ASM_HEAD = "| table | op | gfx | rows of asm | kernel found | of another gfx alone | in no manifest | taken | refused |"
 
 
@@ -162,6 +164,23 @@ def kernels(families: dict[str, Family]) -> list[str]:
     return lines
 
 
+def fp8_rows(families: dict[str, Family]) -> list[str]:
+    """Return the table of the fp8 rows of `MI300`, and how many of them its own fp8 finds."""
+    lines = ["| op | libtype | rows | of its fp8 | found by a call of it |", "|---|---|---|---|---|"]
+    for name, family in sorted(families.items()):
+        table, counted = Table(ops()[name], [family.rows]), defaultdict[str, Counter[str]](Counter)
+        for row in family.valid:
+            dtype = str(dict(row.shape.extra).get("q_dtype_w", row.shape.dtype))
+            if row.gfx != MI300 or not dtype.startswith("fp8"):
+                continue
+            best = next(table.candidates(row.shape, Device(row.gfx, row.cu_num))).row
+            is_own = dtype == fp8_of(MI300)
+            counted[row.solution.libtype].update(rows=1, own=int(is_own), found=int(is_own and best.key == row.key))
+        for libtype, figures in sorted(counted.items()):
+            lines.append(f"| `{name}` | {libtype} | {figures['rows']} | {figures['own']} | {figures['found']} |")
+    return lines
+
+
 def page(folder: Path) -> str:
     """Return the page of tables; it says so if AITER's files are missing."""
     head = ["# AITER's own tables", "", "Written by `benchmarks/aiter_tables.py`; counts only, the files themselves are AITER's.", ""]
@@ -176,7 +195,8 @@ def page(folder: Path) -> str:
         "- explained: rows whose libtype the explanation of their shape names, as what runs or with the reason why it cannot here.",
     ]
     middle = ["", "## Kernel names", "", "The libtype is the file's, or follows from the kernel's name where the family has none.", ""]
-    return "\n".join([*head, *notes, "", *counts(families), *middle, *kernels(families), ""])
+    last = ["", f"## fp8 on {MI300}", "", f"Its fp8 is {fp8_of(MI300)}, also where AITER's key has no dtype.", ""]
+    return "\n".join([*head, *notes, "", *counts(families), *middle, *kernels(families), *last, *fp8_rows(families), ""])
 
 
 @attrs.define

@@ -33,8 +33,8 @@ OP = "a16w16"
 #: Fields of an op's shapes in addition to M, N and K.
 FIELDS: dict[str, dict[str, str]] = {
     "a16w16": {},
-    "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
-    "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
+    "a8w8": {"dtype": "fp8", "outdtype": "bf16", "scale": "row"},
+    "a8w8_blockscale": {"dtype": "fp8", "outdtype": "bf16", "scale": "block"},
     "a4w4_blockscale": {"dtype": "fp4x2", "outdtype": "bf16", "scale": "block"},
     "a16w4_blockscale": {"dtype": "bf16", "outdtype": "bf16", "scale": "block"},
 }

@@ -7,7 +7,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
+from tunedgemm.device import Device
+from tunedgemm.dtype import fp8_of
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -52,6 +55,19 @@ def test_a_new_shape_is_one_line_at_the_end(path: Path) -> None:
 
     assert path.read_text() == f"{HEAD}\n{line(1, 7)}\n{line(2)}\n{line(3, 0, 1)}\n"
     assert path.stat().st_ino == before.st_ino
+
+
+def test_the_devices_fp8_is_left_out(tmp_path: Path, mi300: Device) -> None:
+    """A list of block scales has AITER's columns for the device's own fp8; the other kind is stated."""
+    op = op_named("a8w8_blockscale")
+    own = op.columns.parse({"M": "16", "N": "256", "K": "512"})
+    other = attrs.evolve(own, dtype="fp8_e4m3fn")
+    path = tmp_path / "a8w8_blockscale_untuned_gemm.csv"
+    CaptureFile(op, path).add({own: ONCE}, 2.0)
+    assert own.dtype == fp8_of(mi300.gfx)
+    assert path.read_text() == "M,N,K,count,graph\n16,256,512,1,0\n"
+    CaptureFile(op, path).add({own: ONCE, other: ONCE}, 2.0)
+    assert {line.shape: line.count for line in read_untuned(path, op)} == {own: 2, other: 1}
 
 
 def test_a_known_shape_gets_no_second_line(path: Path) -> None:
