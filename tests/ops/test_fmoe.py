@@ -95,7 +95,7 @@ class TestShapeOf:
         ("cells", "change", "message"),
         [
             ({}, {0: lambda x: x[0]}, r"hidden must be \[T, model_dim\], w1 \[E, rows, model_dim\].*hidden \(128,\)"),
-            ({}, {0: lambda x: x.float()}, "hidden must be torch.bfloat16 or torch.float16; the op quantises it itself"),
+            ({}, {0: lambda x: x.float()}, "hidden must be torch.float8_e4m3fn or .* torch.float16 with QuantType.per_Token"),
             ({}, {0: lambda x: None}, "hidden must be a tensor .got NoneType"),
             ({}, {0: lambda x: x.to("meta")}, "hidden is on meta, w1 on cpu"),
             ({}, {1: lambda w: w[:7]}, r"w1 must be \[E, 2 \* inter_dim or inter_dim, model_dim\].*w1 \(7, 128, 128\)"),
@@ -141,7 +141,7 @@ class TestShapeOf:
             OP.shape_of(*operands, activation=4)
         with pytest.raises(OperandError, match=r"output must be torch.bfloat16 or torch.float16 .got torch.float32"):
             OP.shape_of(*operands, otype=torch.float32)
-        with pytest.raises(OperandError, match=r"5 to 9 operands, hidden, w1, .*got 3"):
+        with pytest.raises(OperandError, match=r"5 to 11 operands, hidden, w1, .*got 3"):
             OP.shape_of(*operands[:3])
         fp4 = torch.zeros(2, 96, 24, dtype=torch.uint8), torch.zeros(2, 48, 48, dtype=torch.uint8)
         with pytest.raises(OperandError, match=r"multiples of 32 .got 48 and 96"):
@@ -155,7 +155,7 @@ class TestColumns:
         """The weights of AITER's rows are shuffled; it is written as it was read."""
         shape = OP.columns.parse(ROW)
         assert shape.layout == "aiter16x16"
-        assert OP.columns.format(shape) == {**ROW, "layout": "", "outdtype": "", "expert_parallel": ""}
+        assert OP.columns.format(shape) == {**ROW, **dict.fromkeys(OP.columns.own, "")}
         assert OP.columns.format(shape_from())["layout"] == "row"
 
     @listed(
@@ -183,6 +183,17 @@ class TestColumns:
         assert OP.columns.format(OP.columns.parse(row))["topk"] == "-1"
         with pytest.raises(ShapeError, match="'topk' must be a whole number"):
             OP.columns.parse({**ROW, "topk": "-2"})
+
+    def test_options_are_columns(self):
+        """The order of w1's rows and the options come back; AITER's text of the mode is read."""
+        shape = OP.columns.parse({**ROW, "gate_mode": "GateMode.INTERLEAVE", "options": "bias2 swiglu_limit=5.5"})
+        assert (shape["gate_mode"], shape["options"]) == ("interleave", "bias2 swiglu_limit=5.5")
+        formatted = OP.columns.format(shape)
+        assert (formatted["gate_mode"], formatted["options"]) == ("interleave", "bias2 swiglu_limit=5.5")
+        assert OP.columns.parse({**ROW, "gate_mode": "GateMode.SEPARATED", "options": ""}) == OP.columns.parse(ROW)
+        for cells in ({"gate_mode": "sideways"}, {"options": "bias3"}, {"options": "beta=much"}, {"options": "swiglu_limit"}):
+            with pytest.raises(ShapeError, match=f"column '{next(iter(cells))}'"):
+                OP.columns.parse({**ROW, **cells})
 
     def test_both_names_of_blocks_are_one_kind(self):
         """per_128x128 is per_1x128, as AITER looks it up."""
@@ -285,6 +296,14 @@ class TestKin:
         assert [(kin.layout, kin.outdtype) for kin in OP.equivalent_shapes(shuffled)[:3]] == [
             ("aiter16x16", "fp16"), ("aiter16x16", "bf16"), ("row", "bf16"),
         ]  # fmt: skip
+
+    def test_rows_without_options_serve_calls_with_them(self):
+        """AITER's key lacks biases, bounds and the order of w1's rows."""
+        shape = shape_from(gate_mode="interleave", options="bias1")
+        kin = OP.equivalent_shapes(shape)
+        assert kin[0] == shape
+        assert shape_from() in kin
+        assert kin.index(shape_from()) > kin.index(attrs.evolve(shape, layout="aiter16x16"))
 
     def test_ungated_experts_have_no_swiglu(self):
         """No row of an activation of two halves can serve weights without a gate."""

@@ -9,12 +9,13 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.formats import mxfp4, scales
 from tunedgemm.ops.formats.shuffle import shuffle_weight
+from tunedgemm.ops.moe_options import parse_options
 from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
-CPU = torch.device("cpu")
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
 
 def example(**fields):
@@ -108,9 +109,10 @@ class TestRouting:
         assert local[0, 2] == 1
 
 
-def by_hand(shape, operands):
+def by_hand(shape, operands):  # noqa: PLR0915 - the whole definition in one place
     """The mixture, one token, one expert at a time, from the definitions of the formats."""
-    hidden, w1, w2, weight, ids, w1_scale, w2_scale = (*operands, None, None)[:7]
+    hidden, w1, w2, weight, ids, w1_scale, w2_scale, a1_scale, _, bias1, bias2 = (*operands, *[None] * 6)[:11]
+    options = parse_options(str(dict(shape.extra).get("options", "")))
     kind, q_dtype = shape["q_type"], shape["q_dtype_a"]
 
     def wide(weights, scale, expert):
@@ -144,27 +146,43 @@ def by_hand(shape, operands):
             parts.append(q.double() * scale.double())
         return torch.cat(parts)
 
-    def act(h):
+    def given(t):
+        """A token's hidden states that come quantised."""
+        if q_dtype == "fp4x2":
+            return mxfp4.dequant_fp4(hidden.view(torch.uint8)[t : t + 1], a1_scale[t : t + 1], torch.float64)[0]
+        return hidden[t].double() * a1_scale[t].double().repeat_interleave(128)[: shape.n]
+
+    def act(h, bias):
+        if "gate_mode" in dict(shape.extra):
+            block = 1 if shape.layout == "row" else 16
+            h = torch.cat([h[i * block : (i + 1) * block] for first in (0, 1) for i in range(first, len(h) // block, 2)])
+        h = h if bias is None else h + bias.double()
         gate, up = (h[: shape.k], h[shape.k :]) if shape["g1u1"] else (h, 1.0)
+        if options.swiglu_limit:
+            gate, up = gate.clamp(max=options.swiglu_limit), up.clamp(-options.swiglu_limit, options.swiglu_limit)
         if shape["act"] == "swiglu":
             gate = gate.clamp(max=7.0)
             return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
         if shape["act"] == "situv2":
-            return torch.tanh(gate) * torch.sigmoid(gate) * torch.tanh(up)
+            bend, stretch = options.beta, options.linear_beta
+            return bend * torch.tanh(gate / bend) * torch.sigmoid(gate) * stretch * torch.tanh(up / stretch)
         if shape["act"] == "no":
             return gate * up
         return (gate * torch.sigmoid(gate) if shape["act"] == "silu" else gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2)))) * up
 
     tensor_wide, slots = kind == "per_Tensor", [(t, j) for t in range(shape.m) for j in range(shape["topk"])]
     top = hidden.float().abs().max() if tensor_wide else None
+    rows = [given(t) if options.quantised else narrow(hidden[t], top) for t in range(shape.m)]
     middle = {}
     for t, j in slots:
-        h = wide(w1, w1_scale, int(ids[t, j])) @ narrow(hidden[t], top)
-        middle[t, j] = act(h * weight[t, j].double() if shape["doweight_stage1"] else h)
+        h = wide(w1, w1_scale, int(ids[t, j])) @ rows[t]
+        bias = None if bias1 is None else bias1[int(ids[t, j])]
+        middle[t, j] = act(h * weight[t, j].double() if shape["doweight_stage1"] else h, bias)
     top = torch.stack(list(middle.values())).float().abs().max() if tensor_wide else None
     out = torch.zeros(shape.m, shape.n, dtype=torch.float64)
     for t, j in slots:
         y = wide(w2, w2_scale, int(ids[t, j])) @ narrow(middle[t, j], top)
+        y = y if bias2 is None else y + bias2[int(ids[t, j])].double()
         out[t] += y if shape["doweight_stage1"] else y * weight[t, j].double()
     return out
 
@@ -184,15 +202,15 @@ class TestReference:
 
     @listed("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row" and not shape.n % 32], ids=str)
     def test_shuffled_weights_give_the_same(self, shape):
-        """Weights, and mxfp4's scales, in AITER's order are put in order first."""
+        """Weights, and e8m0 scales, in AITER's order are put in order first."""
         operands = list(OP.make_inputs(shape, CPU, 0))
-        if shape.k % 32 or (shape["q_type"] == "per_1x32" and (shape.n % 64 or shape.k % 64)):
+        if shape.k % 32 or "gate_mode" in dict(shape.extra) or (shape["q_type"] == "per_1x32" and (shape.n % 64 or shape.k % 64)):
             return
         wanted = OP.reference(shape, tuple(operands))
         operands[1], operands[2] = shuffle_weight(operands[1]), shuffle_weight(operands[2])
         if shape["q_type"] == "per_1x32":
-            operands[5:] = [scales.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:]]
-        shuffled = OP.shape_of(*operands, **OP.fields(shape))
+            operands[5:7] = [scales.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:7]]
+        shuffled = OP.shape_of(*operands, otype=BF16, **OP.fields(shape))
         assert shuffled.layout == "aiter16x16"
         assert torch.equal(OP.reference(shuffled, tuple(operands)), wanted)
 

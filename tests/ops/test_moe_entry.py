@@ -5,6 +5,7 @@ import enum
 import pytest
 import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
@@ -29,17 +30,20 @@ class TestFunction:
 
     @staticmethod
     def call(dispatcher, shape, operands, **more):
-        fields = {"activation": ActivationType[shape["act"].title()], "quant_type": QuantType[shape["q_type"]]}
-        scales = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale"), operands[5:], strict=False))
-        fused_moe = OP.entry(dispatcher)["fused_moe"]
-        return fused_moe(*operands[:5], **{**fields, "doweight_stage1": shape["doweight_stage1"], **scales, **more})
+        fields = {name: value for name, value in OP.fields(shape).items() if name != "expert_parallel"}
+        if "options" in dict(shape.extra) and "quantised" in shape["options"]:
+            fields["dtype"] = BF16
+        scales = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2"), operands[5:], strict=False))
+        return OP.entry(dispatcher)["fused_moe"](*operands[:5], **{**fields, **scales, **more})
 
-    @listed("shape", [shape for shape in OP.examples if shape.m in (5, 6, 16, 24) and "q_dtype_a" not in OP.fields(shape)], ids=str)
+    @listed(
+        "shape", [shape for shape in OP.examples if shape.m in (3, 4, 5, 6, 7, 8, 16, 24) and "q_dtype_a" not in OP.fields(shape)], ids=str
+    )
     def test_the_result(self, shape):
         """The mixture in the dtype of the hidden states; the launcher is kept and serves equal calls."""
         dispatcher, operands = Dispatcher(OP), OP.make_inputs(shape, CPU, 0)
         out = self.call(dispatcher, shape, operands, block_size_M=32, moe_sorting_dispatch_policy=1)
-        assert out.dtype == operands[0].dtype
+        assert out.dtype == torch_dtype(shape.outdtype)
         assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error
         assert torch.equal(out, self.call(dispatcher, shape, operands))
         assert len(dispatcher.launchers) == 1
@@ -117,6 +121,15 @@ class TestFunction:
         assert worst_row_error(out[:3], reference[:3]) <= OP.tolerance(shape).row_error
         assert not out[3:].any()
 
+    def test_padding_of_quantised_hidden_states(self):
+        """Rows past the local tokens, and their scales, affect nothing."""
+        shape, operands = inputs(q_type="QuantType.per_1x128", options="quantised")
+        wanted = OP.reference(shape, tuple(operands))
+        operands[7][3:] = float("nan")
+        out = self.call(Dispatcher(OP), shape, operands, num_local_tokens=torch.tensor([3]))
+        assert worst_row_error(out[:3], wanted[:3]) <= OP.tolerance(shape).row_error
+        assert not out[3:].any()
+
     @listed("cells", [PLAIN, TENSOR])
     def test_padding_may_hold_anything(self, cells):
         """Rows past the local tokens affect neither the output nor a scale of all tokens."""
@@ -156,11 +169,7 @@ class TestFunction:
             with pytest.raises(OperandError, match="no ActivationType"):
                 self.call(Dispatcher(OP), shape, operands, activation=wrong)
 
-    @listed(
-        ("argument", "value"),
-        [("bias1", torch.zeros(8, 128)), ("bias2", torch.zeros(1)), ("hidden_pad", 64), ("intermediate_pad", 1), ("swiglu_limit", 5.0),
-         ("gate_mode", "interleave"), ("shared_expert_id", 3), ("shared_w1", torch.zeros(1))],
-    )  # fmt: skip
+    @listed(("argument", "value"), [("shared_expert_id", 3), ("shared_w1", torch.zeros(1)), ("stage2_scatter", object())])
     def test_arguments_that_are_not_computed(self, argument, value):
         """An unsupported argument that would change the result is a named error; AITER's defaults pass."""
         shape, operands = inputs(**PLAIN)
@@ -169,6 +178,42 @@ class TestFunction:
         defaults = {"bias1": None, "bias2": None, "hidden_pad": 0, "swiglu_limit": None, "gate_mode": "separated", "splitk": 2}
         defaults["shared_expert_id"] = -1
         assert self.call(Dispatcher(OP), shape, operands, **defaults).shape == (4, 128)
+
+    @listed(
+        "arguments",
+        [{"swiglu_limit": 0.5}, {"gate_mode": "interleave"}, {"bias1": torch.ones(8, 128)}, {"bias2": torch.ones(8, 128)}],
+    )
+    def test_each_option_has_its_own_launcher(self, arguments):
+        """An option changes the result, and no call without it gets its launcher."""
+        dispatcher, (shape, operands) = Dispatcher(OP), inputs(**PLAIN)
+        plain = self.call(dispatcher, shape, operands)
+        assert not torch.equal(self.call(dispatcher, shape, operands, **arguments), plain)
+        assert torch.equal(self.call(dispatcher, shape, operands), plain)
+
+    def test_padding_is_accepted(self):
+        """Padded sizes are computed in full: the weights' padding is zero."""
+        shape, operands = inputs(**PLAIN)
+        operands[1][:, :, -32:], operands[2][:, :, -16:] = 0.0, 0.0
+        padded = self.call(Dispatcher(OP), shape, operands, hidden_pad=32, intermediate_pad=16)
+        assert torch.equal(padded, self.call(Dispatcher(OP), shape, operands))
+
+    @listed(
+        ("change", "arguments", "message"),
+        [
+            ({}, {"gate_mode": "sideways"}, "gate_mode must be separated or interleave .got 'sideways'"),
+            ({}, {"bias1": torch.zeros(8, 64)}, r"bias1 must be \[8, 128\] in a float dtype on cpu .got \(8, 64\)"),
+            ({}, {"bias2": torch.zeros(8, 128, dtype=torch.int32)}, r"bias2 must be .*torch.int32"),
+            ({0: torch.zeros(4, 128, dtype=torch.int8)}, {"dtype": BF16}, r"a1_scale of quantised hidden states must be \[4, 1\] or \[4\]"),
+            ({0: torch.zeros(4, 128, dtype=torch.int8)}, {"a1_scale": torch.ones(4, 1)}, "the dtype of the output must be given"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, change, arguments, message):
+        """The argument is named."""
+        shape, operands = inputs()
+        for place, value in change.items():
+            operands[place] = value
+        with pytest.raises(OperandError, match=message):
+            self.call(Dispatcher(OP), shape, operands, **arguments)
 
     def test_mistakes(self):
         """An unknown argument is a TypeError,

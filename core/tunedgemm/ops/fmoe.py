@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.dtype import dtype_bits, table_text
-from tunedgemm.errors import ShapeError
+from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe, moe_formats, moe_words
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import default_q_dtype_a, make_inputs, shape_of
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, gate_word, options_of, parse_options
 from tunedgemm.ops.moe_words import (
     ACTIVATIONS,
     ANY_TOPK,
@@ -71,11 +72,22 @@ def _parse(row: Mapping[str, str]) -> Shape:
             "g1u1": cells.flag(row, "use_g1u1"),
             "doweight_stage1": cells.flag(row, "doweight_stage1"),
             **({EXPERT_PARALLEL: True} if cells.flag(row, EXPERT_PARALLEL) else {}),
+            **_special(row),
         },
     )
     if wrong := moe_words.problem(shape):
         raise ShapeError(wrong)
     return shape
+
+
+def _special(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that only some shapes have."""
+    try:
+        mode = gate_word(cells.text(row, GATE_MODE, ""))
+    except OperandError as error:
+        raise ShapeError(f"column {GATE_MODE!r}: {error}") from None
+    words = {GATE_MODE: mode, OPTIONS: str(parse_options(cells.text(row, OPTIONS, "")))}
+    return {name: word for name, word in words.items() if word}
 
 
 def _topk(row: Mapping[str, str]) -> int:
@@ -99,6 +111,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "layout": "" if shape.layout == _LAYOUT else shape.layout,
         "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
         EXPERT_PARALLEL: "True" if _is_expert_parallel(shape) else "",
+        **{name: str(dict(shape.extra).get(name, "")) for name in (GATE_MODE, OPTIONS)},
     }
 
 
@@ -136,16 +149,19 @@ def _share(text: str) -> float:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then its forms in AITER's key, which lacks the layout of the weights.
+    """Return the shape, then its forms in AITER's key, which lacks the layout of the weights and options.
 
     All of these follow for each other activation, as AITER does it. The key of expert-parallel
     calls has one expert fewer per token: AITER's callers add a slot for an expert that is nowhere.
     """
-    if _is_expert_parallel(shape):
-        topk, extra = int(shape["topk"]), {name: value for name, value in shape.extra if name != EXPERT_PARALLEL}
-        routed = [attrs.evolve(shape, extra={**extra, "topk": count}) for count in (topk - 1, topk) if count]  # type: ignore[arg-type]
-        return (*_forms(shape), *(form for one in routed for form in _forms(one)))
-    return _forms(shape)
+    fields, asked = dict(shape.extra), [shape]
+    if GATE_MODE in fields or OPTIONS in fields:
+        fields = {name: value for name, value in fields.items() if name not in (GATE_MODE, OPTIONS)}
+        asked.append(attrs.evolve(shape, extra=fields))  # type: ignore[arg-type]
+    if fields.pop(EXPERT_PARALLEL, False):
+        topk = int(shape["topk"])
+        asked += [attrs.evolve(shape, extra={**fields, "topk": count}) for count in (topk - 1, topk) if count]  # type: ignore[arg-type]
+    return tuple(form for one in asked for form in _forms(one))
 
 
 def _is_expert_parallel(shape: Shape) -> bool:
@@ -190,25 +206,29 @@ def _bytes_moved(shape: Shape) -> int:
 
 def _fields(shape: Shape) -> Mapping[str, Any]:
     kind, act, q_dtype_a = (str(shape[name]) for name in ("q_type", "act", "q_dtype_a"))
-    default = default_q_dtype_a(kind, str(shape["q_dtype_w"]), act, shape.m)
+    declared, options = dict(shape.extra), options_of(shape)
+    bounds = {name: getattr(options, name) for name in ("swiglu_limit", "beta", "linear_beta")} if options != Options() else {}
     return {
         "activation": ACTIVATIONS[act],
         "quant_type": QuantType[kind],
         "doweight_stage1": bool(shape["doweight_stage1"]),
         "expert_parallel": _is_expert_parallel(shape),
-        **({"q_dtype_a": q_dtype_a} if q_dtype_a != default else {}),
+        **({"q_dtype_a": q_dtype_a} if q_dtype_a != default_q_dtype_a(shape) else {}),
+        **({GATE_MODE: declared[GATE_MODE]} if GATE_MODE in declared else {}),
+        **bounds,
     }
 
 
 def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
     del fields
-    return hidden.new_empty(hidden.shape, dtype=otype or hidden.dtype)
+    width = hidden.shape[1] * (2 if str(hidden.dtype) == table_text("fp4x2") else 1)
+    return hidden.new_empty(hidden.shape[0], width, dtype=otype or hidden.dtype)
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut hidden states and routing to the first *m* tokens."""
-    del shape
-    return tuple(operand[:m].contiguous() if index in (0, 3, 4) else operand for index, operand in enumerate(operands))
+    """Cut hidden states, their scales and routing to the first *m* tokens."""
+    scales = (7,) if options_of(shape).quantised and shape["q_type"] != "per_Tensor" else ()
+    return tuple(operand[:m].contiguous() if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
 
 
 #: Row errors measured with silu, gelu and swiglu, 1 to 2048 tokens; each figure is the worst row.
@@ -299,7 +319,7 @@ op = Op(
         ),
         parse=_parse,
         format=_format,
-        own=("layout", "outdtype", EXPERT_PARALLEL),
+        own=("layout", "outdtype", EXPERT_PARALLEL, GATE_MODE, OPTIONS),
         read=_read,
         write=_write,
     ),
@@ -342,6 +362,11 @@ op = Op(
         _example((5, 64, 32, 4, 2), "per_Token", _INT8, q_dtype_a="bf16", act="No"),
         _example((4, 128, 320, 4, 2), "per_256x128", _FP8),
         _example((4, 160, 64, 4, 2), "per_1024x128", _FP8, use_g1u1="0", act="No"),
+        _example((8, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a="bf16", act="Swiglu", layout=_LAYOUT, gate_mode="interleave"),
+        _example((5, 64, 64, 4, 2), act="Gelu", gate_mode="interleave", options="bias1 bias2 swiglu_limit=1.5"),
+        _example((3, 64, 64, 4, 1), "per_1x32", _FP4, act="Situv2", options="beta=4.0 linear_beta=25.0"),
+        _example((7, 128, 64, 4, 2), "per_1x128", _FP8, options="quantised"),
+        _example((4, 64, 96, 4, 2), "per_1x32", _FP4, options="bias2 quantised", doweight_stage1="1"),
         _example((0, 128, 64, 4, 2)),
         _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe_formats
+from tunedgemm.ops.moe_options import SWIGLU_LIMIT, gate_rows, options_of
 from tunedgemm.ops.moe_words import GATED
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
@@ -18,10 +19,14 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Swiglu as AITER and gpt-oss define it: slope of the sigmoid, and bounds of both halves.
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-#: Situv2's bounds of both halves in AITER's fused_moe, where a call gives none.
-SITU_BETA, SITU_LINEAR_BETA = 1.0, 1.0
+#: Slope of Swiglu's sigmoid, as AITER and gpt-oss define it.
+SWIGLU_ALPHA = 1.702
+
+
+def gate_first(product: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Return stage 1's product [..., 2 * inter] with all of the gate's columns first."""
+    rows = gate_rows(shape) if shape["g1u1"] else 0
+    return product.unflatten(-1, (-1, 2, rows)).transpose(-3, -2).flatten(-3) if rows else product
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -31,19 +36,30 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
     """
     import torch
 
-    act = str(shape["act"])
+    act, options = str(shape["act"]), options_of(shape)
     gate, up = product.chunk(2, dim=-1) if shape["g1u1"] else (product, None)
-    if act in GATED:
-        if up is None:
-            raise OperandError(f"fmoe: {act} needs gated weights [E, 2 * inter_dim, model_dim]")
-        if act == "situv2":
-            bent = SITU_BETA * torch.tanh(gate / SITU_BETA) * torch.sigmoid(gate)
-            return bent * (SITU_LINEAR_BETA * torch.tanh(up / SITU_LINEAR_BETA))
-        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    if up is None:
+        return _bent(gate, act)
+    if act == "situv2":
+        bent = options.beta * torch.tanh(gate / options.beta) * torch.sigmoid(gate)
+        return bent * (options.linear_beta * torch.tanh(up / options.linear_beta))
+    limit = options.swiglu_limit or (SWIGLU_LIMIT if act == "swiglu" else None)
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if act == "swiglu":
         return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-    if act != "no":
-        gate = torch.nn.functional.silu(gate) if act == "silu" else torch.nn.functional.gelu(gate)
-    return gate if up is None else gate * up
+    return _bent(gate, act) * up
+
+
+def _bent(x: torch.Tensor, act: str) -> torch.Tensor:
+    """Apply an activation of one argument."""
+    import torch
+
+    if act in GATED:
+        raise OperandError(f"fmoe: {act} needs gated weights [E, 2 * inter_dim, model_dim]")
+    if act == "no":
+        return x
+    return torch.nn.functional.silu(x) if act == "silu" else torch.nn.functional.gelu(x)
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -92,6 +108,8 @@ def local_tokens(hidden: torch.Tensor, num_local_tokens: torch.Tensor) -> torch.
     import torch
 
     padding = torch.arange(len(hidden), device=hidden.device)[:, None] >= num_local_tokens.reshape(1, 1)
+    if hidden.element_size() == 1:  # types such as fp8 support few operations
+        return hidden.view(torch.uint8).masked_fill(padding, 0).view(hidden.dtype)
     return hidden.masked_fill(padding, 0.0)
 
 
@@ -135,7 +153,8 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """
     import torch
 
-    hidden, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale = (*operands, *[None] * 4)[:9]
+    hidden, w1, w2, topk_weight, topk_ids, *rest = operands
+    w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2 = (*rest, *[None] * 6)[:6]
     experts, topk, inter = int(shape["expert"]), int(shape["topk"]), shape.k
     rows = inter * (2 if shape["g1u1"] else 1)
     wide = exact_dtype(shape.m * topk, rows + inter, shape.n)
@@ -144,18 +163,19 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
         return out
     factors, hits = topk_weight.reshape(-1, 1).to(wide), list(routes(topk_ids, experts))
 
-    x = moe_formats.as_quantised(hidden, shape, a1_scale, wide)
+    x = moe_formats.stage1_input(hidden, shape, a1_scale, wide)
     middle = torch.zeros(shape.m * topk, inter, dtype=wide, device=hidden.device)
     weight, scale = moe_formats.ordered_weight(w1, shape), moe_formats.plain_scale(w1_scale, shape, rows, shape.n)
     for expert, pairs in hits:
         product = exact_product(x[pairs // topk], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
-        product = product * factors[pairs] if shape["doweight_stage1"] else product
-        middle[pairs] = activated(product, shape)
+        product = gate_first(product * factors[pairs] if shape["doweight_stage1"] else product, shape)
+        middle[pairs] = activated(product if bias1 is None else product + bias1[expert].to(wide), shape)
 
     middle = moe_formats.as_quantised(middle, shape, a2_scale, wide)
     weight, scale = moe_formats.ordered_weight(w2, shape), moe_formats.plain_scale(w2_scale, shape, shape.n, inter)
     for expert, pairs in hits:
         product = exact_product(middle[pairs], moe_formats.expert_weight(weight, scale, expert, shape, wide), wide)
+        product = product if bias2 is None else product + bias2[expert].to(wide)
         product = product if shape["doweight_stage1"] else product * factors[pairs]
         out.index_add_(0, pairs // topk, product)
     return out

@@ -14,34 +14,58 @@ if TYPE_CHECKING:
     import torch
 
 #: Names of the operands; see `tunedgemm.ops.fmoe`.
-OPERANDS = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?")
+OPERANDS = (
+    "hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?", "bias1?", "bias2?",
+)  # fmt: skip
+#: The operands without the biases, which few calls have.
+_USUAL = OPERANDS[:9]
+_FIELDS = ("activation", "quant_type", "doweight_stage1", "expert_parallel")
+#: Arguments that change the result, with the values that do not.
+_SPECIAL: dict[str, tuple[Any, ...]] = {
+    "swiglu_limit": (None, 0), "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"),
+}  # fmt: skip
 
 #: AITER's arguments that change the result and are not computed here, with their neutral values.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_pad": (0, None), "intermediate_pad": (0, None), "bias1": (None,), "bias2": (None,), "swiglu_limit": (None,),
-    "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"), "shared_w1": (None,), "shared_w2": (None,),
-    "shared_w1_scale": (None,), "shared_w2_scale": (None,), "shared_expert_id": (-1, None), "stage2_scatter": (None,),
+    "shared_w1": (None,), "shared_w2": (None,), "shared_w1_scale": (None,), "shared_w2_scale": (None,),
+    "shared_expert_id": (-1, None), "stage2_scatter": (None,),
 }  # fmt: skip
 
 
-def _refuse(arguments: Mapping[str, Any]) -> None:
-    """Refuse an argument that would change the result.
+def _special(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that change the result.
 
-    Raises TypeError for one that AITER does not have either, else OperandError.
+    Raises TypeError for one that AITER does not have either, OperandError for one that is not
+    computed.
     """
+    special = {}
     for name, value in arguments.items():
-        if name not in _UNSUPPORTED:
+        if name not in _SPECIAL and name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
-        if not any(value is nothing or (isinstance(value, int | str) and value == nothing) for nothing in _UNSUPPORTED[name]):
+        neutral = _SPECIAL.get(name) or _UNSUPPORTED[name]
+        if any(value is nothing or (isinstance(value, int | float | str) and value == nothing) for nothing in neutral):
+            continue
+        if name in _UNSUPPORTED:
             value_text = repr(value) if isinstance(value, int | float | str) else type(value).__name__
             raise OperandError(f"fmoe: {name} is not computed here (got {value_text}); leave it out")
+        special[name] = value
+    return special
+
+
+def _local_states(hidden: torch.Tensor, scale: Any, num_local_tokens: Any) -> tuple[torch.Tensor, Any]:
+    """Zero hidden states past the local tokens, and their scales by token."""
+    if num_local_tokens is None:
+        return hidden, scale
+    by_token = scale is not None and scale.dim() == 2
+    return moe.local_tokens(hidden, num_local_tokens), moe.local_tokens(scale, num_local_tokens) if by_token else scale
 
 
 def entry(serving: Serving) -> Mapping[str, Call]:
     """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
     import torch
 
-    routed = hot_function(serving, OPERANDS, fields=("activation", "quant_type", "doweight_stage1", "expert_parallel"))
+    routed = hot_function(serving, _USUAL, fields=_FIELDS)
+    routed_specially = hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL))
 
     def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
         hidden_states: torch.Tensor,
@@ -71,48 +95,48 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         """Compute a fused mixture of experts by the solution that the tables choose.
 
         Args:
-            hidden_states: [T, model_dim] in bf16 or fp16.
+            hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
             w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
-                multiplies, or ungated [E, inter_dim, model_dim]; plain, or shuffled by
-                `shuffle_weight`.
-            w2: [E, model_dim, inter_dim], of w1's dtype and layout; the last dimension of both is
-                halved for fp4x2.
+                multiplies, or ungated [E, inter_dim, model_dim]; plain or shuffled.
+            w2: [E, model_dim, inter_dim], of w1's dtype and layout; fp4x2 halves the last dimension
+                of both.
             topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
             expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all
                 experts, and their last slot is AITER's spare one: rows are found without it.
             activation: of `ActivationType`, or AITER's.
             quant_type: of `QuantType`, or AITER's, for both weights and both activations.
-            doweight_stage1: multiply the routing weight into stage 1's product instead of stage
-                2's.
+            doweight_stage1: multiply the routing weight into stage 1's product, not stage 2's.
             w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
                 ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
                 of int4 bf16 [E, cols/32, rows], shuffled where the weights are.
             a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where
-                absent.
+                absent. a1_scale of quantised hidden states: one value, [T, 1], [T, model_dim/128]
+                or e8m0 [T, model_dim/32].
             num_local_tokens: one value: rows of the output from there on are zero.
             dtype: of the output, bf16 or fp16; None for that of hidden_states.
-            block_size_M, moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used:
-                the table decides.
-            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's, not computed here.
+            block_size_M, moe_sorting_dispatch_policy, splitk: not used: the table decides.
+            hidden_pad, intermediate_pad: not used: the padding of weights is zero.
+            bias1, bias2: [E, rows of w1, the gate's first] and [E, model_dim], float.
+            others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
 
         Returns:
             A new tensor [T, model_dim].
 
         Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other, or an argument that
-                is not computed here.
+            OperandError: operands that do not fit each other, or an argument not computed here.
         """
-        del block_size_M, moe_sorting_dispatch_policy, splitk
-        if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
-            pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
-            _refuse({**pads, **others})
+        del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
+        special = _special(others) if others else {}
         if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
             moe.check_local(hidden_states, topk_weight, topk_ids, expert_mask, num_local_tokens)
-            hidden_states = hidden_states if num_local_tokens is None else moe.local_tokens(hidden_states, num_local_tokens)
+            hidden_states, a1_scale = _local_states(hidden_states, a1_scale, num_local_tokens)
             topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
         operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale)
-        return routed(*operands, activation, quant_type, doweight_stage1, expert_mask is not None, dtype)
+        fields = (activation, quant_type, doweight_stage1, expert_mask is not None)
+        if special or bias1 is not None or bias2 is not None:
+            return routed_specially(*operands, bias1, bias2, *fields, *(special.get(name) for name in _SPECIAL), dtype)
+        return routed(*operands, *fields, dtype)
 
     return {"fused_moe": fused_moe}

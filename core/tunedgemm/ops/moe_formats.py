@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops.moe_options import options_of
 from tunedgemm.ops.moe_words import BLOCK_ROWS, DTYPES, PACKED
 from tunedgemm.shape import Shape
 
@@ -58,6 +59,28 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
     if kind == "per_Token":
         return quant.dequant_rows(*quant.pertoken_quant(x, quant_dtype=q_dtype), dtype)
     return quant.dequant_rows(*quant.per_tensor_quant(x, scale, quant_dtype=q_dtype), dtype)
+
+
+def stage1_input(hidden: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return the hidden states [T, model_dim] as stage 1 multiplies them, in *dtype*.
+
+    Args:
+        scale: of hidden states that come quantised, else as for `as_quantised`.
+    """
+    import torch
+
+    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
+
+    if not options_of(shape).quantised:
+        return as_quantised(hidden, shape, scale, dtype)
+    assert scale is not None
+    kind, rows = str(shape["q_type"]), shape.m
+    if kind == "per_1x32":
+        scale = scale.view(torch.uint8)[:rows]  # AITER pads rows
+        return mxfp4.dequant_fp4(hidden, scale, dtype) if hidden.dtype is mxfp4.FP4 else mxfp8.dequant_1x32(hidden, scale, dtype)
+    if kind in BLOCK_ROWS:
+        return quant.dequant_blocks(hidden, scale, dtype, (1, _BLOCK))
+    return quant.dequant_rows(hidden, scale, dtype)
 
 
 def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:

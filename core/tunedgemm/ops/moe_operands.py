@@ -10,13 +10,14 @@ from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_formats, moe_words
 from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, call_options, gate_word, options_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 
-_NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale")
+_NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2")
 
 
 def shape_of(
@@ -27,27 +28,39 @@ def shape_of(
     doweight_stage1: bool = False,
     expert_parallel: bool = False,
     q_dtype_a: str = "",
+    gate_mode: Any = "",
+    **bounds: float | None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other.
 
     Args:
         q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
+        gate_mode: AITER's order of w1's rows.
+        bounds: swiglu_limit, beta and linear_beta.
     """
     import torch
 
-    if not 5 <= len(operands) <= 9:
-        raise OperandError(f"fmoe: expected 5 to 9 operands, {', '.join(_NAMES)} (got {len(operands)})")
+    if not 5 <= len(operands) <= len(_NAMES):
+        raise OperandError(f"fmoe: expected 5 to {len(_NAMES)} operands, {', '.join(_NAMES)} (got {len(operands)})")
     for index, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
         if not isinstance(operand, torch.Tensor) and (index < 5 or operand is not None):
             raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
     hidden, w1, w2, topk_weight, topk_ids = operands[:5]
-    w1_scale, w2_scale, a1_scale, a2_scale = (*operands[5:], *[None] * 4)[:4]
+    w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2 = (*operands[5:], *[None] * 6)[:6]
     act, kind = moe_words.act_word(activation), moe_words.quant_word(quant_type)
     experts, model_dim, inter, gated, q_dtype_w = _weights(hidden, w1, w2, kind)
-    dtype = short_dtype(hidden.dtype)
-    outdtype = dtype if otype is None else short_dtype(otype)
+    quantised = hidden.dtype not in (torch.bfloat16, torch.float16)
+    outdtype = short_dtype(hidden.dtype if otype is None else otype)
     if outdtype not in moe_words.DTYPES:
-        raise OperandError(f"fmoe: the output must be torch.bfloat16 or torch.float16 (got {otype})")
+        advice = "; the dtype of the output must be given with quantised hidden states" if quantised and otype is None else ""
+        raise OperandError(f"fmoe: the output must be torch.bfloat16 or torch.float16 (got {otype}){advice}")
+    dtype = outdtype if quantised else short_dtype(hidden.dtype)
+    gfx = current_device().gfx
+    mode = gate_word(gate_mode, gfx) if gated else ""
+    if quantised:
+        q_dtype_a = short_dtype(hidden.dtype)
+    q_dtype_a = q_dtype_a or moe_words.activation_dtype(kind, q_dtype_w, act, hidden.shape[0], bool(mode), gfx)
+    options = call_options({"bias1": bias1, "bias2": bias2}, act, quantised, bounds)
     shape = Shape(
         op=moe_words.NAME,
         m=hidden.shape[0],
@@ -60,26 +73,34 @@ def shape_of(
             "expert": experts,
             "topk": _topk(hidden, topk_weight, topk_ids),
             "act": act,
-            "q_dtype_a": q_dtype_a or default_q_dtype_a(kind, q_dtype_w, act, hidden.shape[0]),
+            "q_dtype_a": q_dtype_a,
             "q_dtype_w": q_dtype_w,
             "q_type": kind,
             "g1u1": gated,
             "doweight_stage1": bool(doweight_stage1),
             **({moe_words.EXPERT_PARALLEL: True} if expert_parallel else {}),
+            **({GATE_MODE: mode} if mode else {}),
+            **({OPTIONS: options} if options else {}),
         },
     )
     if wrong := moe_words.problem(shape):
         raise OperandError(f"fmoe: {wrong}")
     _check_scale("w1_scale", w1_scale, shape, (w1.shape[1], model_dim), hidden.device)
     _check_scale("w2_scale", w2_scale, shape, (model_dim, inter), hidden.device)
-    _check_static("a1_scale", a1_scale, kind, hidden.device)
+    if quantised:
+        _check_given(a1_scale, shape, hidden.device)
+    else:
+        _check_static("a1_scale", a1_scale, kind, hidden.device)
     _check_static("a2_scale", a2_scale, kind, hidden.device)
+    _check_bias("bias1", bias1, (experts, w1.shape[1]), hidden.device)
+    _check_bias("bias2", bias2, (experts, model_dim), hidden.device)
     return shape
 
 
-def default_q_dtype_a(kind: str, q_dtype_w: str, act: str, m: int) -> str:
-    """Return the dtype that AITER gives the activations of a call on this process's device."""
-    return moe_words.activation_dtype(kind, q_dtype_w, act, m, False, current_device().gfx)
+def default_q_dtype_a(shape: Shape) -> str:
+    """Return the dtype that AITER gives the activations of a shape's call on this process's device."""
+    kind, q_dtype_w, act = (str(shape[name]) for name in ("q_type", "q_dtype_w", "act"))
+    return moe_words.activation_dtype(kind, q_dtype_w, act, shape.m, GATE_MODE in dict(shape.extra), current_device().gfx)
 
 
 def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str) -> tuple[int, int, int, bool, str]:
@@ -92,8 +113,9 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
     operands = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
     if hidden.dim() != 2 or w1.dim() != 3 or w2.dim() != 3:
         raise OperandError(f"fmoe: hidden must be [T, model_dim], w1 [E, rows, model_dim] and w2 [E, model_dim, inter_dim] ({operands})")
-    if str(hidden.dtype) not in map(table_text, moe_words.DTYPES):
-        raise OperandError(f"fmoe: hidden must be torch.bfloat16 or torch.float16; the op quantises it itself ({operands})")
+    taken = moe_words.DTYPES if kind == "No" else moe_words.activation_dtypes(kind, "")
+    if str(hidden.dtype) not in (hidden_texts := [*map(table_text, taken)]):
+        raise OperandError(f"fmoe: hidden must be {' or '.join(hidden_texts)} with QuantType.{kind} ({operands})")
     allowed = (short_dtype(hidden.dtype),) if kind == "No" else moe_words.WEIGHT_DTYPES[kind]
     texts = [*map(table_text, allowed), *(["torch.uint8"] if kind == "per_1x32" else [])]  # bytes are mxfp4
     if w1.dtype != w2.dtype or str(w1.dtype) not in texts:
@@ -105,7 +127,8 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
         raise OperandError(f"fmoe: w1 and w2 must lie alike (got layouts {layouts[0]} and {layouts[1]}); see shuffle_weight")
     q_dtype_w = allowed[0] if w1.dtype is torch.uint8 else short_dtype(w1.dtype)
     packed = 2 if q_dtype_w in moe_words.PACKED else 1
-    experts, rows, model_dim, inter = w1.shape[0], w1.shape[1], hidden.shape[1], w2.shape[2] * packed
+    wide = 2 if hidden.dtype is torch.float4_e2m1fn_x2 else 1
+    experts, rows, model_dim, inter = w1.shape[0], w1.shape[1], hidden.shape[1] * wide, w2.shape[2] * packed
     if w2.shape[0] != experts or w2.shape[1] != model_dim or w1.shape[2] * packed != model_dim or rows not in (inter, 2 * inter):
         halves = " (two 4-bit values are one element of the last dimension)" if packed == 2 else ""
         raise OperandError(
@@ -177,6 +200,25 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
         raise OperandError(f"fmoe: {name} must be one float32 value on {device} (got {tuple(scale.shape)} {scale.dtype} on {scale.device})")
 
 
+def _check_given(scale: torch.Tensor | None, shape: Shape, device: torch.device) -> None:
+    """Raise OperandError for a1_scale where the hidden states are quantised and it does not fit them."""
+    kind, rows = str(shape["q_type"]), shape.m
+    groups = shape.n // 32 if kind == "per_1x32" else -(-shape.n // 128)
+    wanted = {"per_Tensor": [(1,), ()], "per_Token": [(rows, 1), (rows,)]}.get(kind, [(rows, groups)])
+    dtypes = ["torch.float8_e8m0fnu", "torch.uint8"] if kind == "per_1x32" else ["torch.float32"]
+    if scale is None or tuple(scale.shape) not in wanted or str(scale.dtype) not in dtypes or scale.device != device:
+        got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
+        forms = " or ".join(str(list(sizes)) for sizes in wanted)
+        raise OperandError(f"fmoe: a1_scale of quantised hidden states must be {forms}, {' or '.join(dtypes)} on {device} (got {got})")
+
+
+def _check_bias(name: str, bias: torch.Tensor | None, wanted: tuple[int, int], device: torch.device) -> None:
+    """Raise OperandError for a bias that is not [E, columns] in a float dtype on the device."""
+    if bias is not None and (tuple(bias.shape) != wanted or not bias.is_floating_point() or bias.device != device):
+        got = f"{tuple(bias.shape)} {bias.dtype} on {bias.device}"
+        raise OperandError(f"fmoe: {name} must be {list(wanted)} in a float dtype on {device} (got {got})")
+
+
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Draw normal hidden states and experts, quantised and shuffled as the shape says.
 
@@ -202,8 +244,29 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     spread = 1.5 if kind == "per_Tensor" else _SPREAD
     w1, w1_scale = _experts(shape, (rows, shape.n), 4 * shape.n**-0.5, spread, generator)
     w2, w2_scale = _experts(shape, (shape.n, shape.k), 2 * shape.k**-0.5, _SPREAD, generator)
-    operands = (hidden, w1, w2, *routing)
-    return operands if w1_scale is None else (*operands, w1_scale, w2_scale)
+    options, a1_scale = options_of(shape), None
+    if options.quantised:
+        hidden, a1_scale = _quantised_states(hidden, shape)
+    biases = (
+        torch.randn(experts, size, generator=generator, device=device) if wanted else None
+        for size, wanted in ((rows, options.bias1), (shape.n, options.bias2))
+    )
+    operands = (hidden, w1, w2, *routing, w1_scale, w2_scale, a1_scale, None, *biases)
+    return operands[: max(index for index, operand in enumerate(operands) if operand is not None) + 1]
+
+
+def _quantised_states(hidden: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise hidden states as a caller that hands over its own scales."""
+    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
+
+    kind, dtype = str(shape["q_type"]), torch_dtype(str(shape["q_dtype_a"]))
+    if dtype is mxfp4.FP4:
+        return mxfp4.per_1x32_f4_quant(hidden)
+    if kind == "per_1x32":
+        return mxfp8.per_1x32_f8_quant(hidden, dtype)
+    if kind in moe_words.BLOCK_ROWS:
+        return quant.per_1x128_quant(hidden, dtype)
+    return quant.per_tensor_quant(hidden, quant_dtype=dtype) if kind == "per_Tensor" else quant.pertoken_quant(hidden, quant_dtype=dtype)
 
 
 #: Largest ratio between the sizes of two groups of random values with separate scales.

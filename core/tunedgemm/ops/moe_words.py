@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS
 from tunedgemm.shape import Shape
 
 
@@ -192,4 +193,7 @@ def unusual_experts(shape: Shape) -> str:
         return f"activations of {q_dtype_a} and weights of {q_dtype_w}"
     if kind not in _PLAIN_KINDS or (kind == "per_1x32" and q_dtype_w != "fp4x2"):
         return f"QuantType.{kind} of {q_dtype_w}"
+    declared = dict(shape.extra)
+    if special := " ".join(str(declared[name]) for name in (GATE_MODE, OPTIONS) if name in declared):
+        return special
     return "" if shape["act"] in _PLAIN_ACTIVATIONS else f"activation {shape['act']}"

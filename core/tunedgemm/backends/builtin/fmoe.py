@@ -2,7 +2,8 @@
 
 The first product is gated and an activation follows it. Launcher operands: hidden [T, D];
 w1 [E, 2 * I or I, D] and w2 [E, D, I] (last dimension halved for fp4x2); topk_weight and topk_ids
-[T, topk]; then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent.
+[T, topk]; then w1_scale, w2_scale, a1_scale, a2_scale, bias1 [E, rows of w1] and bias2 [E, D], each
+present or absent.
 
 The op defines the activation (`tunedgemm.ops.moe`) and each stage's quantisation
 (`tunedgemm.ops.moe_formats`). Pairs with an id outside the experts add nothing. Products are of
@@ -25,6 +26,7 @@ from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import moe, moe_formats
+from tunedgemm.ops.moe_options import options_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -79,9 +81,10 @@ class _Call:
             return times_blocks(flat, spread(scale, rows).reshape(len(flat), -1), self.dtype).view(-1, rows, cols)
         return moe_formats.dequantised(weight, scale, self.shape, self.dtype)
 
-    def quantised(self, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    def quantised(self, x: torch.Tensor, scale: torch.Tensor | None, stage: int) -> torch.Tensor:
         """Quantise and dequantise the input of a stage."""
-        return moe_formats.as_quantised(x, self.shape, scale, self.dtype)
+        function = moe_formats.as_quantised if stage else moe_formats.stage1_input
+        return function(x, self.shape, scale, self.dtype)
 
     def step(self, stage: int) -> int:
         """Return how many matrices are gathered at a time."""
@@ -115,8 +118,8 @@ def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]
     out_dtype, (first, second) = torch_dtype(shape.outdtype), _sizes(shape)
     inner = torch.float32 if device.kind == "cpu" else torch_dtype(shape.dtype)
 
-    def fmoe(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weight: torch.Tensor, topk_ids: Any, *scales: Any) -> Any:
-        w1_scale, w2_scale, a1_scale, a2_scale = (*scales, None, None, None, None)[:4]
+    def fmoe(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weight: torch.Tensor, topk_ids: Any, *rest: Any) -> Any:
+        w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2 = (*rest, *[None] * 6)[:6]
         ids = topk_ids.reshape(-1).long()
         ids = torch.where((ids >= 0) & (ids < experts), ids, experts)
         hit = (ids < experts).unsqueeze(1)
@@ -125,13 +128,19 @@ def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]
         weights = (moe_formats.ordered_weight(w1, shape), moe_formats.ordered_weight(w2, shape))
         stage = stage_of(_Call(shape, inner, ids, weights, in_order))
 
-        middle = stage(hidden, a1_scale, 0).float()
-        middle = moe.activated(middle * factors if early else middle, shape).masked_fill_(~hit, 0.0)
-        out = stage(middle, a2_scale, 1).float()
+        product = moe.gate_first(stage(hidden, a1_scale, 0).float(), shape)
+        product = _biased(product * factors if early else product, bias1, ids)
+        middle = moe.activated(product, shape).masked_fill_(~hit, 0.0)
+        out = _biased(stage(middle, a2_scale, 1).float(), bias2, ids)
         out = (out if early else out * factors).masked_fill_(~hit, 0.0)
         return out.view(-1, topk, shape.n).sum(1).to(out_dtype).view(*hidden.shape[:-1], shape.n)
 
     return fmoe
+
+
+def _biased(product: torch.Tensor, bias: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
+    """Add each pair's bias [experts, columns]; any to a pair without an expert."""
+    return product if bias is None else product + bias.float()[ids.clamp(max=len(bias) - 1)]
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -154,7 +163,7 @@ def _sorted(call: _Call) -> Stage:
     order = torch.argsort(call.ids, stable=True)
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
-        values = call.quantised(x, scale)
+        values = call.quantised(x, scale, stage_number)
         out = torch.empty(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         sources, start = order if len(x) == len(call.ids) else order // topk, 0
         for expert, count in enumerate(counts):
@@ -172,7 +181,7 @@ def _dense(call: _Call) -> Stage:
     import torch
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
-        values = call.quantised(x, scale)
+        values = call.quantised(x, scale, stage_number)
         out = torch.zeros(len(call.ids), call.size(stage_number)[0], dtype=torch.float32, device=x.device)
         for expert in range(int(call.shape["expert"])):
             part = call.by_pair(_product(values, call.matrix(stage_number, expert)).float())
@@ -189,7 +198,7 @@ def _gather(call: _Call) -> Stage:
     last = int(call.shape["expert"]) - 1
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
-        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(stage_number)
+        values, step = call.by_pair(call.quantised(x, scale, stage_number)).unsqueeze(1), call.step(stage_number)
         chunks = zip(values.split(step), call.ids.clamp(max=last).split(step), strict=True)
         return torch.cat([_product(rows, call.matrices(stage_number, chosen)).squeeze(1) for rows, chosen in chunks])
 
@@ -253,7 +262,7 @@ def _blocks(call: _Call) -> Stage:
     owners = torch.searchsorted(block_ends, torch.arange(count, device=ids.device), right=True).clamp(max=experts - 1)
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
-        values, step = call.quantised(x, scale), call.step(stage_number)
+        values, step = call.quantised(x, scale, stage_number), call.step(stage_number)
         padded = values.new_zeros(count * size + 1, values.shape[1])
         padded[indices] = values[groups.input_rows(x)]
         chunks = zip(padded[:-1].view(count, size, -1).split(step), owners.split(step), strict=True)
@@ -269,7 +278,7 @@ def _grouped_mm(call: _Call) -> Stage:
     groups = _Groups.of(call)
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, stage_number: int) -> torch.Tensor:
-        rows = call.quantised(x, scale)[groups.input_rows(x)]
+        rows = call.quantised(x, scale, stage_number)[groups.input_rows(x)]
         return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(stage_number)).transpose(1, 2), offs=groups.ends))
 
     return stage
@@ -320,6 +329,8 @@ def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
 
 
 def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
+    if options_of(shape).quantised:
+        return "quantises the hidden states itself"
     if capability(device) != 90 or {shape["q_dtype_w"], shape["q_dtype_a"]} != {"fp8_e4m3fn"}:
         return f"multiplies fp8_e4m3fn on sm_90, not {shape['q_dtype_a']} by {shape['q_dtype_w']} on {device.gfx}"
     if shape["q_type"] not in ("per_Token", "per_Tensor") or shape.dtype != "bf16":

@@ -1,0 +1,129 @@
+"""Options of a fused mixture of experts beyond AITER's key: biases, bounds, quantised hidden states.
+
+A shape without any has no field for them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+#: Fields of `Shape.extra`, and columns: the order of w1's rows, and the other options in one text.
+GATE_MODE, OPTIONS = "gate_mode", "options"
+#: Words of the gate's mode: the gate's rows alternate with those that it multiplies, in blocks of
+#: 16 rows where the weights are shuffled, else one by one. The second word is one by one anyway,
+#: as gfx1250 has shuffled weights.
+INTERLEAVE, INTERLEAVE_ROWS = "interleave", "interleave_rows"
+#: Swiglu's bound of both halves where a call gives none.
+SWIGLU_LIMIT = 7.0
+#: AITER's modes of weights with the gate's rows first.
+_SEPARATED = ("", "separated", "mock_gate_only", "gate_only")
+_ROWS = 16
+
+
+@attrs.frozen
+class Options:
+    """The options of one call.
+
+    Attributes:
+        bias1, bias2: whether stage 1 and 2 add a bias.
+        quantised: whether the hidden states come quantised.
+        swiglu_limit: bound of both halves of a gated product; None for none, or Swiglu's own.
+        beta, linear_beta: bounds of Situv2's halves.
+    """
+
+    bias1: bool = False
+    bias2: bool = False
+    quantised: bool = False
+    swiglu_limit: float | None = None
+    beta: float = 1.0
+    linear_beta: float = 1.0
+
+    def __str__(self) -> str:
+        values = attrs.asdict(self)
+        changed = {name: value for name, value in values.items() if value != getattr(_NONE, name)}
+        return " ".join(name if value is True else f"{name}={value!r}" for name, value in changed.items())
+
+
+_NONE = Options()
+_FLAGS = tuple(name for name, value in attrs.asdict(_NONE).items() if value is False)
+_NUMBERS = tuple(name for name in attrs.asdict(_NONE) if name not in _FLAGS)
+
+
+def parse_options(text: str) -> Options:
+    """Parse the text of an `Options`.
+
+    Raises:
+        ShapeError: a word that is none of them.
+    """
+    return Options(**dict(map(_parse_word, text.split())))
+
+
+def _parse_word(word: str) -> tuple[str, Any]:
+    name, _, number = word.partition("=")
+    if name in _FLAGS and word == name:
+        return name, True
+    try:
+        value = float(number) if name in _NUMBERS else math.nan
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        known = ", ".join((*_FLAGS, *(f"{name}=1.5" for name in _NUMBERS)))
+        raise ShapeError(f"column {OPTIONS!r} has the unknown word {word[:40]!r}; known: {known}")
+    return name, value
+
+
+def options_of(shape: Shape) -> Options:
+    """Return the options of a shape."""
+    for name, value in shape.extra:
+        if name == OPTIONS:
+            return parse_options(str(value))
+    return _NONE
+
+
+def gate_rows(shape: Shape) -> int:
+    """Return the rows of w1 after which gate and factor alternate; 0 where the gate's come first."""
+    mode = dict(shape.extra).get(GATE_MODE, "")
+    if not mode:
+        return 0
+    return _ROWS if mode == INTERLEAVE and shape.layout != "row" else 1
+
+
+def gate_word(value: Any, gfx: str = "") -> str:
+    """Return the word of a gate's mode: AITER's word, its enum's member or that member's text.
+
+    Raises:
+        OperandError: another mode.
+    """
+    text = str(getattr(value, "value", value) or "").rpartition(".")[2].lower()
+    if text in _SEPARATED:
+        return ""
+    if text in (INTERLEAVE, INTERLEAVE_ROWS):
+        return INTERLEAVE_ROWS if gfx == "gfx1250" else text
+    raise OperandError(f"fmoe: gate_mode must be separated or interleave (got {value!r})")
+
+
+def call_options(operands: Mapping[str, torch.Tensor | None], act: str, quantised: bool, numbers: Mapping[str, Any]) -> str:
+    """Return the text of the options of a call.
+
+    Args:
+        operands: bias1 and bias2.
+        act: word of the activation; a bound that it does not use is dropped.
+        quantised: whether the hidden states are.
+        numbers: swiglu_limit, beta and linear_beta, None where they are not given.
+    """
+    limit, bounds = numbers.get("swiglu_limit"), {}
+    if act == "situv2":
+        bounds = {name: float(numbers[name]) for name in ("beta", "linear_beta") if numbers.get(name) is not None}
+    elif limit and not (act == "swiglu" and float(limit) == SWIGLU_LIMIT):
+        bounds = {"swiglu_limit": float(limit)}
+    return str(Options(operands["bias1"] is not None, operands["bias2"] is not None, quantised, **bounds))
