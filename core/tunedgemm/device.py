@@ -93,6 +93,12 @@ def current_device() -> Device:
     return device_of(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
+def as_present(device: Device) -> Device:
+    """Return the default device of this process where *device* describes it, else *device* itself."""
+    here = current_device()
+    return here if device == attrs.evolve(here, name=device.name) and device.name in ("", here.name) else device
+
+
 @functools.lru_cache
 def _gpu(index: int) -> Device:
     import torch

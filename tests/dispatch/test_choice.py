@@ -80,6 +80,17 @@ class TestPartOfAName:
             "no kernel of mine for this shape has '256' in its name", "no kernel of mine for this shape has 'tn_96x64' in its name"
         ]  # fmt: skip
 
+    def test_of_an_alias_stays(self):
+        """A name that is in no list and that the backend accepts is bound unchanged."""
+
+        def lacks(solution, shape, device):
+            return "" if solution.kernel_name == "auto" else "unknown"
+
+        registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
+        explanation = chosen(registry, row(Solution("mine", "auto")), row(Solution("mine", "aut"), us=1.0))
+        assert explanation.offer.solution == Solution("mine", "auto")
+        assert told(explanation) == ["no kernel of mine for this shape has 'aut' in its name"]
+
     def test_without_a_heuristic_means_the_first_of_the_list(self):
         """An empty name asks a backend whose heuristic leaves the shape to torch; without a list it is a miss."""
         explanation = chosen(fake_registry(fake_backend("mine", solutions=("a", "b"))), row(Solution("mine")))

@@ -10,11 +10,13 @@ The registered object also states ``OPS``, the names of the ops it covers. It ma
 * ``OPTIONS``: its settings for a run of the tuner;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
 * ``details(device)``: lines for ``tunedgemm plugins -v``;
-* `lacks`: why a kernel cannot serve a shape; a plain function, asked about absent devices, too.
+* `lacks`: why a kernel cannot serve a shape; a plain function, asked about absent devices, too;
+* `source_of`: the file and entry behind its own choice; a plain function, for `explain`.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
 # mypy: disable-error-code="empty-body"
+# ruff: noqa: ARG001
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -80,3 +82,9 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solutio
 
 def lacks(solution: Solution, shape: Shape, device: Device) -> str:
     """Say why `bind` would refuse a solution; "" where it would not, or where only `bind` can tell."""
+    return ""
+
+
+def source_of(solution: Solution, shape: Shape, device: Device) -> str:
+    """Say where an alias, or a solution without a name, gets its kernel from; "" for all others."""
+    return ""

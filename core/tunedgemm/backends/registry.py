@@ -35,9 +35,8 @@ _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin", GROUP)
 class Backend:
     """One plugin's hooks under one libtype, validated and bound as plain functions.
 
-    Its methods guard the plugin: they check what it returns, and raise PluginError where it breaks
-    the contract. The core adds a bias after a kernel (`tunedgemm.backends.split`); the plugin is
-    then asked about the kernel alone, on the shape without a bias.
+    Its methods check what the plugin returns, and raise PluginError where it breaks the contract.
+    Where the core adds a bias after a kernel, the plugin is asked about the kernel alone.
     """
 
     libtype: str
@@ -47,7 +46,8 @@ class Backend:
     hooks: Mapping[str, Callable[..., Any]]
     library_version: Callable[[Device], str]
     details: Callable[[Device], tuple[str, ...]] = lambda _: ()
-    lacks: Callable[[Solution, Shape, Device], str] = lambda *_: ""
+    lacks: Callable[[Solution, Shape, Device], str] = hookspecs.lacks
+    source_of: Callable[[Solution, Shape, Device], str] = hookspecs.source_of
     options: tuple[Option, ...] = ()
     scale_orders: tuple[str, ...] = ()
 
@@ -285,7 +285,8 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_asking_kernels(libtype, getattr(plugin, "lacks", None)),
+        lacks=_asking_kernels(libtype, plugin, "lacks"),
+        source_of=_asking_kernels(libtype, plugin, "source_of"),
         options=_options(libtype, getattr(plugin, "OPTIONS", ())),
         scale_orders=tuple(getattr(plugin, "SCALE_ORDERS", ())),
     )
@@ -331,9 +332,11 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     return guarded
 
 
-def _asking_kernels(libtype: str, lacks: Callable[..., str] | None) -> Callable[[Solution, Shape, Device], str]:
-    """Wrap the plugin's function to ask about the kernel alone where a bias is added after it."""
-    guarded = _guarded_text(lacks and _positional(libtype, "lacks", lacks))
+def _asking_kernels(libtype: str, plugin: object, name: str) -> Callable[[Solution, Shape, Device], str]:
+    """Wrap the plugin's function, if any, to ask about the kernel alone where a bias is added after it."""
+    if not hasattr(plugin, name):
+        return getattr(hookspecs, name)  # type: ignore[no-any-return]
+    guarded = _guarded_text(_positional(libtype, name, getattr(plugin, name)))
 
     def asked(solution: Solution, shape: Shape, device: Device) -> str:
         whole = split.kernel_and_shape(solution, shape)

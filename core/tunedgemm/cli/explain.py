@@ -18,7 +18,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shape",
         metavar="M,N,K|FILE:LINE",
-        help="sizes in the order of the op's key, such as 16,1280,8192, or 8,16,1280,8192 for B,M,N,K; or a line of a list or a table",
+        help="sizes in the order of the op's key, such as 16,1280,8192, or 8,16,1280,8192 for B,M,N,K; or a line: of a list its "
+        "shape, of a table its row on the row's device",
     )
     parser.add_argument("--op", default="", help="op family; default: that of FILE, else a16w16")
     parser.add_argument(
@@ -37,31 +38,41 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="", metavar="GFX:CU[:NAME]", help="another device, such as gfx942:304; default: the present one"
     )
+    parser.add_argument("--table", action="append", default=[], metavar="FILE", help="a tuned file above all others; repeatable")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.device import device_of_text
+    from tunedgemm.device import as_present, device_of_text
     from tunedgemm.dispatch.dispatcher import Dispatcher
+    from tunedgemm.dispatch.explain import explain_row
+    from tunedgemm.ops import op_named
+    from tunedgemm.table.folders import named_file
+    from tunedgemm.workload.lists import is_tuned_file, op_of_file, shape_of_line
 
-    device = device_of_text(arguments.device) if arguments.device else None
-    op, shape = _op_and_shape(arguments, device.gfx if device else "")
-    print(Dispatcher(op).explain(shape, device))
+    device = as_present(device_of_text(arguments.device)) if arguments.device else None
+    tables = [named_file(name) for name in arguments.table]
+    name, colon, line = arguments.shape.rpartition(":")
+    if not (colon and line.isdecimal()):
+        op, shape = _op_and_shape(arguments, device.gfx if device else "")
+        print(Dispatcher(op, above=tables).explain(shape, device))
+        return 0
+    path: Path = named_file(name)
+    op = op_named(arguments.op) if arguments.op else op_of_file(path)
+    if _stated_columns(arguments, op):
+        raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
+    if is_tuned_file(path):
+        print(explain_row(op, path, int(line), device, tables))
+    else:
+        shape, named = shape_of_line(op, path, int(line), device.gfx if device else "")
+        print(Dispatcher(op, above=tables).explain(shape, device or (as_present(named) if named else None)))
     return 0
 
 
 def _op_and_shape(arguments: argparse.Namespace, gfx: str) -> tuple[Op, Shape]:
-    """Return the op and the shape of the command line; *gfx* is the named device's, or ""."""
+    """Return the op and the shape of a command line with sizes; *gfx* is the named device's, or ""."""
     from tunedgemm.ops import DEFAULT_OP, op_named
-    from tunedgemm.table.folders import named_file
-    from tunedgemm.workload.lists import op_of_file, shape_of_line, shape_of_texts
+    from tunedgemm.workload.lists import shape_of_texts
 
-    name, colon, line = arguments.shape.rpartition(":")
-    if colon and line.isdecimal():
-        path: Path = named_file(name)
-        op = op_named(arguments.op) if arguments.op else op_of_file(path)
-        if _stated_columns(arguments, op):
-            raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
-        return op, shape_of_line(op, path, int(line), gfx)
     op = op_named(arguments.op or DEFAULT_OP)
     sizes = [text.strip() for text in arguments.shape.split(",")]
     stated = _stated_columns(arguments, op)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.backends import split
+from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
@@ -45,6 +45,7 @@ class Offer:
         us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver: the library version that the row was tuned with, else "".
         partial: whether the kernel's name may be missing or a part of one; see `resolve`.
+        own: whether the backend itself has chosen the solution.
         match: the row of this exact shape, how its M relates to the call's, and whether its device
             has this name; else None.
     """
@@ -55,6 +56,7 @@ class Offer:
     us: float = 0.0
     libver: str = ""
     partial: bool = False
+    own: bool = False
     match: Match | None = None
 
 
@@ -100,7 +102,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         backend = registry.get(libtype) if libtype in registry else None
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
         if solution is not None:
-            yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}")
+            yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}", own=True)
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
@@ -166,7 +168,8 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
         why = f"{offer.why}; {backend.libtype}'s own choice"
     if isinstance(solution, Unsupported):
         return solution
-    return attrs.evolve(offer, solution=split.with_add(solution) if split.is_split(offer.solution) else solution, why=why)
+    whole = split.with_add(solution) if split.is_split(offer.solution) else solution
+    return attrs.evolve(offer, solution=whole, why=why, own=not kernel.kernel_name)
 
 
 def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
@@ -186,7 +189,10 @@ def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Uns
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
-    """Return the first solution of a shape with a kernel's name, else with the one name that contains it."""
+    """Return the first solution of a shape with a kernel's name, else with the one name that contains it.
+
+    Any other name may be an alias, which the backend knows.
+    """
     parts: list[Solution] = []
     try:
         for solution in backend.iterate("enumerate_solutions", shape, device):
@@ -203,6 +209,8 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
     if names:
         listed = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
         return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {listed}")
+    if backend.lacks is not hookspecs.lacks and not backend.lacks(wanted, shape, device):
+        return wanted
     return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
 
 
@@ -253,6 +261,14 @@ def choose(
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
     return Explanation(shape, device, last, tuple(passed[:-1]), passed[-1][1]), None
+
+
+def with_source(explanation: Explanation, registry: Registry) -> Explanation:
+    """Add to an explanation the file and entry behind the choice of a backend, where it names them."""
+    offer, backend = explanation.offer, registry.get(explanation.libtype)
+    solution = attrs.evolve(offer.solution, kernel_name="") if offer.own else offer.solution
+    source = backend.source_of(solution, explanation.shape, explanation.device) if isinstance(backend, Backend) else ""
+    return attrs.evolve(explanation, offer=attrs.evolve(offer, why=f"{offer.why}; {source}")) if source else explanation
 
 
 _reported: set[tuple[str, str]] = set()

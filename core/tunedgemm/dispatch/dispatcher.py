@@ -38,7 +38,7 @@ from tunedgemm.dispatch.calls import (
     with_call_counter,
     with_gradient,
 )
-from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers
+from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_source
 from tunedgemm.dispatch.hot import register_hot_function, serve_without_storage
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
@@ -144,7 +144,7 @@ class Dispatcher:
         """
         device = device or current_device()
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
-        return choose(candidates, shape, device, self.registry, self._veto(shape, device))[0]
+        return with_source(choose(candidates, shape, device, self.registry, self._veto(shape, device))[0], self.registry)
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call of any operands: a microsecond or two slower than the op's public functions.

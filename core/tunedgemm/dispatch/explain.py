@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
-from tunedgemm.device import Device, device_of
+from tunedgemm.device import Device, as_present, current_device, device_of
 from tunedgemm.dispatch.choice import Explanation
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
+from tunedgemm.dtype import FP8, fp8_of
+from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.row import Row
 
 
 def explain(
@@ -36,6 +45,74 @@ def explain(
         return tgemm.of(what.op).explain(what, device)
     shape = op_named(op).shape_of(what, *operands, otype=otype, **fields)
     return tgemm.of(op).explain(shape, device or device_of(what.get_device()))
+
+
+@attrs.frozen
+class RowExplanation:
+    """The solution that serves the shape of a table's row, and what becomes of the row."""
+
+    row: Row
+    explanation: Explanation
+    verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.explanation}\n  {self.row.source}:{self.row.line} {self.verdict}"
+
+
+def explain_row(op: Op, path: Path, line: int, device: Device | None = None, above: Sequence[Path] = ()) -> RowExplanation:
+    """Explain the row in a line of a tuned file, as if that file ranked above all other tables.
+
+    Args:
+        op: the op of the file.
+        path: the file.
+        line: the line; the header is line 1. Of its several shapes, the first of the device.
+        device: the row's device if absent; the default device for a row that names none.
+        above: further files that rank above the other tables.
+
+    Raises:
+        UserError: the line is not a row that can serve.
+    """
+    rows, problems = read_rows(path, op)
+    for problem in problems:
+        if problem.line == line:
+            raise UserError(f"{problem}; it serves no call")
+    of_line = [row for row in rows if row.line == line]
+    if not of_line:
+        lines = [row.line for row in rows]
+        raise UserError(f"{path}: no row in line {line}; use a line from {min(lines, default=0)} to {max(lines, default=0)}")
+    device = device or _device_of(of_line[0])
+    row = min(of_line, key=lambda row: row.shape.dtype.startswith(FP8) and row.shape.dtype != fp8_of(device.gfx))
+    dispatcher = Dispatcher(op, above=(path, *above))
+    shape = attrs.evolve(row.shape, m=row.shape.m or 1)  # a pin serves every M
+    explanation = dispatcher.explain(shape, device)
+    return RowExplanation(row, explanation, _verdict(row, explanation, dispatcher))
+
+
+def _device_of(row: Row) -> Device:
+    """Return the device that a row is for: the default one if it names none."""
+    if not row.gfx and not row.cu_num:
+        return current_device()
+    if not (row.gfx and row.cu_num):
+        raise UserError(f"{row.source}:{row.line}: names no device in full; name one with --device, such as gfx942:304")
+    return as_present(Device(row.gfx, row.cu_num, row.device))
+
+
+def _verdict(row: Row, explanation: Explanation, dispatcher: Dispatcher) -> str:
+    """Say what becomes of a row where this explanation serves its shape."""
+
+    def is_row(match: Any) -> bool:
+        return match is not None and (match.row.source, match.row.line) == (row.source, row.line)
+
+    if is_row(explanation.offer.match):
+        return "serves it"
+    if any(is_row(offer.match) for offer, _ in explanation.passed_over):
+        return "cannot serve it, as above"
+    device = explanation.device
+    if any(map(is_row, dispatcher.table.candidates(explanation.shape, device))):
+        return f"is not needed: {explanation.offer.why} comes first"
+    if row.gfx not in ("", device.gfx) or row.cu_num not in (0, device.cu_num):
+        return f"is for another device: {row.gfx}, cu_num {row.cu_num}"
+    return "is never found: it repeats a better row, or no call looks up its shape; `tunedgemm table check` tells"
 
 
 def is_tuned(

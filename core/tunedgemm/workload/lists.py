@@ -7,11 +7,13 @@ from pathlib import Path
 
 import attrs
 
+from tunedgemm.device import Device
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
+from tunedgemm.table.columns import is_tuned
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.row import named_device, shape_of
@@ -31,6 +33,11 @@ def op_of_file(path: Path) -> Op:
         return infer_op([path])
     except TableError:
         return op_named(DEFAULT_OP)
+
+
+def is_tuned_file(path: Path) -> bool:
+    """Tell whether a file has the columns of a tuned table."""
+    return is_tuned(read_sheet(path, whole=False).columns)
 
 
 def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str], gfx: str = "") -> Shape:
@@ -62,8 +69,10 @@ def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str], gfx: 
         raise UserError(f"{whose}{error}; {taken}set others with --set COLUMN=TEXT, of {', '.join(columns)}") from None
 
 
-def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> Shape:
-    """Parse the shape of one line of a tuned or untuned file; the header is line 1.
+def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> tuple[Shape, Device | None]:
+    """Parse the shape of one line of an untuned file, and its device if it names one.
+
+    The header is line 1.
 
     Args:
         gfx: architecture of a line that names none; "" for the present device's.
@@ -74,7 +83,8 @@ def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> Shape:
     records = {record.line: record for record in read_sheet(path).records}
     if line not in records:
         raise UserError(f"{path}: no shape in line {line}; use a line from {min(records, default=0)} to {max(records, default=0)}")
-    return shape_of(records[line], op, named_device(records[line])[0] or gfx)
+    named_gfx, units = named_device(records[line])
+    return shape_of(records[line], op, named_gfx or gfx), Device(named_gfx, units) if named_gfx and units else None
 
 
 @attrs.frozen

@@ -146,8 +146,25 @@ def test_explain_shows_the_choice(home: Path, monkeypatch: pytest.MonkeyPatch) -
     tunedgemm.reload()
     answer = tunedgemm.explain(attrs.evolve(SHAPE, k=1008), device=H200)
     assert (answer.libtype, answer.offer.solution.kernel_name, answer.offer.origin) == ("triton", _kernel(32), "heuristic")
+    assert f"heuristic of triton; {home / 'sm_90-GEMM-A16W16.json'}: any: triton:{_kernel(32)}" in str(answer)
     monkeypatch.undo()
     tunedgemm.reload()
+
+
+def test_explain_names_the_file_and_the_bucket_of_a_row(home: Path, tmp_path: Path) -> None:
+    """A row ``auto``, or without a name, shows the file and the bucket, else the first listed kernel."""
+    table = tmp_path / "short.csv"
+    table.write_text("M,N,K,lib,kernel_name,tflops\n100,4096,1024,triton,auto,9\n100,4096,2048,triton,,9\n")
+    gemm = tunedgemm.TunedGemm()
+    gemm.load_config(table)
+    for line, shape in ((2, SHAPE), (3, attrs.evolve(SHAPE, k=2048))):
+        (home / "sm_90-GEMM-A16W16.json").unlink(missing_ok=True)
+        first = next(iter(tunedgemm_triton.enumerate_solutions(shape, H200)))
+        assert f"no JSON file has a bucket for it; the first listed: {first}" in str(gemm.dispatcher.explain(shape, H200))
+        _put(home, Name("sm_90", "GEMM-A16W16"), 32, key="M_LEQ_128")
+        explained = str(gemm.dispatcher.explain(shape, H200))
+        assert f"short.csv:{line}" in explained
+        assert f"{home / 'sm_90-GEMM-A16W16.json'}: M_LEQ_128: triton:{_kernel(32)}" in explained
 
 
 BROKEN = [

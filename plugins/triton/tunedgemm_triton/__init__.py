@@ -31,6 +31,11 @@ def lacks(solution: Solution, shape: Shape, device: Device) -> str:
     return launch.unfit(solution, shape, device)
 
 
+def source_of(solution: Solution, shape: Shape, device: Device) -> str:
+    """Return the JSON file and the bucket that answer for an alias, or an empty text."""
+    return heuristic.source_of(solution, shape, device)
+
+
 @hookimpl
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Return whether the architecture's static limits allow the shape."""

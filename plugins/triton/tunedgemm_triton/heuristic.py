@@ -15,6 +15,9 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 
+#: Names that stand for the choice: AITER's, and none.
+ALIASES = ("auto", "")
+
 _log = logging.getLogger("tunedgemm")
 
 
@@ -44,12 +47,28 @@ def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
     Raises:
         PluginError: no kernel is listed for the shape.
     """
-    if solution.kernel_name not in ("auto", ""):
+    if solution.kernel_name not in ALIASES:
         return solution
     first = solution_from_file(OURS, shape, device) or next(iter(OURS.listed(shape, device)), None)
     if first is None:
         raise PluginError(f"triton: no kernel for {shape} on {device}")
     return first
+
+
+def source_of(solution: Solution, shape: Shape, device: Device) -> str:
+    """Return the file and the bucket that choose the kernel of an alias; "" for other names.
+
+    Without a file it is the first listed solution.
+    """
+    if solution.kernel_name not in ALIASES:
+        return ""
+    if first := solution_from_file(OURS, shape, device):
+        choice = choice_of(OURS, shape, device)
+        return f"{choice.path}: {choice.key}: {first}" if choice else ""
+    try:
+        return f"no JSON file has a bucket for it; the first listed: {resolve(solution, shape, device)}"
+    except PluginError:
+        return ""
 
 
 def solution_from_file(dialect: Dialect, shape: Shape, device: Device) -> Solution | None:

@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import attrs
-
 from tunedgemm.backends import split
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
-from tunedgemm.device import Device, current_device
+from tunedgemm.device import Device, as_present
 from tunedgemm.dispatch.choice import row_refusal
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.libtypes import JOINT, is_known
@@ -100,13 +98,12 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     if joint := [row for row in rows if JOINT in row.solution.libtype]:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
         yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), and none runs both; first in line {joint[0].line}"
-    registry, reasons, here = Registry(), defaultdict(list), current_device()
+    registry, reasons = Registry(), defaultdict(list)
     for row in rows:
         backend = registry.get(row.solution.libtype)
         if not isinstance(backend, Backend) or row.shape.op not in backend.ops or not row.gfx or not row.valid:
             continue  # it has no backend or no device, or never wins
-        device = Device(row.gfx, row.cu_num, row.device)
-        if reason := row_refusal(row, here if device == attrs.evolve(here, name=row.device) else device, registry):
+        if reason := row_refusal(row, as_present(Device(row.gfx, row.cu_num)), registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
