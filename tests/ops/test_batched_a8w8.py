@@ -167,3 +167,14 @@ class TestFunctions:
         assert call(*operands).dtype == call(*operands, dtype=None).dtype == torch.bfloat16
         assert call(*operands, dtype=torch.float16).dtype == torch.float16
         assert len(dispatcher.launchers) == 3
+
+    def test_one_row_with_the_strides_of_a_column(self):
+        """A batch's one row that is a view of a column is multiplied as any other."""
+        x, weight = torch.randint(-20, 20, (2, 64, 1), dtype=INT8).permute(0, 2, 1), torch.randint(-20, 20, (2, 128, 64), dtype=INT8)
+        scales = torch.rand(2, 1, 1), torch.rand(2, 1, 128)
+        expected = (x.double() @ weight.double().mT) * scales[0] * scales[1]
+
+        out = OP.entry(Dispatcher(OP))["batched_gemm_a8w8"](x, weight, *scales)
+
+        assert (x[0].stride(), x.is_contiguous()) == ((1, 1), True)
+        assert (out.double() - expected).norm() < 0.01 * expected.norm()

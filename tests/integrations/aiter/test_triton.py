@@ -151,6 +151,14 @@ def test_fp8_and_mxfp4(aiter):
     assert error(y, exact(XR.double() * XR_SCALE, W4_VALUES)) < 0.005
 
 
+def test_products_below_a_compilers_name(aiter):
+    """The modules of gluon have the same products, and one of a shuffled weight with scales of rows."""
+    home = module("gluon.gemm_a8w8")
+
+    assert module("gluon.gemm_afp4wfp4").gemm_afp4wfp4 is module("gemm_afp4wfp4").gemm_afp4wfp4
+    assert error(home.gemm_a8w8_preshuffle(XR, as_rows_of_16(WR), XR_SCALE, WR_SCALE.t()), OF_ROWS) < 0.005
+
+
 def test_few_rows_have_plain_scales(aiter):
     """Below 32 rows gemm_afp4wfp4_preshuffle takes the scales of x in plain order."""
     out = module("gemm_afp4wfp4").gemm_afp4wfp4_preshuffle(X4[:5], SHUFFLED_4[0], X4_SCALE[:5], SHUFFLED_4[2])

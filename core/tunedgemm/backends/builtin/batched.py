@@ -166,14 +166,16 @@ def _int_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]
     import torch
 
     del split
-    rows, n = shape.m, shape.n
+    rows, n, k = shape.m, shape.n, shape.k
     missing = PADDED_ROWS - rows if device.kind != "cpu" and rows <= INT_ROWS else 0
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         padded = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
         out = torch.empty(*padded.shape[:2], n, dtype=torch.int32, device=x.device)
         for left, right, target in zip(padded, weight, out, strict=True):
-            torch._int_mm(left, right.t(), out=target)
+            # The view has the strides of a row, where a batch's one row has those of a column, which a
+            # CPU's product misreads.
+            torch._int_mm(left.reshape(-1, k), right.t(), out=target)
         return out[:, :rows]
 
     return _scaled_after(shape, product)

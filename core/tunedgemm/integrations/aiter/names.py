@@ -84,6 +84,11 @@ _TRITON = {
         **_itself("ff_a16w16_fused_gated", "ff_a16w16_fused_ungated"),
     }),
 }  # fmt: skip
+#: The older form of some, below a compiler's name.
+_GLUON = {
+    f"aiter.ops.triton.gluon.{module}": _alias(_BASIC, *found)
+    for module, found in {"gemm_a8w8": ("gemm_a8w8", "gemm_a8w8_preshuffle"), **_itself("gemm_a8w8_blockscale", _FP4)}.items()
+}
 #: Served names: module -> name -> (module, name there).
 SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter": {
@@ -110,7 +115,9 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops.triton": {},
     "aiter.ops.triton.gemm": {},
     **{f"aiter.ops.triton.gemm.{folder}": {} for folder in ("basic", "batched", "feed_forward", "fused")},
+    "aiter.ops.triton.gluon": {},
     **_TRITON,
+    **_GLUON,
     "aiter.utility": {},
     "aiter.utility.dtypes": _DTYPES,
     "aiter.utility.fp4_utils": _alias("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),

@@ -80,6 +80,24 @@ def gemm_a8w8(
     return written(y, tunedgemm.gemm_a8w8(x, w, x_scale, w_scale, bias, output_dtype(y, dtype)))
 
 
+def gemm_a8w8_preshuffle(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    y: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """Compute `gemm_a8w8` of a shuffled weight, given as [N/16, K*16]."""
+    import tunedgemm
+
+    del config
+    product = tunedgemm.gemm_a8w8_bpreshuffle(x, of_rows(w, x.shape[-1]), x_scale, w_scale, bias, output_dtype(y, dtype))
+    return written(y, product)
+
+
 def gemm_a8w8_per_token_scale(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -62,7 +62,6 @@ REASONS: Mapping[str, str] = {
     "aiter.ops.triton.gemm*:set_use_gemm_splitk_bf16": "K is split by the row in use",
     "aiter.ops.triton.gemm*:get_splitk": "K is split by the row in use",
     "*:fused_gemm_a16w16_quant_x": "quantises to mxfp8, a format without an op",
-    "aiter.ops.triton.gluon*:gemm*": "call `aiter.ops.triton.gemm.basic`",
     "aiter.ops.triton.moe*:*": _MOE,
     "aiter.ops.triton.quant*:*": _QUANT,
     "aiter.ops.triton.utils.gemm_config_utils:*": _TABLE,
