@@ -117,6 +117,16 @@ def test_names_of_arguments_are_those_of_aiter(aiter):
     assert aiter.gemm_a16w16.__code__.co_filename.startswith("<tunedgemm hot function")
 
 
+@pytest.mark.parametrize("backend", ["asm", "flydsl", "hipb", "opus", "skinny", "torch", "triton"])
+def test_backends_of_the_module_are_the_tables(aiter, backend):
+    """A function of one backend gives the product of the tables, of plain or shuffled bytes."""
+    function = getattr(importlib.import_module("aiter.tuned_gemm"), f"{backend}_gemm")
+    expected = tunedgemm.gemm_a16w16(X, WEIGHT, BIAS)
+
+    assert torch.equal(function(X, WEIGHT, 0, bias=BIAS), expected)
+    assert error(function(inp=X, weights=shuffled(WEIGHT), solidx=3, bias=BIAS, bpreshuffle=True), expected) < 0.01
+
+
 def test_spelled_functions_are_traced_as_one(aiter):
     """A compiled graph has one op for a call by AITER's keywords."""
     compiled = torch.compile(

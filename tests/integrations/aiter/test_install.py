@@ -180,5 +180,25 @@ def test_kinds_without_a_function(aiter):
     assert aiter.get_hip_quant(aiter.QuantType.No)(x) == (x, None)
     with pytest.raises(UserError, match=r"per_256x128.*known: No, per_Tensor"):
         aiter.get_hip_quant("per_256x128")
-    with pytest.raises(OperandError, match="one scale for 128"):
+    with pytest.raises(OperandError, match="one float32 scale for 128"):
         aiter.get_hip_quant(aiter.QuantType.per_1x128)(torch.randn(2, 128), group_size=32)
+
+
+def test_quantising_functions_write_their_outputs(aiter):
+    """The functions with an output write what the others return."""
+    x, smooth = torch.randn(6, 256).bfloat16(), torch.rand(256) + 0.5
+    out, row, one = torch.empty(6, 256, dtype=FP8), torch.empty(6, 1), torch.empty(1)
+
+    def is_written(expected, scale):
+        return torch.equal(out.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[1])
+
+    aiter.dynamic_per_token_scaled_quant(out, x, row)
+    assert is_written(tunedgemm.pertoken_quant(x, quant_dtype=FP8), row)
+    aiter.smoothquant_fwd(out, x, smooth, row)
+    assert is_written(tunedgemm.pertoken_quant(x, None, smooth, quant_dtype=FP8), row)
+    aiter.dynamic_per_tensor_quant(out, x, one)
+    assert is_written(tunedgemm.per_tensor_quant(x, quant_dtype=FP8), one)
+    aiter.static_per_tensor_quant(out, x, 2 * one)
+    assert is_written(tunedgemm.per_tensor_quant(x, 2 * one, quant_dtype=FP8), 2 * one)
+    with pytest.raises(OperandError, match="scale_ub and shuffle_scale are not supported"):
+        aiter.dynamic_per_token_scaled_quant(out, x, row, scale_ub=one)

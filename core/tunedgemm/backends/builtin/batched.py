@@ -173,8 +173,7 @@ def _int_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]
         padded = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
         out = torch.empty(*padded.shape[:2], n, dtype=torch.int32, device=x.device)
         for left, right, target in zip(padded, weight, out, strict=True):
-            # The view has the strides of a row, where a batch's one row has those of a column, which a
-            # CPU's product misreads.
+            # The view has a row's strides. A CPU's product misreads one row with those of a column.
             torch._int_mm(left.reshape(-1, k), right.t(), out=target)
         return out[:, :rows]
 

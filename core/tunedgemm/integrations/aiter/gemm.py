@@ -90,6 +90,26 @@ def gemm_a4w4(
     return tunedgemm.gemm_a4w4(A, weight, A_scale, B_scale, *rest)  # type: ignore[no-any-return]
 
 
+def gemm_by_table(
+    inp: torch.Tensor,
+    weights: torch.Tensor,
+    solidx: int,
+    bias: torch.Tensor | None = None,
+    otype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    scale_c: torch.Tensor | None = None,
+    bpreshuffle: bool | None = False,
+    config: Mapping[str, Any] | None = None,
+) -> torch.Tensor:
+    """Call `tunedgemm.gemm_a16w16`; backend, solidx and config are the table's."""
+    import tunedgemm
+
+    del solidx, config
+    weight = shuffled(weights) if bpreshuffle else weights
+    return tunedgemm.gemm_a16w16(inp, weight, bias, otype, scale_a, scale_b, scale_c)  # type: ignore[no-any-return]
+
+
 def gemm_a16w16_asm(
     A: torch.Tensor,
     B: torch.Tensor,

@@ -30,6 +30,7 @@ _A8W8 = {
 }
 _BATCHED = {bits: {**_alias("tunedgemm", f"batched_gemm_{bits}_CK"), **_alias(_GEMM, f"batched_gemm_{bits}")} for bits in ("bf16", "a8w8")}
 _TUNED = {**_alias("tunedgemm", "TunedGemm", "tgemm"), **_alias("tunedgemm", gemm_a16w16="tgemm.gemm_AB")}
+_BY_BACKEND = {f"{backend}_gemm": "gemm_by_table" for backend in ("asm", "flydsl", "hipb", "opus", "skinny", "torch", "triton")}
 _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
@@ -37,6 +38,9 @@ _SHUFFLE = _alias("tunedgemm", "shuffle_scale", "shuffle_weight")
 _QUANT = {
     **_alias("tunedgemm", "per_1x32_f4_quant", "per_tensor_quant", "pertoken_quant"),
     **_alias(_QUANTISE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
+    **_alias(_QUANTISE, *(f"per_{kind}_quant_hip" for kind in ("token", "tensor", "group", "1x32_f4"))),
+    **_alias(_QUANTISE, **{f"per_{kind}_quant_triton": f"per_{kind}_quant_hip" for kind in ("token", "tensor", "1x32_f4")}),
+    **_alias(_QUANTISE, "static_per_tensor_quant", "dynamic_per_tensor_quant", "dynamic_per_token_scaled_quant", "smoothquant_fwd"),
 }
 _DTYPES = {
     **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
@@ -95,7 +99,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **_TUNED, **_A16W16, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_GRADLIB,
         **_ENUMS, **_SHUFFLE, **_QUANT, **_LOGGER, **_alias(_DEVICE, "get_gfx"),
     },
-    "aiter.tuned_gemm": {**_TUNED, **_LOGGER},
+    "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
     "aiter.fused_moe": _alias("tunedgemm", "fused_moe"),
     "aiter.jit": {},
     "aiter.jit.core": {**_LOGGER, **_alias(_DEVICE, "AITER_CONFIGS", "AITER_LOG_TUNED_CONFIG")},

@@ -1,8 +1,7 @@
-"""AITER's functions that pick a quantising function by its kind."""
+"""AITER's quantising functions, and those that pick one by its kind."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,30 +49,49 @@ def _unchanged(x: torch.Tensor, *_rest: Any, **_named: Any) -> Quantised:
     return x, None
 
 
-def _per_row(
+def per_token_quant_hip(
     x: torch.Tensor,
     scale: torch.Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
-    *,
-    function: str,
-    **_rows: Any,
+    num_rows: torch.Tensor | None = None,
+    num_rows_factor: int = 1,
 ) -> Quantised:
-    """Quantise all rows, with one scale a row or one in all; AITER's numbers of valid rows are ignored."""
+    """Quantise all rows with one scale a row; AITER's numbers of valid rows are ignored."""
     import torch
 
     import tunedgemm
 
-    quantised: Quantised = getattr(tunedgemm, function)(x, scale, quant_dtype=quant_dtype or torch.int8)
+    del num_rows, num_rows_factor
+    quantised: Quantised = tunedgemm.pertoken_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
     return quantised
 
 
-def _per_1x128(
+def per_tensor_quant_hip(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    quant_dtype: torch.dtype | None = None,
+    num_rows: torch.Tensor | None = None,
+    num_rows_factor: int = 1,
+) -> Quantised:
+    """Quantise with one scale; AITER's numbers of valid rows are ignored."""
+    import torch
+
+    import tunedgemm
+
+    del num_rows, num_rows_factor
+    quantised: Quantised = tunedgemm.per_tensor_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
+    return quantised
+
+
+def per_group_quant_hip(
     x: torch.Tensor,
     scale: torch.Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     group_size: int = 128,
     transpose_scale: bool = False,
-    **_rows: Any,
+    num_rows: torch.Tensor | None = None,
+    num_rows_factor: int = 1,
+    scale_type: torch.dtype | None = None,
 ) -> Quantised:
     """Quantise with one scale for 128 elements of a row, which *transpose_scale* transposes."""
     import torch
@@ -81,31 +99,75 @@ def _per_1x128(
     import tunedgemm
     from tunedgemm.errors import OperandError
 
-    if scale is not None or group_size != 128:
-        raise OperandError(f"per_1x128: computes one scale for 128 values (got group_size {group_size} and scale {scale}); omit both")
+    del num_rows, num_rows_factor
+    if scale is not None or group_size != 128 or scale_type not in (None, torch.float32):
+        got = f"group_size {group_size}, scale_type {scale_type} and scale {scale}"
+        raise OperandError(f"per_1x128: computes one float32 scale for 128 values (got {got}); omit them")
     q, scales = tunedgemm.per_1x128_quant(x, quant_dtype or torch.int8, "m_major" if transpose_scale else "row")
     return q, tunedgemm.transposed_scale(scales) if transpose_scale else scales
 
 
-def _per_1x32(
+def per_1x32_f4_quant_hip(
     x: torch.Tensor,
     scale: torch.Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     shuffle: bool = False,
-    **_rows: Any,
+    num_rows: torch.Tensor | None = None,
+    num_rows_factor: int = 1,
 ) -> Quantised:
     """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
     import tunedgemm
     from tunedgemm.ops.formats.mxfp4 import FP4
 
+    del num_rows, num_rows_factor
     quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
     return quantised
 
 
+def static_per_tensor_quant(out: torch.Tensor, input: torch.Tensor, scale: torch.Tensor) -> None:
+    """Quantise to *out* by the given scale."""
+    out.copy_(per_tensor_quant_hip(input, scale, out.dtype)[0])
+
+
+def dynamic_per_tensor_quant(out: torch.Tensor, input: torch.Tensor, scale: torch.Tensor) -> None:
+    """Quantise to *out* and write the one scale."""
+    _write(out, scale, per_tensor_quant_hip(input, None, out.dtype))
+
+
+def dynamic_per_token_scaled_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    scales: torch.Tensor,
+    scale_ub: torch.Tensor | None = None,
+    shuffle_scale: bool = False,
+    num_rows: torch.Tensor | None = None,
+    num_rows_factor: int = 1,
+) -> None:
+    """Quantise to *out* and write one scale a row; *scale_ub* and *shuffle_scale* are refused."""
+    from tunedgemm.errors import OperandError
+
+    if scale_ub is not None or shuffle_scale:
+        raise OperandError("dynamic_per_token_scaled_quant: scale_ub and shuffle_scale are not supported; omit them")
+    _write(out, scales, per_token_quant_hip(input, None, out.dtype, num_rows, num_rows_factor))
+
+
+def smoothquant_fwd(out: torch.Tensor, input: torch.Tensor, x_scale: torch.Tensor, y_scale: torch.Tensor) -> None:
+    """Quantise ``input * x_scale`` to *out* and write one scale a row to *y_scale*."""
+    import tunedgemm
+
+    _write(out, y_scale, tunedgemm.pertoken_quant(input, None, x_scale, quant_dtype=out.dtype))
+
+
+def _write(out: torch.Tensor, scale: torch.Tensor, quantised: Any) -> None:
+    values, scales = quantised
+    out.copy_(values.view(out.shape))
+    scale.copy_(scales.view(scale.shape))
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Quantised]] = {
     "No": _unchanged,
-    "per_Tensor": functools.partial(_per_row, function="per_tensor_quant"),
-    "per_Token": functools.partial(_per_row, function="pertoken_quant"),
-    "per_1x128": _per_1x128,
-    "per_1x32": _per_1x32,
+    "per_Tensor": per_tensor_quant_hip,
+    "per_Token": per_token_quant_hip,
+    "per_1x128": per_group_quant_hip,
+    "per_1x32": per_1x32_f4_quant_hip,
 }

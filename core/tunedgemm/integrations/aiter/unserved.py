@@ -11,7 +11,6 @@ from tunedgemm.integrations.aiter.names import NAME
 INTERNAL = ("gen_*", "*_fake", "*_fake_tensor", "*_fake_tensors", "*_", "*_custom_op", "*_custom_op_core", "aiter_lib", "this_dir")
 
 _TABLE = "`tunedgemm explain` names the row of a shape"
-_KERNEL = "the choice of one backend: a table or `--libtype` makes it"
 _TUNER = "`tunedgemm tune`"
 _GFX1250 = "formats of gfx1250 alone"
 _MOE = "stages and sorting of one kernel: `fused_moe` has them inside"
@@ -42,7 +41,6 @@ REASONS: Mapping[str, str] = {
     "*:lookup_mxscale_bmm_config": _TABLE,
     "*:compute_*SplitK": _TABLE,
     "*:save_shapes": "`AITER_TUNE_GEMM=1` writes them",
-    "aiter.tuned_gemm:*_gemm": _KERNEL,
     "aiter.tuned_gemm:*": "internal to the look-up",
     "*:get_zero_bias_buf*": "a workspace of one kernel",
     "*:get_semaphore_workspace": "a workspace of one kernel",
