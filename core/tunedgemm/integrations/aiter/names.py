@@ -30,7 +30,9 @@ _A8W8 = {
 }
 _BATCHED = {bits: {**_alias("tunedgemm", f"batched_gemm_{bits}_CK"), **_alias(_GEMM, f"batched_gemm_{bits}")} for bits in ("bf16", "a8w8")}
 _TUNED = {**_alias("tunedgemm", "TunedGemm", "tgemm"), **_alias("tunedgemm", gemm_a16w16="tgemm.gemm_AB")}
-_BY_BACKEND = {f"{backend}_gemm": "gemm_by_table" for backend in ("asm", "flydsl", "hipb", "opus", "skinny", "torch", "triton")}
+_BY_BACKEND = dict.fromkeys(
+    ("asm_gemm", "flydsl_gemm", "hipb_gemm", "opus_gemm", "skinny_gemm", "torch_gemm", "triton_gemm"), "gemm_by_table"
+)
 _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
