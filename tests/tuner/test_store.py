@@ -370,15 +370,16 @@ class TestTable:
         assert (row.shape, row.device, row.libver, row.us) == (attrs.evolve(SHAPES[0], m=0), H200.name, "7", 8.0)
 
     def test_the_profile_has_each_trial_once(self, begin, tmp_path):
-        """One header, also with two runs, and one line a trial, whatever a driver's message."""
+        """One header, also with two runs, and one line a trial; without a time it has AITER's -1."""
         for name in ("a", "b"):
             store = begin(profile=tmp_path / "profile.csv")
             store.log(PLACE, [attrs.evolve(timing(SHAPES[0], "bad"), detail='launch failure\nSearch for "it"\n\nthere')])
             store.record(outcome(SHAPES[0], name=name))
             store.close()
 
-        text = [line.split(",") for line in (tmp_path / "profile.csv").read_text().splitlines()]
-        assert [line[text[0].index("kernelName")] for line in text] == ["kernelName", "bad", "a", "b"]
+        head, *text = [line.split(",") for line in (tmp_path / "profile.csv").read_text().splitlines()]
+        columns = [head.index(column) for column in ("kernelName", "us", "err_ratio")]
+        assert [[line[i] for i in columns] for line in text] == [["bad", "-1", "1.0"], ["a", "5.0", "0.0"], ["b", "5.0", "0.0"]]
 
 
 class TestFullDisk:

@@ -35,6 +35,9 @@ from tunedgemm.tuner.trial import Outcome, Place
 
 _log = logging.getLogger("tunedgemm")
 
+#: AITER's time of a candidate that was not measured, and its error ratio of one that failed
+_NO_TIME, _ALL_WRONG = -1, 1.0
+
 #: columns of a profile, before and after those of the shape
 _BEFORE = ("gfx", "cu_num")
 _AFTER = (
@@ -348,11 +351,12 @@ class Store:
 
     def _profile_row(self, device: Device, timing: Timing) -> dict[str, object]:
         shape, solution, us = timing.shape, timing.solution, timing.us
+        err_ratio = timing.err_ratio or (0.0 if us or timing.status == "ok" else _ALL_WRONG)
         return {
             **shape_cells(shape, self.op, device.gfx),
             "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
-            "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
-            "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),
+            "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4) if us else _NO_TIME,
+            "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
             "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": " ".join(timing.detail.split()),
         }  # fmt: skip
