@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from tunedgemm.device import current_device
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.shape import Shape
 
@@ -96,6 +97,11 @@ def gate_rows(shape: Shape) -> int:
     if not mode:
         return 0
     return _ROWS if mode == INTERLEAVE and shape.layout != "row" else 1
+
+
+def gate_block(gfx: str = "") -> int:
+    """Return the rows of a block where shuffled weights alternate, on an architecture or the present one."""
+    return 1 if (gfx or current_device().gfx) == "gfx1250" else _ROWS
 
 
 def gate_word(value: Any, gfx: str = "") -> str:

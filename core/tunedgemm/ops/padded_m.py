@@ -51,6 +51,11 @@ def exact(m: int, n: int) -> Mapping[int, str]:
     return {m: "exact"}
 
 
+def padded_tokens(m: int) -> int:
+    """Return the number of tokens whose row AITER's fused MoE looks up first: its ``get_padded_M``."""
+    return _power(m) if m < _TIERS[0] else max(tier for tier in _TIERS if m >= tier)
+
+
 def tokens(m: int, n: int) -> Mapping[int, str]:
     """Return the exact number of tokens, then the rows of AITER's rule of fused MoE.
 

@@ -31,9 +31,9 @@ def test_quantising():
     steps = (w.view(2, 5, 2, 32).abs().amax(-1) / 7).repeat_interleave(32, -1)
     assert float(((q * steps - w).abs() / steps).max()) <= 0.5 + 1e-5
     assert int(q.abs().max()) == 7
-    for wrong in ({"group_size": 64}, {"w": w[..., :48]}):
+    for wrong in ({"group_size": 64}, {"weight": w[..., :48]}):
         with pytest.raises(OperandError, match="int4 has one scale for 32 elements"):
-            int4.per_1x32_i4_quant(**{"w": w, **wrong})
+            int4.per_1x32_i4_quant(**{"weight": w, **wrong})
 
 
 def test_scales_of_aiters_kernels():

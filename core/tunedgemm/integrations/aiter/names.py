@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NAME = "aiter"
-_GEMM, _QUANTISE, _DTYPE, _DEVICE, _BASIC, _BATCH, _FUSE = (
+_GEMM, _QUANTISE, _DTYPE, _DEVICE, _BASIC, _BATCH, _FUSE, _MOE, _TORCH_MOE, _EXPERTS = (
     f"tunedgemm.integrations.aiter.{module}"
-    for module in ("gemm", "quant", "dtypes", "device", "triton_basic", "triton_batched", "triton_fused")
+    for module in (
+        *("gemm", "quant", "dtypes", "device", "triton_basic", "triton_batched", "triton_fused"),
+        *("moe", "moe_reference", "moe_entries"),
+    )
 )
 #: Stands for the installed plugins: a name is that of the first whose package has it.
 PLUGINS = "plugins"
@@ -36,14 +39,24 @@ _BY_BACKEND = dict.fromkeys(
 _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
-_SHUFFLE = _alias("tunedgemm", "shuffle_scale", "shuffle_weight")
+_INT4 = "tunedgemm.ops.formats.int4"
+_SHUFFLE = {
+    **_alias("tunedgemm", "shuffle_scale", "shuffle_weight"),
+    **_alias(_MOE, "moe_shuffle_scale", "moe_shuffle_weight", "shuffle_scale_a16w4", "shuffle_weight_a16w4"),
+    **_alias(_INT4, "pack_int8_to_packed_int4", "shuffle_scale_for_int4"),
+}
 _QUANT = {
     **_alias("tunedgemm", "per_1x32_f4_quant", "per_tensor_quant", "pertoken_quant"),
     **_alias(_QUANTISE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
     **_alias(_QUANTISE, *(f"per_{kind}_quant_hip" for kind in ("token", "tensor", "group", "1x32_f4"))),
     **_alias(_QUANTISE, **{f"per_{kind}_quant_triton": f"per_{kind}_quant_hip" for kind in ("token", "tensor", "1x32_f4")}),
     **_alias(_QUANTISE, "static_per_tensor_quant", "dynamic_per_tensor_quant", "dynamic_per_token_scaled_quant", "smoothquant_fwd"),
+    **_alias(_QUANTISE, "per_1x32_f8_scale_f8_quant"),
+    **_alias(_INT4, "per_1x32_i4_quant"),
+    **_alias(_TORCH_MOE, "get_torch_act"),
 }
+_REFERENCES = _alias(_TORCH_MOE, "torch_moe", "torch_moe_act", "get_inter_dim")
+_AROUND_MOE = _alias(_MOE, "BLOCK_SIZE_M", "get_block_size_M", "nextPow2")
 _DTYPES = {
     **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
     **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
@@ -102,7 +115,19 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **_ENUMS, **_SHUFFLE, **_QUANT, **_LOGGER, **_alias(_DEVICE, "get_gfx"),
     },
     "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
-    "aiter.fused_moe": _alias("tunedgemm", "fused_moe"),
+    "aiter.fused_moe": {
+        **_alias("tunedgemm", "fused_moe"), **_REFERENCES, **_AROUND_MOE,
+        **_alias(_TORCH_MOE, "torch_moe_stage1", "torch_moe_stage2", "swiglu", "situv2"),
+        **_alias(_MOE, "GateMode", "MOEMetadata", "fused_topk", "get_2stage_cfgs", "get_padded_M", "get_topk_valid_mask", "moe_sorting"),
+    },
+    "aiter.fused_moe_bf16_asm": {
+        **_alias(_EXPERTS, "asm_moe", "asm_moe_tkw1", "ck_moe_2stages", "get_block_size"),
+        **_alias(_TORCH_MOE, "torch_moe", "torch_moe_tkw1"), **_alias(_MOE, "BLOCK_SIZE_M", "fused_topk", "moe_sorting_ck"),
+    },
+    "aiter.fused_moe_dp_shared_expert": {
+        **_alias(_EXPERTS, "fused_moe_dp_share_expert", "get_dp_shared_expert_token_range"), **_REFERENCES, **_AROUND_MOE,
+    },
+    "aiter.int4_utils": _alias(_EXPERTS, "convert_int8_to_uint32_int4", "rearrange_4bit_elements"),
     "aiter.jit": {},
     "aiter.jit.core": {**_LOGGER, **_alias(_DEVICE, "AITER_CONFIGS", "AITER_LOG_TUNED_CONFIG")},
     "aiter.jit.utils": {},
@@ -111,6 +136,8 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops.batched_gemm_op_a8w8": _BATCHED["a8w8"],
     "aiter.ops.batched_gemm_op_bf16": _BATCHED["bf16"],
     "aiter.ops.enum": _ENUMS,
+    "aiter.ops.flydsl": {},
+    "aiter.ops.flydsl.moe_common": _alias(_MOE, "GateMode"),
     "aiter.ops.gemm_op_a16w16": _A16W16,
     "aiter.ops.gemm_op_a4w4": _A4W4,
     "aiter.ops.gemm_op_a8w8": _A8W8,

@@ -164,6 +164,34 @@ def _write(out: torch.Tensor, scale: torch.Tensor, quantised: Any) -> None:
     scale.copy_(scales.view(scale.shape))
 
 
+def per_1x32_f8_scale_f8_quant(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    quant_dtype: torch.dtype | None = None,
+    scale_type: torch.dtype | None = None,
+    shuffle: bool = False,
+) -> Quantised:
+    """Quantise to mxfp8; scales in float32 are the same powers of two.
+
+    Raises:
+        OperandError: a scale is given.
+    """
+    import torch
+
+    from tunedgemm.errors import OperandError
+    from tunedgemm.integrations.aiter import dtypes
+    from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
+    from tunedgemm.ops.formats.scales import E8M0, shuffle_scale
+
+    if scale is not None:
+        raise OperandError("per_1x32_f8_scale_f8_quant: takes its scales from the values; omit the scale")
+    q, powers = per_1x32_f8_quant(x, quant_dtype or dtypes.fp8)
+    powers = powers.reshape(-1, powers.shape[-1])
+    if (scale_type or torch.float32) is not E8M0:
+        return q, powers.to(torch.float32)
+    return q, shuffle_scale(powers) if shuffle else powers
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Quantised]] = {
     "No": _unchanged,
     "per_Tensor": per_tensor_quant_hip,

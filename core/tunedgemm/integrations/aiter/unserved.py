@@ -18,7 +18,7 @@ _BUILD = "AITER's builds: a plugin compiles what a row needs"
 _QUANT = "writes the layouts of one kernel; `get_hip_quant` returns a function of tensors"
 #: Served functions whose arguments are not AITER's -> how they differ.
 DIFFERENT: Mapping[str, str] = {
-    "fused_moe": "without the arguments behind `splitk`",
+    "fused_moe": "the arguments behind `splitk` by name",
     "per_1x32_f4_quant": "without `pack_dim` and `round_mode`",
     "per_tensor_quant": "without `dtypeMax`",
     "pertoken_quant": "without `dtypeMax`",
@@ -66,9 +66,8 @@ REASONS: Mapping[str, str] = {
     "aiter.ops.triton.utils.shuffle:*": "orders of one kernel; see `aiter.ops.shuffle`",
     "aiter*moe*:*": _MOE,
     "*:*moe*sort*": _MOE,
-    "aiter.int4_utils:*": "int4: without an op",
-    "*:*_i4_*": "int4: without an op",
-    "*:*int4*": "int4: without an op",
+    "aiter.int4_utils:*": "int4: `aiter.ops.quant` has what `fused_moe` takes",
+    "*:*int4*": "int4: `aiter.ops.quant` has what `fused_moe` takes",
     "aiter.ops.quant:rotate_*": "outside GEMM",
     "aiter.ops.quant:*rope*": "outside GEMM",
     "aiter.ops.quant:get_torch_act": "outside GEMM",

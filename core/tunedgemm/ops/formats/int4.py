@@ -17,26 +17,26 @@ _GROUP, _LIMIT = 32, 7
 _PACK = 8
 
 
-def per_1x32_i4_quant(w: torch.Tensor, group_size: int = _GROUP) -> tuple[torch.Tensor, torch.Tensor]:
+def per_1x32_i4_quant(weight: torch.Tensor, group_size: int = _GROUP) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise a weight to values of -7 to 7; the name and the results are AITER's.
 
     Args:
-        w: [..., N, K] of a float dtype of 16 bits or more; K a multiple of 32.
+        weight: [..., N, K] of a float dtype of 16 bits or more; K a multiple of 32.
         group_size: 32.
 
     Returns:
         (q [..., N, K] torch.int8, scale [..., K/32, N] torch.bfloat16)
 
     Raises:
-        OperandError: w or the size of a group is none of these.
+        OperandError: the weight or the size of a group is none of these.
     """
-    as_rows(w, dims=2)
-    k = w.shape[-1]
+    as_rows(weight, dims=2)
+    k = weight.shape[-1]
     if group_size != _GROUP or k % _GROUP:
         raise OperandError(f"int4 has one scale for {_GROUP} elements and K a multiple of that (got group_size={group_size}, K={k})")
-    groups = w.detach().to(torch.float32).view(*w.shape[:-1], k // _GROUP, _GROUP)
+    groups = weight.detach().to(torch.float32).view(*weight.shape[:-1], k // _GROUP, _GROUP)
     scale = groups.abs().amax(-1).clamp_(min=1e-6) / _LIMIT
-    q = (groups / scale[..., None]).round_().clamp_(-_LIMIT, _LIMIT).to(torch.int8).view(w.shape)
+    q = (groups / scale[..., None]).round_().clamp_(-_LIMIT, _LIMIT).to(torch.int8).view(weight.shape)
     return q, scale.transpose(-1, -2).contiguous().to(torch.bfloat16)
 
 

@@ -1,0 +1,256 @@
+"""AITER's functions around experts: routing, sorting, references, entries and the order of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.device import Device
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, quant
+from tunedgemm.ops import op_named
+from tunedgemm.ops.formats import int4
+from tunedgemm.ops.formats.shuffle import shuffle_weight, unshuffle_weight
+from tunedgemm.ops.moe_words import ActivationType, QuantType
+from tunedgemm.testing.listed import listed
+from tunedgemm.tuner.accuracy import worst_row_error
+
+OP = op_named("fmoe")
+CPU, BF16, FP8 = torch.device("cpu"), torch.bfloat16, torch.float8_e4m3fn
+KEY = ("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type", "use_g1u1")
+
+
+def drawn(kind="No", q_dtype_w="bf16", q_dtype_a="", sizes=(6, 128, 128, 4, 2), **cells):
+    """A shape and its operands."""
+    words = (*map(str, sizes), "Silu", "bf16", q_dtype_a or q_dtype_w, q_dtype_w, kind, "1")
+    shape = OP.columns.parse({**dict(zip(KEY, words, strict=True)), "layout": "row", **cells})
+    return shape, OP.make_inputs(shape, CPU, 0)
+
+
+class TestRouting:
+    """fused_topk and moe_sorting."""
+
+    @listed("renormalize", [True, False])
+    def test_the_largest_values(self, renormalize):
+        """Values of a softmax in order, and their experts; given tensors get them."""
+        gating = torch.randn(5, 16, generator=torch.Generator().manual_seed(0)).to(BF16)
+        ids, weights = torch.empty(8, 3, dtype=torch.int32), torch.empty(8, 3)
+        found = moe.fused_topk(torch.empty(5, 8), gating, 3, renormalize, ids, weights)
+        wanted = torch.softmax(gating.double(), -1).sort(-1, descending=True)
+        values = wanted.values[:, :3]
+        assert torch.allclose(found[0].double(), values / values.sum(-1, keepdim=True) if renormalize else values)
+        assert found[1].dtype == torch.int32
+        assert torch.equal(torch.softmax(gating.float(), -1).gather(1, found[1].long()), torch.softmax(gating.float(), -1).topk(3).values)
+        assert found[0].data_ptr() == weights.data_ptr()
+        with pytest.raises(OperandError, match=r"gating_output must be \[4, experts\] \(got \(5, 16\)\)"):
+            moe.fused_topk(torch.empty(4, 8), gating, 3, True)
+
+    @listed(("mask", "count"), [(None, None), ([1, 0, 1, 1, 0, 1], None), (None, 3), ([0, 0, 1, 1, 1, 0], 4)])
+    def test_sorted_pairs(self, mask, count):
+        """Blocks of one expert each, in order, of the local experts and tokens."""
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(5)]).to(torch.int32)
+        weights = torch.rand(5, 2, generator=generator)
+        expert_mask = None if mask is None else torch.tensor(mask)
+        tokens = None if count is None else torch.tensor([count], dtype=torch.int32)
+        pairs, values, owners, padded, buffer = moe.moe_sorting(ids, weights, 6, 16, BF16, 4, expert_mask, tokens)
+        expected, experts = [], []
+        for expert in range(6):
+            if mask is None or mask[expert]:
+                slots = [(token, slot) for token in range(count or 5) for slot in range(2) if ids[token, slot] == expert]
+                blocks = -(-len(slots) // 4)
+                expected += [*slots, *[(5, 2)] * (4 * blocks - len(slots))]
+                experts += [sum(mask[:expert]) if mask else expert] * blocks
+        assert [(int(pair) & 0xFFFFFF, int(pair) >> 24) for pair in pairs[: len(expected)]] == expected
+        assert set((pairs[len(expected) :]).tolist()) <= {2 << 24 | 5}
+        assert [values[i].item() for i, slot in enumerate(expected) if slot != (5, 2)] == [
+            weights[slot].item() for slot in expected if slot != (5, 2)
+        ]
+        assert owners[: len(experts)].tolist() == experts
+        assert set(owners[len(experts) :].tolist()) <= {-1}
+        assert padded.tolist() == [len(expected), count or 5]
+        assert (tuple(buffer.shape), buffer.dtype, bool(buffer.any())) == ((5, 16), BF16, False)
+        assert len(pairs) == 10 + 6 * 4 - 2
+
+    def test_ids_among_local_experts(self):
+        """They are -1 for experts elsewhere, and unchanged without a mask."""
+        ids, mask = torch.tensor([[0, 1, 5], [2, 4, 3]], dtype=torch.int32), torch.tensor([0, 1, 1, 0, 1, 0])
+        assert moe.moe_sorting(ids, torch.ones(2, 3), 6, 8, BF16, 8, mask, return_local_topk_ids=True)[-1].tolist() == [
+            [-1, 0, -1],
+            [1, 2, -1],
+        ]
+        assert torch.equal(moe.moe_sorting(ids, torch.ones(2, 3), 6, 8, BF16, 8, return_local_topk_ids=True)[-1], ids)
+        assert moe.get_topk_valid_mask(ids, mask).tolist() == [[0, 1, 0], [1, 1, 0]]
+        with pytest.raises(UserError, match="flat and output_aux feed single kernels"):
+            moe.moe_sorting(ids, torch.ones(2, 3), 6, 8, BF16, flat=True)
+
+
+class TestReferences:
+    """torch_moe and its stages against the op's reference."""
+
+    @listed(
+        ("kind", "words"),
+        [("No", ("bf16", "bf16")), ("per_Token", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_Token", ("int8", "int8")),
+         ("per_1x128", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_1x32", ("fp4x2", "fp4x2")), ("per_1x32", ("bf16", "fp4x2")),
+         ("per_1x32", ("fp8_e4m3fn", "fp4x2")), ("per_1x32", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_1x32", ("bf16", "int4"))],
+    )  # fmt: skip
+    def test_both_stages_make_the_mixture(self, kind, words):
+        """With quantised inputs of both stages, stage 2 of stage 1 is the op's result."""
+        shape, operands = drawn(kind, words[1], words[0])
+        hidden, w1, w2, weight, ids, w1_scale, w2_scale = (*operands, None, None)[:7]
+
+        def quantised(x):
+            if words[0] in ("bf16", "fp16"):
+                return x, None
+            if kind == "per_1x32" and words[0] != "fp4x2":
+                return quant.per_1x32_f8_scale_f8_quant(x, quant_dtype=FP8, scale_type=torch.float8_e8m0fnu)
+            dtype = {"int8": torch.int8, "fp4x2": torch.float4_e2m1fn_x2}.get(words[0], FP8)
+            return quant.get_torch_quant(QuantType[kind])(x, quant_dtype=dtype)
+
+        if words[1] == "int4":  # AITER's references take a value a byte
+            w1, w2 = (int4.unpack_int4(w).view(int4.INT4) for w in (w1, w2))
+        a1, a1_scale = quantised(hidden)
+        middle = moe_reference.torch_moe_stage1(
+            a1, w1, w2, weight, ids, torch.float32, quant_type=QuantType[kind], a1_scale=a1_scale, w1_scale=w1_scale
+        )
+        a2, a2_scale = quantised(middle.view(-1, shape.k))
+        out = moe_reference.torch_moe_stage2(a2.view(6, 2, -1), w1, w2, weight, ids, torch.float32, QuantType[kind], w2_scale, a2_scale)
+        assert worst_row_error(out, OP.reference(shape, operands)) < 1e-4
+
+    def test_biases_bounds_and_activations(self):
+        """Options of stage 1 and 2 are those of the op."""
+        shape, (hidden, w1, w2, weight, ids, *_, bias1, bias2) = drawn(act_type="Situv2", options="bias1 bias2 beta=4.0 linear_beta=25.0")
+        middle = moe_reference.torch_moe_stage1(hidden, w1, w2, weight, ids, torch.float32, ActivationType.Situv2, w1_bias=bias1)
+        out = moe_reference.torch_moe_stage2(middle, w1, w2, weight, ids, torch.float32, w2_bias=bias2)
+        reference = OP.reference(shape, (hidden, w1, w2, weight, ids, None, None, None, None, bias1, bias2))
+        assert worst_row_error(out, reference) < 1e-4
+        gate, up = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+        assert torch.allclose(moe_reference.situv2(gate, up), 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 25 * torch.tanh(up / 25))
+        cut = gate.clamp(max=7.0)
+        assert torch.allclose(moe_reference.swiglu(gate, up), cut * torch.sigmoid(1.702 * cut) * (up.clamp(-7, 7) + 1))
+        silu = moe_reference.get_torch_act(ActivationType.Silu)
+        assert torch.allclose(moe_reference.torch_moe_act(torch.cat([gate, up], -1), silu, 8), torch.nn.functional.silu(gate) * up)
+
+    def test_smooth_scales_and_masks(self):
+        """Smooth scales multiply each stage's input by expert; a mask counts the local experts."""
+        _, (hidden, w1, w2, weight, ids, *_) = drawn()
+        smooth = torch.rand(4, 128, generator=torch.Generator().manual_seed(2)) + 0.5
+        out = moe_reference.torch_moe(hidden, w1, w2, weight, ids, None, None, smooth, smooth)
+        folded = [(w.float() * smooth[:, None]) for w in (w1, w2)]
+        assert torch.allclose(out.float(), moe_reference.torch_moe(hidden, *folded, weight, ids).float(), rtol=2e-2, atol=2e-2)
+        parts = [torch.tensor(mask) for mask in ([1, 1, 0, 0], [0, 0, 1, 1])]
+        total = sum(moe_reference.torch_moe(hidden.float(), w1[m != 0], w2[m != 0], weight, ids, expert_mask=m) for m in parts)
+        assert torch.allclose(total, moe_reference.torch_moe(hidden.float(), w1, w2, weight, ids), rtol=1e-4, atol=1e-4)
+
+
+class TestEntries:
+    """asm_moe, ck_moe_2stages and shared experts."""
+
+    @listed(("kind", "word"), [("No", "bf16"), ("per_Token", "fp8_e4m3fn"), ("per_Token", "int8"), ("per_1x128", "fp8_e4m3fn")])
+    def test_shuffled_weights(self, kind, word):
+        """They are shuffled by (16, 16), in a plain tensor, too."""
+        shape, (hidden, w1, w2, *routing) = drawn(kind, word)
+        reference, weights = OP.reference(shape, (hidden, w1, w2, *routing)), [shuffle_weight(w) for w in (w1, w2)]
+        blocks = {"block_shape": (128, 128)} if kind == "per_1x128" else {}
+        for given in (weights, [w.plain for w in weights]):
+            out = moe_entries.asm_moe(hidden, *given, *routing, **blocks)
+            assert worst_row_error(out, reference) <= OP.tolerance(shape).row_error
+        scales = dict(zip(("fc1_scale", "fc2_scale"), routing[2:], strict=False))
+        out = moe_entries.ck_moe_2stages(hidden, *weights, *routing[:2], QuantType[kind], **scales)
+        assert worst_row_error(out, reference) <= OP.tolerance(shape).row_error
+
+    def test_weights_of_words(self):
+        """int4 weights in 32-bit words, as AITER packs and rearranges them, multiply 16-bit activations."""
+        _, (hidden, _, _, weight, ids) = drawn(sizes=(6, 256, 256, 4, 2))
+        generator = torch.Generator().manual_seed(3)
+        weights = [torch.randint(-7, 8, size, dtype=torch.int8, generator=generator) for size in ((4, 512, 256), (4, 256, 256))]
+        scales = [torch.rand(4, w.shape[1], 1, generator=generator) / 100 for w in weights]
+        words = [moe_entries.rearrange_4bit_elements(moe_entries.convert_int8_to_uint32_int4(w)) for w in weights]
+        assert words[0].view(torch.int32)[0, 0, 0].item() & 15 == int(weights[0][0, 0, 0]) & 15
+        assert words[0].view(torch.int32)[0, 0, 0].item() >> 4 & 15 == int(weights[0][0, 0, 2]) & 15
+        out = moe_entries.asm_moe(hidden, *[shuffle_weight(w) for w in words], weight, ids, *scales)
+        assert torch.equal(out, moe_reference.torch_moe(hidden, *weights, weight, ids, *scales))
+        with pytest.raises(OperandError, match="K must be a multiple of 8"):
+            moe_entries.convert_int8_to_uint32_int4(weights[0][..., :20])
+
+    def test_weights_into_stage_1(self):
+        """The routing weights enter before the activation."""
+        shape, (hidden, w1, w2, weight, ids, w1_scale, w2_scale) = drawn("per_Token", "fp8_e4m3fn", doweight_stage1="1")
+        out = moe_entries.asm_moe_tkw1(hidden, shuffle_weight(w1), shuffle_weight(w2), weight, ids, w1_scale, w2_scale)
+        assert worst_row_error(out, OP.reference(shape, (hidden, w1, w2, weight, ids, w1_scale, w2_scale))) <= OP.tolerance(shape).row_error
+        smooth = torch.ones(4, 128)
+        exact = moe_reference.torch_moe_tkw1(hidden, w1, w2, weight, ids, w1_scale, w2_scale)
+        out = moe_entries.asm_moe_tkw1(hidden, shuffle_weight(w1), shuffle_weight(w2), weight, ids, w1_scale, w2_scale, smooth, smooth)
+        assert torch.equal(out, exact)
+
+    @listed("smooth", [False, True])
+    def test_shared_experts_of_each_rank(self, smooth):
+        """The ranks' parts add up to all tokens' sum over all experts."""
+        _, (hidden, w1, w2, _, _, w1_scale, w2_scale) = drawn("per_Token", "int8")
+        ids, ones = torch.arange(4, dtype=torch.int32).expand(6, 4), torch.ones(6, 4)
+        scales = [torch.rand(4, 1, 128) + 0.5] * 2 if smooth else [None, None]
+        weights = [shuffle_weight(w) for w in (w1, w2)]
+        named = {
+            "quant_type": QuantType.per_Token,
+            "w1_scale": w1_scale,
+            "w2_scale": w2_scale,
+            "a1_scale": scales[0],
+            "a2_scale": scales[1],
+        }
+        total = torch.zeros_like(hidden)
+        for rank in range(4):
+            part = moe_entries.fused_moe_dp_share_expert(hidden, *weights, dp_size=4, dp_rank=rank, **named)
+            start, end = moe_entries.get_dp_shared_expert_token_range(6, 4, rank)
+            assert not part[:start].any() and not part[end:].any()
+            total += part
+        wanted = moe_reference.torch_moe(hidden, w1, w2, ones, ids, w1_scale, w2_scale, *scales)
+        assert worst_row_error(total, wanted.float()) < 2.0**-4
+
+    @listed("kind", ["weight", "scale"])
+    def test_weights_of_alternating_rows(self, kind):
+        """shuffle_weight_a16w4 and shuffle_scale_a16w4 make what gate_mode="interleave" reads."""
+        shape, operands = drawn("per_1x32", "fp4x2", "bf16", act_type="Swiglu")
+        hidden, w1, w2, weight, ids, w1_scale, w2_scale = operands
+        reference = OP.reference(shape, operands)
+        named = {"activation": ActivationType.Swiglu, "quant_type": QuantType.per_1x32, "gate_mode": moe.GateMode.INTERLEAVE}
+        out = tunedgemm.fused_moe(
+            hidden, moe.shuffle_weight_a16w4(w1, 16, True), moe.shuffle_weight_a16w4(w2, 16, False), weight, ids,
+            w1_scale=moe.shuffle_scale_a16w4(w1_scale.flatten(0, 1), 4, True),
+            w2_scale=moe.shuffle_scale_a16w4(w2_scale.flatten(0, 1), 4, False),
+            **named,
+        )  # fmt: skip
+        assert worst_row_error(out, reference) <= OP.tolerance(shape).row_error
+        rows = unshuffle_weight(moe.shuffle_weight_a16w4(w1, 16, True)).view(torch.uint8)
+        assert torch.equal(rows[:, 16:32], w1.view(torch.uint8)[:, 128:144])
+
+
+class TestMetadata:
+    """The row that AITER's look-up names."""
+
+    def test_a_row_and_none(self, tmp_path, monkeypatch):
+        """Block and kernels are those of the row; its stages tell to call fused_moe."""
+        device = Device("gfx950", 256, "amd-mi355x", "amd")
+        monkeypatch.setattr("tunedgemm.device.current_device", lambda: device)
+        table = tmp_path / "tuned_fmoe.csv"
+        key = "gfx,cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+        head = f"{key},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw,_tag"
+        words = "ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fn,torch.float4_e2m1fn_x2,QuantType.per_1x32"
+        row = f"gfx950,256,64,4096,1024,32,4,{words},1,0,64,2,1.0,flydsl_a,0.0%,2.0,flydsl_b,0.0%,3.0,0,0,0,"
+        table.write_text(f"{head}\n{row}\n")
+        monkeypatch.setenv("AITER_CONFIG_FMOE", str(table))
+        tunedgemm.reload()
+        arguments = (4096, 1024, 32, 4, BF16, FP8, torch.float4_e2m1fn_x2, QuantType.per_1x32, True, ActivationType.Silu, False)
+        found = moe.get_2stage_cfgs(moe.get_padded_M(50), *arguments)
+        assert (found.block_m, found.ksplit, found.run_1stage) == (64, 2, False)
+        assert [stage.keywords["kernelName"] for stage in (found.stage1, found.stage2)] == ["flydsl_a", "flydsl_b"]
+        with pytest.raises(UserError, match=r"stages run inside fused_moe .got a call of flydsl_a"):
+            found.stage1()
+        absent = moe.get_2stage_cfgs(4, *arguments)
+        assert (absent.block_m, absent.stage1.keywords["kernelName"]) == (moe.get_block_size_M(4, 4, 32, 1024), "")
+        monkeypatch.delenv("AITER_CONFIG_FMOE")
+        tunedgemm.reload()
+
+    @listed(("tokens", "wanted"), [(1, 1), (3, 4), (1024, 1024), (32767, 32768), (40000, 32768), (131072, 131072), (1 << 20, 131072)])
+    def test_padded_numbers_of_tokens(self, tokens, wanted):
+        """AITER's powers of two, and its two tiers."""
+        assert moe.get_padded_M(tokens) == wanted
