@@ -173,6 +173,28 @@ def test_the_suite_finds_bind_that_takes_any_name():
         found.test_a_solution_is_rebuilt_from_its_identity("a16w16")
 
 
+def test_the_suite_finds_contradictions_of_lacks_and_bind():
+    """A lacks() that refuses too much, too little or with another reason fails; without one the check skips."""
+
+    class Judging(FakePlugin):
+        def lacks(self, solution):
+            return self.answers(solution)
+
+    bound = "is refused by bind(): \"fake has no kernel 'no-such-kernel' with splitK 0\""
+    found, cases = suite(), {
+        "fake:fake is accepted by bind() and refused by lacks(): no": lambda _: "no",
+        f"fake:no-such-kernel {bound}, by lacks(): ''": lambda _: "",
+        f"fake:no-such-kernel {bound}, by lacks(): 'no'": lambda solution: "no" * (solution.kernel_name != "fake"),
+    }  # fmt: skip
+    with pytest.raises(pytest.skip.Exception, match=r"fake has no lacks\(\)"):
+        found.test_lacks_refuses_what_bind_refuses("a16w16")
+    plugin = type(found).object_ = Judging("fake")
+    for fault, answers in cases.items():
+        plugin.answers = answers
+        with pytest.raises(AssertionError, match=re.escape(fault)):
+            found.test_lacks_refuses_what_bind_refuses("a16w16")
+
+
 def test_the_suite_finds_state_shared_by_threads():
     """A launcher that keeps its operands in a shared place gives another thread's result."""
     held = {}

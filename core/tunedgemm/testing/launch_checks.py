@@ -13,12 +13,16 @@ import pytest
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.choice import own_choice
+from tunedgemm.errors import LaunchError
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed
 from tunedgemm.tuner.accuracy import same_bits
 from tunedgemm.tuner.verify import Poisoned, rows_of
+
+#: Kernels of each shape, and splits of K, that `lacks` is asked about.
+_KERNELS, _SPLITS = 2, (0, 3, 1 << 20)
 
 
 class LaunchChecks(ConformanceCases):
@@ -82,8 +86,6 @@ class LaunchChecks(ConformanceCases):
     def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         """Yield how `run`, and a launcher bound from the identity, differ from the bound launcher."""
         out = case.output(solution, launcher)
-        if reason := self.backend().lacks(solution, case.shape, case.device):
-            yield f"bind() accepts it and lacks() says: {reason}"
 
         def same(other: Any) -> bool:
             return same_bits(other, out) if solution.deterministic else not case.fault(other)
@@ -109,9 +111,30 @@ class LaunchChecks(ConformanceCases):
             answer = bind(Solution(self.libtype, "no-such-kernel"), case.shape, case.device)
             if not (isinstance(answer, Unsupported) and answer.reason.strip()):
                 yield f"bind() of a kernel that does not exist returned {answer!r}"
-        absent = Solution(self.libtype, "no-such-kernel")
-        if hasattr(self.plugin(), "lacks") and not self.backend().lacks(absent, case.shape, case.device):
-            yield "lacks() has nothing against a kernel that does not exist"
+
+    def test_lacks_refuses_what_bind_refuses(self, op_name: str) -> None:
+        """Check that `lacks` refuses what `bind` refuses, with the same reason, for kernels of other shapes, too."""
+        if not hasattr(self.plugin(), "lacks"):
+            pytest.skip(f"{self.libtype} has no lacks()")
+        cases = list(self._launching(op_name))
+        solutions = list(dict.fromkeys(solution for case in cases for solution, _ in case.launchers[:_KERNELS]))
+        split = [attrs.evolve(solution, split_k=parts) for solution in solutions[:_KERNELS] for parts in _SPLITS]
+        asked = [Solution(self.libtype, "no-such-kernel"), *solutions, *split]
+        faults = [
+            f"{case.shape}: {solution} {fault}" for case in cases for solution in asked if (fault := self._fault_of_lacks(solution, case))
+        ]
+        require_none(faults)
+
+    def _fault_of_lacks(self, solution: Solution, case: Case) -> str:
+        """Return how `lacks` contradicts `bind`, or an empty text."""
+        reason = self.backend().lacks(solution, case.shape, case.device)
+        try:
+            answer = self.backend().hooks["bind"](solution, case.shape, case.device)
+        except LaunchError:  # only bind can tell
+            return ""
+        if isinstance(answer, Launcher):
+            return reason and f"is accepted by bind() and refused by lacks(): {reason}"
+        return "" if answer.reason == reason else f"is refused by bind(): {answer.reason!r}, by lacks(): {reason!r}"
 
     def test_a_row_without_a_name_is_served(self, op_name: str) -> None:
         """Check that a row without a kernel name runs the heuristic's choice, else the first listed."""
