@@ -303,7 +303,7 @@ def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(repository: 
 
 
 def test_is_tuned_and_explain_take_operands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The public questions take a call's operands and answer from the variable's table."""
+    """The public questions take a call's operands; explain says where torch serves for a gradient."""
     path = table_of(tmp_path / "t.csv", (Shape("a16w16", 4, 16, 32, **F32), Solution("torch", "mm"), 1.0))
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
     tunedgemm.reload()
@@ -311,6 +311,13 @@ def test_is_tuned_and_explain_take_operands(tmp_path: Path, monkeypatch: pytest.
         assert tunedgemm.is_tuned(torch.randn(4, 32), torch.randn(16, 32))
         assert not tunedgemm.is_tuned(Shape("a16w16", 4, 17, 32, **F32))
         assert "t.csv:2" in str(tunedgemm.explain(torch.randn(2, 2, 32), torch.randn(16, 32)))
+        parameter = torch.nn.Parameter(torch.randn(16, 32))
+        said = tunedgemm.explain(torch.randn(4, 32), parameter)
+        assert str(said.offer.solution) == "torch:native" and "the call needs a gradient" in str(said)
+        assert [reason for _, reason in said.passed_over] == ["the call needs a gradient"]
+        assert tunedgemm.is_tuned(torch.randn(4, 32), parameter)
+        with torch.no_grad():
+            assert tunedgemm.explain(torch.randn(4, 32), parameter).tuned
         assert tunedgemm.prewarm() == 1
     finally:
         monkeypatch.undo()

@@ -105,7 +105,7 @@ def test_explain_file_line_agrees_about_real_rows(repository: Path) -> None:
 
 
 class Tiles(FakePlugin):
-    """A backend of kernels ``tM`` for M up to their tile, and two splits; its lacks() and bind() share their judgement."""
+    """A backend of kernels for M up to their tile."""
 
     def lacks(self, solution, shape):
         name, sizes = solution.kernel_name, {f"t{size}": size for size in (4, 16, 64)}
@@ -122,7 +122,7 @@ class Tiles(FakePlugin):
 def test_explain_table_check_and_dispatch_agree_about_synthetic_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For random rows on the present device, explain names the solution that dispatch binds, and check the misses."""
+    """For random rows, explain names what dispatch binds, and table check the misses."""
     tiles = Tiles("tiles", solutions=lambda shape, _: [f"t{size}" for size in (4, 16, 64) if shape.m <= size])
     registry, draw, here, op = fake_registry(make_backend("tiles", tiles)), random.Random(7), current_device(), op_named("a16w16")
     monkeypatch.setattr(check, "Registry", lambda: registry)

@@ -174,7 +174,7 @@ def test_the_suite_finds_bind_that_takes_any_name():
 
 
 def test_the_suite_finds_contradictions_of_lacks_and_bind():
-    """A lacks() that refuses too much, too little or with another reason fails; without one the check skips."""
+    """A lacks() that refuses too much, too little or with another reason fails."""
 
     class Judging(FakePlugin):
         def lacks(self, solution):

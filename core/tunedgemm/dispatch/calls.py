@@ -123,6 +123,15 @@ def needs_gradient(operands: tuple[Any, ...]) -> bool:
     return False
 
 
+def torch_only(shape: Shape, operands: tuple[Any, ...]) -> str:
+    """Return why torch serves a call, whatever tables and heuristics say; "" where they decide."""
+    if needs_gradient(operands):
+        return "the call needs a gradient"
+    if shape.m == 0:
+        return "the batch is empty"
+    return "" if plain(operands) else "an operand has a type that kernels do not take"
+
+
 @attrs.frozen(eq=False)
 class OnDevice:
     """A call that runs with its operands' GPU as the current one.

@@ -33,7 +33,7 @@ from tunedgemm.dispatch.calls import (
     may_wait,
     needs_gradient,
     out_of_memory,
-    plain,
+    torch_only,
     watch_graphs,
     with_call_counter,
     with_gradient,
@@ -337,10 +337,9 @@ class Dispatcher:
         The solution is None if the function serves this one call only.
         """
         x = operands[0]
-        gradient = needs_gradient(operands)
-        if gradient or shape.m == 0 or not plain(operands):
+        if torch_only(shape, operands):
             call = self.torch_fallback(shape, device)
-            return with_gradient(self.op.name, call) if gradient and shape.m else call, NATIVE
+            return with_gradient(self.op.name, call) if shape.m and needs_gradient(operands) else call, NATIVE
         ask = capture_check(x)
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):

@@ -11,7 +11,8 @@ import attrs
 import torch
 
 from tunedgemm.device import Device, as_present, current_device, device_of
-from tunedgemm.dispatch.choice import Explanation
+from tunedgemm.dispatch.calls import torch_only
+from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import FP8, fp8_of
@@ -33,6 +34,8 @@ def explain(
 ) -> Explanation:
     """Explain which solution serves a shape (or the operands of a call), and why not the others.
 
+    torch serves a call that needs a gradient.
+
     Args:
         what: a Shape, which names its op, or the first operand of a call; its other operands
             follow.
@@ -44,7 +47,12 @@ def explain(
     if isinstance(what, Shape):
         return tgemm.of(what.op).explain(what, device)
     shape = op_named(op).shape_of(what, *operands, otype=otype, **fields)
-    return tgemm.of(op).explain(shape, device or device_of(what.get_device()))
+    explanation = tgemm.of(op).explain(shape, device or device_of(what.get_device()))
+    reason = torch_only(shape, (what, *operands)) if device is None else ""
+    if not reason or explanation.offer.solution == NATIVE:
+        return explanation
+    passed_over = (*explanation.passed_over, (explanation.offer, reason))
+    return attrs.evolve(explanation, offer=Offer(NATIVE, "builtin", f"torch's own call: {reason}"), passed_over=passed_over)
 
 
 @attrs.frozen
@@ -123,7 +131,12 @@ def is_tuned(
     device: Device | None = None,
     **fields: Any,
 ) -> bool:
-    """Check whether a table row serves a shape (or operands) on a device; arguments as in `explain`."""
+    """Check whether a table row serves a shape (or operands) on a device; arguments as in `explain`.
+
+    A gradient, for which torch serves the call, does not change that.
+    """
+    if isinstance(what, torch.Tensor):
+        device = device or device_of(what.get_device())
     return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
 
 

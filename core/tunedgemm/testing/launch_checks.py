@@ -113,7 +113,7 @@ class LaunchChecks(ConformanceCases):
                 yield f"bind() of a kernel that does not exist returned {answer!r}"
 
     def test_lacks_refuses_what_bind_refuses(self, op_name: str) -> None:
-        """Check that `lacks` refuses what `bind` refuses, with the same reason, for kernels of other shapes, too."""
+        """Check that `lacks` refuses what `bind` refuses, with one reason, also for other kernels."""
         if not hasattr(self.plugin(), "lacks"):
             pytest.skip(f"{self.libtype} has no lacks()")
         cases = list(self._launching(op_name))

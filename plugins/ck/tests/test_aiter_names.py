@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
 from tunedgemm.tools import op_named
+from tunedgemm_ck import TemplateBackend, toolchain
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import FAMILY as tile_family
@@ -21,6 +22,7 @@ from tunedgemm_ck.xdl.limits import MOST_ELEMENTS
 from tunedgemm_ck.xdl.moe.names import parse_moe
 from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
+CPU = device_of(-1)
 CONFIGS = Path(__file__).parents[4] / "shared" / "aiter" / "configs"
 
 pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables not found")
@@ -139,3 +141,21 @@ def test_a_changed_digit_changes_the_instance() -> None:
                     assert parse(changed, op).name == changed
                 except PluginError as error:
                     assert libtype in str(error)
+
+
+def test_lacks_and_bind_agree_about_rows_that_are_not_built() -> None:
+    """For a sample of each op's rows, `lacks` and `bind` refuse with one reason: here no object is stored."""
+    count = 0
+    for op in dict.fromkeys(TABLES.values()):
+        for libtype, row in list(full_rows_of(op))[::97]:
+            host = Device(row.get("gfx") or "gfx942", int(row["cu_num"]))
+            backend = TemplateBackend(FAMILIES[libtype], toolchain.hip, host)
+            shape = op_named(op).columns.parse({column: row[column] for column in op_named(op).columns.key} | {"gfx": host.gfx})
+            solution = Solution(libtype, row["kernelName"], split_k=int(row["splitK"]))
+            if backend.supports(shape, CPU):
+                answer = backend.bind(solution, shape, CPU)
+                assert isinstance(answer, Unsupported), row
+                assert backend.lacks(solution, shape, CPU) == answer.reason, row
+                assert backend.lacks(solution, shape, host) in ("", answer.reason), row
+                count += 1
+    assert count > 100
