@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.quant import per_block_quant as per_block_quant
     from tunedgemm.ops.formats.quant import per_tensor_quant as per_tensor_quant
     from tunedgemm.ops.formats.quant import pertoken_quant as pertoken_quant
+    from tunedgemm.ops.formats.scales import ShuffledScale as ShuffledScale
+    from tunedgemm.ops.formats.scales import as_shuffled_scale as as_shuffled_scale
     from tunedgemm.ops.formats.scales import shuffle_scale as shuffle_scale
     from tunedgemm.ops.formats.scales import unshuffle_scale as unshuffle_scale
     from tunedgemm.ops.formats.shuffle import ShuffledWeight as ShuffledWeight
@@ -61,7 +63,7 @@ _HOME = {
         ("dequant_blocks", "dequant_rows", "per_1x128_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant"),
         "tunedgemm.ops.formats.quant",
     ),
-    **dict.fromkeys(("shuffle_scale", "unshuffle_scale"), "tunedgemm.ops.formats.scales"),
+    **dict.fromkeys(("ShuffledScale", "as_shuffled_scale", "shuffle_scale", "unshuffle_scale"), "tunedgemm.ops.formats.scales"),
     **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
     "linear": "tunedgemm.integrations.linear",

@@ -17,6 +17,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.graph_ops import graph_op
 from tunedgemm.ops import functions, op_named, ops
+from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.shape import Shape
 from tunedgemm.testing.shapes import shapes_of
 
@@ -46,12 +47,12 @@ def kept(function: Callable[..., Any], *operands: Any) -> list[str]:
 
 
 def shapes(name: str) -> list[Shape]:
-    """The quickest example of an op for each layout of its weight, with a bias or not."""
+    """The quickest example of an op for each layout, order of scales and bias."""
     op = op_named(name)
-    found: dict[tuple[str, bool], Shape] = {}
+    found: dict[tuple[str, str, bool], Shape] = {}
     for shape in sorted(shapes_of(name), key=op.flops):
         if shape.m and shape.bias_dtype in ("", shape.dtype):
-            found.setdefault((shape.layout, shape.bias), shape)
+            found.setdefault((shape.layout, scale_order(shape), shape.bias), shape)
     return list(found.values())
 
 
@@ -204,6 +205,19 @@ def test_a_module_with_a_shuffled_weight_compiles_whole(backend: str) -> None:
             torch.testing.assert_close(compiled(x.repeat(2, 1)[:rows]), expected.repeat(2, 1)[:rows])
     direct = torch.compile(lambda x: tunedgemm.gemm_a16w16(x, layer.weight, layer.bias), backend=backend, fullgraph=True)
     torch.testing.assert_close(direct(x), expected)
+
+
+def test_scales_quantised_in_the_graph_are_shuffled() -> None:
+    """A graph has no type for them: sizes or the argument say so."""
+    weight, w_scale = tunedgemm.per_1x32_f4_quant(torch.randn(256, 256), shuffle=True)
+
+    def layer(x: torch.Tensor, order: str | None) -> torch.Tensor:
+        quantised, scale = tunedgemm.per_1x32_f4_quant(x, shuffle=True)
+        return tunedgemm.gemm_a4w4(quantised, weight, scale, w_scale, bpreshuffle=False, scale_order=order)
+
+    for rows, order in ((4, None), (256, "aiter32x8")):
+        x = torch.randn(rows, 256)
+        torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x, order), layer(x, None))
 
 
 def test_operands_that_do_not_fit_are_an_operand_error() -> None:

@@ -69,8 +69,8 @@ class TestShapeOf:
             ((X, fp4(5, 64), ones(5, 4)), "for a weight padded in K, pad x with zeros to K=128, too"),
             ((X, fp4(48), ones(5, 3)), "the weight must be 2-D [N, K/2]"),
             ((torch.ones(2, 80).half(), fp4(5, 40), ones(5, 3)), "K must be a multiple of 32, which share a scale (got K=80)"),
-            ((X, fp4(5, 48), ones(256, 8)), "a plain weight goes with plain scales (unshuffle_scale"),
-            ((torch.ones(2, 128).half(), SHUFFLED, ones(16, 4)), "layout aiter16x16 goes with shuffled scales (shuffle_scale(s))"),
+            ((X, fp4(5, 48), ones(9, 3)), "; shuffled scales (shuffle_scale(s)) are [256, 8]"),
+            ((torch.ones(2, 128).half(), SHUFFLED, ones(9, 4)), "w_scale must be [256, 8]"),
             ((torch.ones(2, 128).half(), SHUFFLED, ones(8, 256).t()), "scales must be contiguous (got w_scale with strides (1, 256))"),
             ((X, fp4(5, 48), torch.ones(5, 3)), "w_scale must be torch.float8_e8m0fnu, torch.uint8 (got"),
             ((X, fp4(5, 48), ones(5, 3, device="meta")), "on cpu (got (5, 3) torch.float8_e8m0fnu on meta)"),
@@ -103,8 +103,11 @@ class TestColumns:
             "layout": "aiter16x16", "outdtype": "torch.float32", "bias": "True",
         }  # fmt: skip
         found = OP.columns.parse(row)
-        assert OP.columns.format(found) == row
+        assert OP.columns.format(found) == {**row, "scale_order": ""}
         assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096))
+        of_scales = OP.columns.parse({**row, "scale_order": "row"})
+        assert dict(of_scales.extra) == {"scale_order": "row"}
+        assert OP.columns.format(of_scales) == {**row, "scale_order": "row"}
 
     @listed(
         ("cells", "message"),

@@ -1,4 +1,4 @@
-"""a4w4_blockscale: mxfp4 operands, plain and shuffled scales, columns, reference and AITER's function."""
+"""a4w4_blockscale: mxfp4 operands, both orders of scales, columns, reference and AITER's function."""
 
 import re
 
@@ -12,6 +12,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.mxfp4 import dequant_fp4
 from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
@@ -67,10 +68,11 @@ class TestShapeOf:
             ((fp4(2, 48), fp4(5, 48).view(torch.int8), ones(2, 3), ones(5, 3)), "weight must be torch.float4_e2m1fn_x2, torch.uint8 (got"),
             ((fp4(2, 48), fp4(5, 64), ones(2, 3), ones(5, 4)), "the last dimension of x must equal that of the [N, K] weight"),
             ((fp4(2, 40), fp4(5, 40), ones(2, 3), ones(5, 3)), "K must be a multiple of 32, which share a scale (got K=80)"),
-            ((fp4(2, 48), fp4(5, 48), ones(256, 8), ones(5, 3)), "x_scale must be [2, 3], torch.float8_e8m0fnu, torch.uint8 on cpu"),
-            ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(256, 8)), "a plain weight goes with plain scales (unshuffle_scale"),
-            ((fp4(2, 64), SHUFFLED, ones(2, 4), ones(256, 8)), "x_scale must be [256, 8]"),
-            ((fp4(2, 64), SHUFFLED, ones(256, 8), ones(16, 4)), "weight of layout aiter16x16 goes with shuffled scales (shuffle_scale(s))"),
+            ((fp4(2, 48), fp4(5, 48), ones(3, 3), ones(5, 3)), "x_scale must be [2, 3], torch.float8_e8m0fnu, torch.uint8 on cpu"),
+            ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(9, 8)), "; shuffled scales (shuffle_scale(s)) are [256, 8]"),
+            ((fp4(2, 64), SHUFFLED, ones(2, 8), ones(256, 8)), "x_scale must be [256, 8]"),
+            ((fp4(2, 64), SHUFFLED, ones(256, 8), ones(9, 4)), "w_scale must be [256, 8]"),
+            ((fp4(2, 64), SHUFFLED, ones(2, 4), ones(256, 8)), "one order (got x_scale row, w_scale aiter32x8); pass shuffle_scale(s)"),
             ((fp4(2, 64), SHUFFLED, ones(8, 256).t(), ones(256, 8)), "scales must be contiguous (got x_scale with strides (1, 256))"),
             ((fp4(2, 48), fp4(5, 48), torch.ones(2, 3), ones(5, 3)), "x_scale must be torch.float8_e8m0fnu, torch.uint8 (got"),
             ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3, device="meta")), "on cpu (got (5, 3) torch.float8_e8m0fnu on meta)"),
@@ -103,8 +105,20 @@ class TestColumns:
         """Layout, output and bias are ours; their rows come before AITER's."""
         row = {"M": "1", "N": "512", "K": "4096", "layout": "row", "outdtype": "torch.float32", "bias": "True"}
         found = OP.columns.parse(row)
-        assert OP.columns.format(found) == row
+        assert OP.columns.format(found) == {**row, "scale_order": ""}
         assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096, "aiter16x16"))
+
+    @listed(("layout", "order"), [("row", "aiter32x8"), ("aiter16x16", "row")])
+    def test_the_order_of_scales(self, layout, order):
+        """A column where it is not the usual one; AITER's rows serve such calls, too."""
+        row = {"M": "1", "N": "512", "K": "4096", "scale_order": order} | ({"layout": layout} if layout == "row" else {})
+        found = OP.columns.parse(row)
+        assert dict(found.extra) == {"scale_order": order}
+        assert {name: text for name, text in OP.columns.format(found).items() if text} == row
+        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096, "aiter16x16"))
+        assert OP.columns.parse({**row, "scale_order": "aiter32x8" if layout != "row" else "row"}) == shape(1, 512, 4096, layout)
+        with pytest.raises(ShapeError, match="'scale_order' must be one of row, aiter32x8"):
+            OP.columns.parse({**row, "scale_order": "m_major"})
 
     def test_k_of_a_table(self):
         """A row that no operands can have is refused when it is read."""
@@ -187,6 +201,33 @@ def test_fakes_serve_meta_tensors():
 
 class TestFunction:
     """AITER's gemm_a4w4."""
+
+    @listed("layout", ["aiter16x16", "row"])
+    @listed("shuffled", [False, True])
+    @listed("m", [1, 256])
+    def test_scales_of_either_order_go_with_either_weight(self, layout, shuffled, m):
+        """The product is right to the last bit of bf16, although no padding tells the order at M = 256."""
+        x, weight, x_scale, w_scale = OP.make_inputs(shape(m, 256, 512), CPU, 0)
+        wanted = OP.reference(shape(m, 256, 512), (x, weight, x_scale, w_scale)).double()
+        if shuffled:
+            x_scale, w_scale = shuffle_scale(x_scale), shuffle_scale(w_scale)
+        order = None if shuffled or layout == "row" else "row"
+        weight = weight if layout == "row" else shuffle_weight(weight, layout)
+        found = OP.shape_of(x, weight, x_scale, w_scale, scale_order=order)
+        assert (found.layout, scale_order(found)) == (layout, "aiter32x8" if shuffled else "row")
+        out = TunedGemm().gemm_a4w4(x, weight, x_scale, w_scale, bpreshuffle=layout != "row", scale_order=order)
+        assert float((out.double() - wanted).norm() / wanted.norm()) < 2.0**-8
+
+    def test_launchers_are_not_shared_between_orders(self):
+        """Calls of equal sizes and other orders, by type or by word, each get their own result."""
+        x, weight, x_scale, w_scale = OP.make_inputs(shape(256, 256, 512), CPU, 0)
+        gemm = TunedGemm()
+        row = gemm.gemm_a4w4(x, weight, x_scale, w_scale, bpreshuffle=False)
+        marked = gemm.gemm_a4w4(x, weight, shuffle_scale(x_scale), shuffle_scale(w_scale), bpreshuffle=False)
+        raw = [shuffle_scale(scale).plain for scale in (x_scale, w_scale)]
+        stated = gemm.gemm_a4w4(x, weight, *raw, bpreshuffle=False, scale_order="aiter32x8")
+        assert torch.equal(row, marked)
+        assert torch.equal(row, stated)
 
     @listed("layout", ["aiter16x16", "row"])
     def test_aiters_arguments(self, layout):

@@ -117,7 +117,7 @@ class TestShapeOf:
             ({}, {5: lambda s: s.to("meta")}, "w1_scale must be .*on meta"),
             (BLOCK, {6: lambda s: s.repeat(1, 1, 2)}, r"per_1x128 w2_scale must be \[8, 1, 1\] or \[8, 1\]"),
             (FP4, {5: lambda s: s.float()}, "w1_scale must be .*torch.float8_e8m0fnu or torch.uint8 .*got .*float32"),
-            ({**FP4, "layout": ""}, {5: lambda s: s.view(torch.uint8)[:, :4].clone()}, "in the order of quant.shuffle_scale"),
+            ({**FP4, "layout": ""}, {5: lambda s: s.plain.view(torch.uint8)[:, :4].clone()}, "in the order of quant.shuffle_scale"),
             (PLAIN, {5: lambda s: torch.ones(8)}, "w1_scale is given, but QuantType.No has no scales; name the quant_type"),
             ({}, {7: lambda s: torch.ones(1)}, "a1_scale applies only to QuantType.per_Tensor"),
             (TENSOR, {8: lambda s: torch.ones(2)}, r"a2_scale must be one float32 value on cpu \(got \(2,\)"),

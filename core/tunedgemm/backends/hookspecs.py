@@ -5,7 +5,7 @@ are validated and collected by pluggy, then bound as plain functions (hook wrapp
 
 The registered object also states ``OPS``, the names of the ops it covers. It may state:
 
-* ``SCALE_ORDERS``: the orders of x's 1x128 scales that it reads, apart from row-major ones; the
+* ``SCALE_ORDERS``: the orders of scales that it reads, apart from the usual one of a shape; the
   core asks about no others;
 * ``OPTIONS``: its settings for a run of the tuner;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
@@ -51,8 +51,8 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
     """Launch a solution eagerly and return the output tensor.
 
-    It does not get the shape, so a shuffled weight comes in a separate type (`ShuffledWeight`),
-    which names the layout.
+    It does not get the shape, so shuffled weights and scales come in separate types
+    (`ShuffledWeight`, `ShuffledScale`), which name the order.
     """
 
 

@@ -22,7 +22,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
-from tunedgemm.ops.scale_order import ROW, scale_order
+from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
@@ -63,8 +63,9 @@ class Backend:
             _, shape = whole
         if shape.op not in self.ops:
             return Unsupported(f"op {shape.op} is not covered (covers {', '.join(self.ops)})")
-        if (order := scale_order(shape)) not in (ROW, *self.scale_orders):
-            return Unsupported(f"scale_order must be {' or '.join((ROW, *self.scale_orders))} (got {order})")
+        orders = (usual_order(shape), *self.scale_orders)
+        if (order := scale_order(shape)) not in orders:
+            return Unsupported(f"scale_order must be {' or '.join(dict.fromkeys(orders))} (got {order})")
         try:
             answer = self.hooks["supports"](shape, device)
         except Exception as error:  # a plugin may raise anything
@@ -128,9 +129,8 @@ class Backend:
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
 
-        The plugin's launcher gets plain tensors: a weight whose layout is not ``row`` comes as its
-        bytes are in memory. A plain `run`, which does not get the shape, gets the operands
-        unchanged.
+        The plugin's launcher gets plain tensors: shuffled weights and scales come as their bytes
+        are in memory. A plain `run`, which does not get the shape, gets the operands unchanged.
         """
         whole = split.kernel_and_shape(solution, shape)
         if isinstance(whole, Unsupported):
@@ -177,11 +177,11 @@ class Backend:
 
 
 def with_plain_weights(launcher: Launcher, shape: Shape) -> Launcher:
-    """Wrap a launcher to take shuffled weights out of their type, where the shape has such.
+    """Wrap a launcher to take shuffled weights and scales out of their types, where the shape has such.
 
     See `Backend.bind`.
     """
-    if shape.layout == "row":
+    if shape.layout == "row" and scale_order(shape) != SHUFFLED:
         return launcher
     from torch import Tensor  # a caller that launches has loaded it
 

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.ops.op import Call, Op, Serving
 from tunedgemm.shape import Shape
@@ -76,9 +77,9 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
 
 
 def plain(operands: tuple[Any, ...]) -> bool:
-    """Check that launchers know the operands' types: tensors, parameters and shuffled weights."""
+    """Check that launchers know the operands' types: tensors, parameters, shuffled weights and scales."""
     for operand in operands:
-        if operand is not None and type(operand) not in _PLAIN and not isinstance(operand, ShuffledWeight):
+        if operand is not None and type(operand) not in _PLAIN and not isinstance(operand, (ShuffledWeight, ShuffledScale)):
             return False
     return True
 

@@ -5,14 +5,15 @@ functions, which read addresses. This holds for the default instance: functions 
 `TunedGemm` run between two graphs.
 
 An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of
-shuffled weights, which arrive as plain tensors; and ``fields``, the other arguments of
-`Dispatcher.call` as JSON.
+shuffled weights, which arrive as plain tensors; ``fields``, the other arguments of
+`Dispatcher.call` as JSON; and ``shuffled_scales``, the positions of shuffled scales, which arrive
+as plain tensors, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from tunedgemm.errors import OperandError
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
+from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.layout import check_not_transposed
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
 
-_LAST = ("otype", "weight_layout", "fields")
+_LAST = ("otype", "weight_layout", "fields", "shuffled_scales")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _linear = torch._C._nn.linear
 
@@ -50,18 +52,29 @@ def _define(op: Op) -> Any:
     name = op.name
     names = (*(operand.rstrip("?") for operand in op.operands), *_LAST)
     operands = (f"Tensor? {operand[:-1]}=None" if operand.endswith("?") else f"Tensor {operand}" for operand in op.operands)
-    schema = f'{name}({", ".join(operands)}, ScalarType? otype=None, str weight_layout="row", str fields="") -> Tensor'
+    last = 'ScalarType? otype=None, str weight_layout="row", str fields="", int[] shuffled_scales=[]'
+    schema = f"{name}({', '.join(operands)}, {last}) -> Tensor"
 
-    def run(*arguments: Any, otype: torch.dtype | None = None, weight_layout: str = "row", fields: str = "", **named: Any) -> torch.Tensor:
+    def run(
+        *arguments: Any,
+        otype: torch.dtype | None = None,
+        weight_layout: str = "row",
+        fields: str = "",
+        shuffled_scales: Sequence[int] = (),
+        **named: Any,
+    ) -> torch.Tensor:
         if named or len(arguments) > len(op.operands):  # operands by name, or the others by position: torch leaves out defaults
-            values = {"otype": otype, "weight_layout": weight_layout, "fields": fields} | dict(zip(names, arguments, strict=False)) | named
+            values: dict[str, Any] = dict(zip(_LAST, (otype, weight_layout, fields, shuffled_scales), strict=True))
+            values |= dict(zip(names, arguments, strict=False)) | named
             arguments = tuple(map(values.get, names[: -len(_LAST)]))
-            otype, weight_layout, fields = (values[name] for name in _LAST)
+            otype, weight_layout, fields, shuffled_scales = (values[name] for name in _LAST)
         if weight_layout != "row":
             arguments = tuple(
                 operand if operand is None or index not in op.matrices else as_shuffled(operand, weight_layout)
                 for index, operand in enumerate(arguments)
             )
+        if shuffled_scales:
+            arguments = tuple(as_shuffled_scale(each) if index in shuffled_scales else each for index, each in enumerate(arguments))
         arguments = tuple(map(plain, arguments))
         return tgemm.of(name).call(*arguments, otype=otype, **(json.loads(fields) if fields else {})).contiguous()
 
@@ -98,6 +111,7 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
     gradient = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
     layout = "row"
     plain: list[Any] = []
+    shuffled_scales = [index for index, operand in enumerate(operands) if isinstance(operand, ShuffledScale)]
     for operand in operands:
         if isinstance(operand, ShuffledWeight):
             if layout not in ("row", operand.layout_name):
@@ -105,14 +119,14 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
             layout = operand.layout_name
             plain.append(operand._plain)
         else:
-            plain.append(operand)
+            plain.append(operand._plain if isinstance(operand, ShuffledScale) else operand)
     torch_fits = differentiable and layout == "row" and plain[0].dtype in _FLOATS and all(scale is None for scale in plain[3:])
     if torch_fits and (gradient or inside_transform()):
         return torch_fallback(plain[0], plain[1], plain[2] if len(plain) > 2 else None, otype)
     if gradient:
         torch._dynamo.graph_break(msg="an op of tunedgemm in a graph has no gradient; call it under torch.no_grad()")
     encoded = _encode_fields(tuple(fields), tuple(fields.values())) if fields else ""
-    return op(*plain, otype=otype, weight_layout=layout, fields=encoded)
+    return op(*plain, otype=otype, weight_layout=layout, fields=encoded, shuffled_scales=shuffled_scales)
 
 
 def torch_fallback(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, otype: torch.dtype | None) -> torch.Tensor:

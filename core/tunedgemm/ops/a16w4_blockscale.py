@@ -3,8 +3,8 @@
 Activations have 16 bits. The function has the name of AITER's ``gemm_a16wfp4``, which quantises x
 to mxfp4 first; here x stays in 16 bits. AITER has no table of it:
 ``a16w4_blockscale_tuned_gemm.csv`` is ours. The weight is [N, K/2], the even element in the low
-nibble. Its e8m0 scales, one for each 32 of K, are [N, K/32]. With a shuffled weight they are
-AITER's shuffled ones: [ceil256(N), ceil8(K/32)]. Accumulation is in float32.
+nibble. Its e8m0 scales, one for each 32 of K, are row-major [N, K/32], or AITER's shuffled ones:
+[ceil256(N), ceil8(K/32)]. Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _DTYPES = ("bf16", "fp16")
 def _parse(row: Mapping[str, str]) -> Shape:
     k = size(row, "K")
     scaled_fp4.check_k(NAME, k, ShapeError)
-    return Shape(
+    shape = Shape(
         op=NAME,
         m=size(row, "M"),
         n=size(row, "N"),
@@ -45,6 +46,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         scale="block",
         layout=text(row, "layout", "row"),
     )
+    return scaled_fp4.ordered(shape, row)
 
 
 def _format(shape: Shape) -> dict[str, str]:
@@ -56,12 +58,13 @@ def _format(shape: Shape) -> dict[str, str]:
         "layout": "" if shape.layout == "row" else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
+        FIELD: order_cell(shape),
     }
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
-    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
+    """Return the shape, then as the key alone tells it: plain weight and scales, bf16 out, no bias."""
+    return scaled_fp4.equivalent_as(shape, "row", ROW)
 
 
 def _shape_of(
@@ -71,6 +74,7 @@ def _shape_of(
     bias: torch.Tensor | None = None,
     *,
     otype: torch.dtype | None = None,
+    scale_order: str | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
@@ -80,9 +84,8 @@ def _shape_of(
     layout = layout_of(NAME, weight)
     n, k, dtype = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
     scaled_fp4.check_k(NAME, k, OperandError)
-    scaled_fp4.check_scale(NAME, "w_scale", w_scale, (scaled_fp4.scale_sizes(layout, n, k // scaled_fp4.GROUP),), layout, x.device)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    return Shape(
+    shape = Shape(
         op=NAME,
         m=quantised.rows_of(x),
         n=n,
@@ -94,6 +97,7 @@ def _shape_of(
         scale="block",
         layout=layout,
     )
+    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -127,7 +131,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
 
     def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         x: torch.Tensor,
@@ -139,6 +143,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         config: Mapping[str, Any] | None = None,
         bias: torch.Tensor | None = None,
         bpreshuffle: bool | None = False,
+        *,
+        scale_order: str | None = None,
     ) -> torch.Tensor:
         """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
 
@@ -146,7 +152,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
                 them to mxfp4 first, this does not.
             w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
-            w_scales: float8_e8m0fnu or uint8 [N, K/32]; for a shuffled weight shuffled:
+            w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
                 [ceil256(N), ceil8(K/32)].
             atomic_add, config: accepted as AITER does and not used: the table decides how K is
                 split, and by which kernel.
@@ -154,6 +160,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             y: only None: the output is always new.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
+            scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
+                their type or sizes tell.
 
         Returns:
             A new tensor [..., N].
@@ -165,7 +173,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         if y is not None:
             raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
         scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
-        return scaled(x, w, w_scales, bias, dtype)
+        return scaled(x, w, w_scales, bias, scale_order, dtype)
 
     return {"gemm_a16wfp4": gemm_a16wfp4}
 
@@ -184,7 +192,7 @@ op = Op(
         values=("libtype", *quantised.VALUES),
         parse=_parse,
         format=_format,
-        own=("layout", "outdtype", "bias"),
+        own=("layout", "outdtype", "bias", FIELD),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
@@ -193,6 +201,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
+    fields=scaled_fp4.fields,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
@@ -208,6 +217,7 @@ op = Op(
         _example(24, 320, 640, x_dtype="fp16", bias="True"),
         _example(9, 48, 96, x_dtype="fp16", outdtype="fp32"),
         _example(32, 16, 2048, outdtype="fp32"),  # the narrowest N
+        _example(12, 256, 512, scale_order=SHUFFLED),
         _example(0, 256, 512),  # an empty batch
         _example(0, 256, 512, layout="aiter16x16"),
     ),

@@ -2,10 +2,10 @@
 
 Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. AITER's ``gemm_a4w4``;
 its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2]
-and [N, K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels want
-it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.scales.shuffle_scale`):
-[ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
-[M, K/32] and [N, K/32]. Accumulation is in float32.
+and [N, K/2], the even element in the low nibble. AITER's scales are shuffled
+(`tunedgemm.ops.formats.scales.shuffle_scale`): [ceil256(M), ceil8(K/32)] and
+[ceil256(N), ceil8(K/32)]. Row-major ones are [M, K/32] and [N, K/32]. The order is a field of the
+shape (`tunedgemm.ops.scale_order`). Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, scale_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 def _parse(row: Mapping[str, str]) -> Shape:
     k = size(row, "K")
     scaled_fp4.check_k(NAME, k, ShapeError)
-    return Shape(
+    shape = Shape(
         op=NAME,
         m=size(row, "M"),
         n=size(row, "N"),
@@ -44,6 +45,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         scale="block",
         layout=text(row, "layout", scaled_fp4.SHUFFLED),
     )
+    return scaled_fp4.ordered(shape, row)
 
 
 def _format(shape: Shape) -> dict[str, str]:
@@ -54,12 +56,13 @@ def _format(shape: Shape) -> dict[str, str]:
         "layout": "" if shape.layout == scaled_fp4.SHUFFLED else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
+        FIELD: order_cell(shape),
     }
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
-    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
+    """Return the shape, then as AITER's key knows it: shuffled weight and scales, bf16 out, no bias."""
+    return scaled_fp4.equivalent_as(shape, scaled_fp4.SHUFFLED, SHUFFLED)
 
 
 def _shape_of(
@@ -70,6 +73,7 @@ def _shape_of(
     bias: torch.Tensor | None = None,
     *,
     otype: torch.dtype | None = None,
+    scale_order: str | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
@@ -79,15 +83,8 @@ def _shape_of(
     layout = layout_of(NAME, weight)
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
     scaled_fp4.check_k(NAME, k, OperandError)
-    groups = k // scaled_fp4.GROUP
-    leading = ((*x.shape[:-1], groups),) if layout == "row" else ()
-    for name, scale, sizes in (
-        ("x_scale", x_scale, (scaled_fp4.scale_sizes(layout, m, groups), *leading)),
-        ("w_scale", w_scale, (scaled_fp4.scale_sizes(layout, n, groups),)),
-    ):
-        scaled_fp4.check_scale(NAME, name, scale, sizes, layout, x.device)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    return Shape(
+    shape = Shape(
         op=NAME,
         m=m,
         n=n,
@@ -99,6 +96,7 @@ def _shape_of(
         scale="block",
         layout=layout,
     )
+    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], x_scale=x_scale, w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -108,7 +106,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 
     generator = torch.Generator(device).manual_seed(seed)
-    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=shape.layout != "row")
+    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=scale_order(shape) == SHUFFLED)
     weight, w_scale = scaled_fp4.draw_weight(shape, generator)
     return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
 
@@ -134,7 +132,7 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     x, weight, x_scale, *rest = operands
     rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)
     scales = scaled_fp4.in_order(shape, x_scale, shape.m)[:m].contiguous()
-    scales = scales if shape.layout == "row" else shuffle_scale(scales)
+    scales = scales if scale_order(shape) == ROW else shuffle_scale(scales)
     return (rows, weight, scales.view(x_scale.dtype), *rest)
 
 
@@ -148,7 +146,7 @@ def _bytes_moved(shape: Shape) -> int:
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
 
     def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         A: torch.Tensor,
@@ -163,20 +161,24 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         apreshuffle: bool | None = False,
         global_A_scale: torch.Tensor | None = None,
         global_B_scale: torch.Tensor | None = None,
+        *,
+        scale_order: str | None = None,
     ) -> torch.Tensor:
         """Compute ``A[..., K] @ B[N, K].T (+ bias)`` in mxfp4 by the solution the tables choose.
 
         Args:
             A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
                 uint8, the even element in the low nibble.
-            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled: [ceil256(M), ceil8(K/32)] and
-                [ceil256(N), ceil8(K/32)]; for a plain weight plain: [M, K/32] and [N, K/32].
+            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled by `shuffle_scale`: [ceil256(M),
+                ceil8(K/32)] and [ceil256(N), ceil8(K/32)]; or row-major: [M, K/32] and [N, K/32].
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             alpha, beta: only 1 and 0.
             bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
             apreshuffle: only False.
             global_A_scale, global_B_scale: only None: they belong to nvfp4.
+            scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
+                their type or sizes tell.
 
         Returns:
             A new tensor [..., N].
@@ -191,7 +193,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
             raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
         scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
-        return scaled(A, B, A_scale, B_scale, bias, dtype)
+        return scaled(A, B, A_scale, B_scale, bias, scale_order, dtype)
 
     return {"gemm_a4w4": gemm_a4w4}
 
@@ -210,7 +212,7 @@ op = Op(
         values=quantised.VALUES,
         parse=_parse,
         format=_format,
-        own=("layout", "outdtype", "bias"),
+        own=("layout", "outdtype", "bias", FIELD),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
@@ -219,6 +221,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
+    fields=scaled_fp4.fields,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
@@ -232,6 +235,8 @@ op = Op(
         _example(5, 96, 32, layout="row", bias="True", outdtype="fp32"),  # one scale a row
         _example(24, 320, 640, bias="True", outdtype="fp16"),
         _example(32, 16, 2048, outdtype="fp32"),  # the narrowest N
+        _example(48, 256, 512, layout="row", scale_order=SHUFFLED),  # AITER's kernels for plain weights
+        _example(20, 272, 320, scale_order=ROW),
         _example(0, 256, 512),  # an empty batch
         _example(0, 130, 96, layout="row"),
     ),

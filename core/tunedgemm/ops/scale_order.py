@@ -1,8 +1,12 @@
-"""Order of x's 1x128 scales in memory: a field of the shape unless the scales are row-major.
+"""Order of scales in memory: a field of the shape unless it is the usual one.
 
-The scales are float32 [M, ceil(K/128)]. AITER has them row-major. torch, cuBLASLt, vLLM, SGLang
-and DeepGEMM want them M-major: the scales of one block of K are adjacent. For TMA, DeepGEMM pads
-each such column to a multiple of 16 bytes. Imports no torch.
+x's 1x128 scales are float32 [M, ceil(K/128)]. AITER has them row-major. torch, cuBLASLt, vLLM,
+SGLang and DeepGEMM want them M-major: the scales of one block of K are adjacent. For TMA, DeepGEMM
+pads each such column to a multiple of 16 bytes.
+
+e8m0 scales of 32 elements are row-major [rows, K/32] or shuffled as AITER's kernels read them. The
+usual order is that of the weight; AITER also has plain weights with shuffled scales. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ FIELD = "scale_order"
 #: Strides (blocks of K, 1); (1, M); (1, M rounded up to a multiple of `FLOATS`).
 ROW, M_MAJOR, M_MAJOR_PADDED = "row", "m_major", "m_major_padded"
 ORDERS = (ROW, M_MAJOR, M_MAJOR_PADDED)
+#: e8m0 scales in tiles of 32 rows and 8 columns, padded with 1 to multiples of `E8M0_TILE`.
+SHUFFLED = "aiter32x8"
+E8M0_ORDERS = (ROW, SHUFFLED)
+E8M0_TILE = (256, 8)
+_E8M0_OPS = ("a4w4_blockscale", "a16w4_blockscale")
 #: Floats of 16 bytes, to whose multiple a padded column is rounded up.
 FLOATS = 4
 #: Elements of K that share a scale of x; also rows of the weight that share one.
@@ -33,13 +42,26 @@ def blocks(length: int) -> int:
     return -(-length // BLOCK)
 
 
+def has_e8m0_scales(shape: Shape) -> bool:
+    """Tell whether each 32 elements of K share an e8m0 scale."""
+    fields = dict(shape.extra)
+    return shape.op in _E8M0_OPS or (fields.get("q_type") == "per_1x32" and fields["q_dtype_w"] != "int4")
+
+
+def usual_order(shape: Shape) -> str:
+    """Return the order of a shape without the field: for e8m0 scales that of its weight."""
+    return SHUFFLED if shape.layout != "row" and has_e8m0_scales(shape) else ROW
+
+
 def scale_order(shape: Shape) -> str:
-    """Return the order of x's scales: ``row``, ``m_major`` or ``m_major_padded``.
+    """Return the order of x's 1x128 scales, or of all e8m0 scales.
 
     Where two orders are the same strides, return the first of them: one row or one block of K is
     row-major, and no column of a multiple of four rows is padded.
     """
     order = field_of(shape)
+    if order == SHUFFLED:
+        return order
     if order == ROW or shape.m == 0 or shape.k <= BLOCK or (order == M_MAJOR and shape.m == 1):
         return ROW
     return M_MAJOR if shape.m % FLOATS == 0 else order
@@ -58,17 +80,22 @@ def padded(m: int) -> int:
 
 
 def field_of(shape: Shape) -> str:
-    """Return the field of a shape, ``row`` where it has none."""
+    """Return the field of a shape, or the usual order where it has none."""
     for name, value in shape.extra:
         if name == FIELD:
             return str(value)
-    return ROW
+    return usual_order(shape)
 
 
 def with_order(shape: Shape, order: str) -> Shape:
-    """Return a shape with another order of x's scales."""
+    """Return a shape with another order of its scales."""
     extra = {name: value for name, value in shape.extra if name != FIELD}
-    return attrs.evolve(shape, extra=extra if order == ROW else {**extra, FIELD: order})  # type: ignore[arg-type]
+    return attrs.evolve(shape, extra=extra if order == usual_order(shape) else {**extra, FIELD: order})  # type: ignore[arg-type]
+
+
+def order_cell(shape: Shape) -> str:
+    """Return the column of a shape: "" for the usual order."""
+    return "" if (order := field_of(shape)) == usual_order(shape) else order
 
 
 def equivalent_orders(shape: Shape) -> tuple[str, ...]:

@@ -1,17 +1,25 @@
 """Share code of a4w4_blockscale and a16w4_blockscale, whose weight is in mxfp4.
 
 Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. K counts elements, so a
-packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's
-kernels want it, the scales are AITER's shuffled ones
-(`tunedgemm.ops.formats.scales.shuffle_scale`), with a plain weight plain [rows, K/32].
+packed operand is [..., K/2], the even element in the low nibble. The scales are row-major
+[rows, K/32], or AITER's shuffled ones (`tunedgemm.ops.formats.scales.shuffle_scale`)
+[ceil256(rows), ceil8(K/32)]. Usually those of a shuffled weight are shuffled and those of a plain
+one row-major; either goes with either (`tunedgemm.ops.scale_order`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import attrs
 
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
+from tunedgemm.ops.cells import word
+from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
+from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -35,27 +43,53 @@ def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
         raise error(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
 
 
-def scale_sizes(layout: str, rows: int, groups: int) -> tuple[int, int]:
-    """Return the sizes of scales [rows, groups]; AITER pads shuffled ones to multiples of 256 and 8."""
-    return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
-
-
-def check_scale(op: str, name: str, scale: torch.Tensor, sizes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
-    """Check an e8m0 scale: one of the *sizes*, on *device*, in the order that *layout* wants.
-
-    *layout* is the weight's.
+def ordered(shape: Shape, row: Mapping[str, str]) -> Shape:
+    """Return a row's shape with the order of its column, by default the usual one.
 
     Raises:
-        OperandError: another scale.
+        ShapeError: the column has another word.
     """
-    try:
-        quantised.check_scale(op, name, scale, sizes, _E8M0, device)
-    except OperandError as error:
-        order = "a plain weight goes with plain scales (unshuffle_scale(s, rows, K/32))"
-        shuffled = f"a weight of layout {layout} goes with shuffled scales (shuffle_scale(s))"
-        raise OperandError(f"{error}; {order if layout == 'row' else shuffled}") from None
-    if layout != "row" and not scale.is_contiguous():
-        raise OperandError(f"{op}: shuffled scales must be contiguous (got {name} with strides {scale.stride()})")
+    return with_order(shape, word(row, FIELD, usual_order(shape), E8M0_ORDERS))
+
+
+def equivalent_as(shape: Shape, layout: str, order: str) -> tuple[Shape, ...]:
+    """Return the shape, then as the key alone tells it: bf16 out, no bias, that layout and order."""
+    plain = attrs.evolve(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=layout)
+    return tuple(dict.fromkeys((shape, with_order(plain, order))))
+
+
+def fields(shape: Shape) -> Mapping[str, str]:
+    """Return the order of the scales, which sizes do not tell where nothing is padded: `Op.fields`."""
+    return {FIELD: field_of(shape)}
+
+
+def shape_with_scales(shape: Shape, stated: str | None, device: torch.device, x_shape: tuple[int, ...], **scales: torch.Tensor) -> Shape:
+    """Return a call's shape with the order of its e8m0 scales.
+
+    Args:
+        shape: of a call with the usual order.
+        stated: the order that the caller states, None for none.
+        x_shape: leading dimensions of x, which x_scale may have.
+        scales: x_scale and w_scale, or the latter.
+
+    Raises:
+        OperandError: a scale of other sizes, dtype or device, or no order is certain.
+    """
+    groups, checked = shape.k // GROUP, []
+    for name, scale in scales.items():
+        rows = shape.m if name == "x_scale" else shape.n
+        leading = ((*x_shape, groups),) if name == "x_scale" else ()
+        checked.append(E8m0Scale(name, scale, ((rows, groups), *leading), (shuffled_sizes(rows, groups),)))
+    order = e8m0_order(shape.op, tuple(checked), shape.layout, stated) or usual_order(shape)
+    for each in checked:
+        try:
+            quantised.check_scale(shape.op, each.name, each.scale, each.row if order == ROW else each.shuffled, _E8M0, device)
+        except OperandError as error:
+            names = ("shuffled scales (shuffle_scale(s))", each.shuffled) if order == ROW else ("row-major scales", each.row)
+            raise OperandError(f"{error}; {names[0]} are {list(names[1][0])}") from None
+        if order != ROW and not each.scale.is_contiguous():
+            raise OperandError(f"{shape.op}: shuffled scales must be contiguous (got {each.name} with strides {each.scale.stride()})")
+    return with_order(shape, order)
 
 
 def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, name: str) -> None:
@@ -68,18 +102,18 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
     if (layout != "row") is not bool(bpreshuffle):
         raise OperandError(
             f"{op}: bpreshuffle={bpreshuffle}, but the weight has layout {layout}; pass "
-            f"shuffle_weight({name}), as_shuffled({name}) if its bytes are shuffled already, or bpreshuffle=False with plain scales"
+            f"shuffle_weight({name}), as_shuffled({name}) if its bytes are shuffled already, or bpreshuffle=False"
         )
 
 
 def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a normal weight [n, k/2], quantised, in the shape's layout, and its scales."""
+    """Draw a normal weight [n, k/2], quantised, in the shape's layout, and its scales in their order."""
     from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 
-    shuffled = shape.layout != "row"
-    weight, scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, GROUP, generator), shuffle=shuffled)
-    return shuffle_weight(weight, shape.layout) if shuffled else weight, scale
+    values = quantised.draw(shape.n, shape.k, GROUP, generator)
+    weight, scale = per_1x32_f4_quant(values, shuffle=scale_order(shape) == SHUFFLED_SCALES)
+    return weight if shape.layout == "row" else shuffle_weight(weight, shape.layout), scale
 
 
 def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
@@ -89,7 +123,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
     from tunedgemm.ops.formats.scales import unshuffle_scale
 
     groups, plain = shape.k // GROUP, scale.view(torch.uint8)
-    return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)
+    return plain.reshape(rows, groups) if scale_order(shape) == ROW else unshuffle_scale(plain, rows, groups)
 
 
 def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -98,7 +98,7 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
 def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Return whether two tensors (or Nones) hold the same bits.
 
-    Shuffled weights must have one layout, and are compared in it.
+    Shuffled weights and scales must have one order, and are compared in it.
     """
     import torch
 
@@ -106,8 +106,8 @@ def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
     if tensor is None or other is None:
         return tensor is other
-    layouts = getattr(tensor, "layout_name", "row"), getattr(other, "layout_name", "row")
-    if tensor.shape != other.shape or tensor.dtype != other.dtype or layouts[0] != layouts[1]:
+    orders = [(getattr(each, "layout_name", "row"), getattr(each, "scale_order", "row")) for each in (tensor, other)]
+    if tensor.shape != other.shape or tensor.dtype != other.dtype or orders[0] != orders[1]:
         return False
     return torch.equal(raw(tensor), raw(other))
 

@@ -62,6 +62,16 @@ def test_leading_dimensions_are_kept(asm: Any, over: ModuleType, fake: ModuleTyp
         assert (out.shape, case.wrong(out, 2)) == ((1, shape.n), "")
 
 
+@gfx950
+def test_plain_fp4_weights_go_with_shuffled_scales(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """AITER's kernels for plain weights are right with shuffled scales, and refuse row-major ones."""
+    name = fake.ROWS["f4gemm"][3]["knl_name"]
+    shape = attrs.evolve(FP4, layout="row", extra={"scale_order": "aiter32x8"})
+    assert "noBpreShuffle" in name
+    assert over.fault(asm, fake, shape, name) == ""
+    assert "reads scales in the order aiter32x8, not row" in over.fault(asm, fake, attrs.evolve(shape, extra=()), name)
+
+
 @gfx942
 def test_threads_share_a_launcher_and_no_semaphore(asm: Any, over: ModuleType, fake: ModuleType) -> None:
     """Threads share a launcher, but not counters."""

@@ -86,7 +86,7 @@ def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> No
             (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
             (attrs.evolve(FP8, layout="row"), "reads weights of layout aiter16x16, not row$"),
             (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
-            (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
+            (attrs.evolve(FP4, layout="row"), "reads scales in the order aiter32x8, not row"),
             (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
             (attrs.evolve(PRODUCT, m=1 << 22, n=512), "addresses 4294967296 bytes of x"),
             (attrs.evolve(INT8, m=1 << 21, n=1024), "addresses 4294967296 bytes of the output"),

@@ -47,7 +47,7 @@ class Asm:
 
     CONTRACT = 1
     OPS = tuple(dict.fromkeys((*limits.OPS, *ptx_limits.OPS)))
-    SCALE_ORDERS = ("m_major", "m_major_padded")
+    SCALE_ORDERS = ("m_major", "m_major_padded", "aiter32x8")
 
     def library_version(self, device: Device) -> str:
         """Return a digest of all code objects for the device, since a kernel's name does not

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import dtype_bits, scale_order
 
 from tunedgemm_asm.abi import ABIS, FP8
 from tunedgemm_asm.manifest import KernelConfig
@@ -46,7 +46,7 @@ class Rules:
         wide: whether operands and output may exceed `MAX_BYTES`, because each tile has a 64-bit
             base.
         large_output: whether the output may exceed `MAX_BYTES`.
-        shuffled_scales: whether scales are shuffled, even with a plain weight.
+        scale_order: order of the scales, whatever the weight's layout; "" for the usual one.
     """
 
     scale: str
@@ -59,7 +59,7 @@ class Rules:
     numbered: bool = False
     wide: bool = False
     large_output: bool = False
-    shuffled_scales: bool = False
+    scale_order: str = ""
 
 
 #: Source: AITER's csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu,
@@ -69,7 +69,7 @@ RULES = {
     "aiter-bf16gemm": Rules("none", 0, 0, 16, "semaphore", "counted"),
     "aiter-i8gemm": Rules("row", 0, 0, 16, "output", "aligned"),
     "aiter-fp8gemm-blockscale": Rules("block", 0, 0, 16, "output", "aligned"),
-    "aiter-f4gemm": Rules("block", 16, 16, 16, "output", "even", large_output=True, shuffled_scales=True),
+    "aiter-f4gemm": Rules("block", 16, 16, 16, "output", "even", large_output=True, scale_order="aiter32x8"),
     "tunedgemm-bf16": Rules("none", 4, 16, 16, "semaphore", "aligned", ordered=True, numbered=True, wide=True),
 }
 OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
@@ -152,8 +152,8 @@ def _operands(kernel: KernelConfig, shape: Shape) -> str:
     wanted = abi.layout if kernel.shuffled else "row"
     if shape.layout != wanted:
         return f"reads weights of layout {wanted}, not {shape.layout}"
-    if not kernel.shuffled and rules.shuffled_scales:
-        return f"reads a plain weight with shuffled scales; {shape.op} has plain scales with it"
+    if rules.scale_order and scale_order(shape) != rules.scale_order:
+        return f"reads scales in the order {rules.scale_order}, not {scale_order(shape)}"
     return _bias(kernel, shape)
 
 

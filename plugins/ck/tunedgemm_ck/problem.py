@@ -62,7 +62,7 @@ _PLAIN = ("op", "gfx", "dtype", "outdtype", "bias_dtype", "scale", "layout", "m_
 
 def problem_of(shape: Shape, gfx: str) -> Problem:
     """Return the class of a shape; for fmoe that of both stages, see `stages.split_stages`."""
-    m_major = scale_order(shape) != "row"
+    m_major = scale_order(shape).startswith("m_major")
     plain = Problem(shape.op, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, shape.scale, shape.layout, m_major=m_major)
     if shape.op != "fmoe":
         return plain

@@ -27,7 +27,7 @@ _LINES = 8
 
 
 #: Order of x's block scales -> `Build.x_column`.
-_X_COLUMNS = {"row": 0, "m_major": 1, "m_major_padded": 4}
+_X_COLUMNS = {"m_major": 1, "m_major_padded": 4}
 
 
 @attrs.frozen(cache_hash=True)
@@ -79,7 +79,7 @@ def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build
         cluster=splits if kernel.cluster else 0,
         shuffled=shuffled_rows(shape.layout),
         wide=x_pieces(shape) > 1,
-        x_column=_X_COLUMNS[scale_order(shape)],
+        x_column=_X_COLUMNS.get(scale_order(shape), 0),
     )
 
 

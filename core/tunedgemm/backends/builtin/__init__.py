@@ -18,7 +18,7 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.scale_order import M_MAJOR, M_MAJOR_PADDED
+from tunedgemm.ops.scale_order import E8M0_ORDERS, M_MAJOR, M_MAJOR_PADDED
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -39,7 +39,7 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 OPS = tuple(_FAMILIES)
-SCALE_ORDERS = (M_MAJOR, M_MAJOR_PADDED)
+SCALE_ORDERS = (M_MAJOR, M_MAJOR_PADDED, *E8M0_ORDERS)
 
 
 def library_version(device: Device) -> str:
@@ -153,7 +153,7 @@ def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> 
     if shape.m == 0:
         return _empty(shape), True
     call = route.make(shape, device, solution.split_k)
-    return (call if shape.layout == "row" else family.in_order(shape, call)), route.graph_safe
+    return family.in_order(shape, call), route.graph_safe
 
 
 def _empty(shape: Shape) -> Callable[..., Any]:

@@ -2,8 +2,8 @@
 
 mxfp4 packs two e2m1 values in a byte, with one power of two for each 32 values. Launcher operands:
 x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or absent. For
-a16w4_blockscale: x [..., K], weight, w_scale, bias. Scales and weight are in AITER's shuffled form
-where the layout is not ``row``. A value times its scale is exact in bf16, whose exponent range
+a16w4_blockscale: x [..., K], weight, w_scale, bias. Shuffled weights and scales are put in order in
+each call. A value times its scale is exact in bf16, whose exponent range
 suffices; x in fp16 is exact in TF32 and float32.
 """
 
@@ -17,6 +17,7 @@ from tunedgemm.backends.builtin.product import finish, products, rounded_product
 from tunedgemm.backends.builtin.route import Family, Route, weight_in_order
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops.scale_order import ROW, scale_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -125,10 +126,12 @@ def _no_bf16(shape: Shape, device: Device) -> str:
 
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to take the weight and both scales in order."""
+    """Wrap a function to take the weight and both scales in the shape's orders."""
     from tunedgemm.ops.formats.scales import unshuffle_scale
 
     m, n, groups, ordered = shape.m, shape.n, shape.k // _GROUP, weight_in_order(shape, call)
+    if scale_order(shape) == ROW:
+        return ordered
 
     def scales_in_order(x: Any, weight: Any, x_scale: Any, w_scale: Any, *rest: Any) -> Any:
         return ordered(x, weight, unshuffle_scale(x_scale, m, groups), unshuffle_scale(w_scale, n, groups), *rest)
@@ -137,10 +140,12 @@ def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to take the weight and its scales in order."""
+    """Wrap a function to take the weight and its scales in the shape's orders."""
     from tunedgemm.ops.formats.scales import unshuffle_scale
 
     n, groups, ordered = shape.n, shape.k // _GROUP, weight_in_order(shape, call)
+    if scale_order(shape) == ROW:
+        return ordered
 
     def scale_in_order(x: Any, weight: Any, w_scale: Any, *rest: Any) -> Any:
         return ordered(x, weight, unshuffle_scale(w_scale, n, groups), *rest)

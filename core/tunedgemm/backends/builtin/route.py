@@ -41,10 +41,12 @@ class Route:
 
 
 def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to take the weight, the second operand, with its bytes shuffled."""
+    """Wrap a function to take the weight, the second operand, in the shape's layout."""
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
     layout = shape.layout
+    if layout == "row":
+        return call
 
     def ordered(x: Any, weight: Any, *rest: Any) -> Any:
         return call(x, unshuffle_weight(weight, layout), *rest)
@@ -59,7 +61,7 @@ class Family:
     Attributes:
         routes: by name, best guesses first.
         native: the name of the best default route for a shape on a device; it fits.
-        in_order: wraps (shape, function) for operands in `Shape.layout`.
+        in_order: wraps (shape, function) for operands in the shape's layout and order of scales.
     """
 
     routes: Mapping[str, Route]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.integrations.aiter.outputs import output_dtype, written
+from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
     import torch
@@ -82,12 +83,36 @@ def gemm_a4w4(
     global_A_scale: torch.Tensor | None = None,
     global_B_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Call `tunedgemm.gemm_a4w4`; with bpreshuffle a plain B holds shuffled bytes, as in AITER."""
+    """Call `tunedgemm.gemm_a4w4`; plain scales, and B with bpreshuffle, hold shuffled bytes, as in AITER."""
     import tunedgemm
 
-    weight = shuffled(B) if bpreshuffle else B
+    weight, k = shuffled(B) if bpreshuffle else B, 2 * A.shape[-1]
+    scales = whole_scale(A_scale, k), whole_scale(B_scale, k)
     rest = (bias, dtype, alpha, beta, bpreshuffle, apreshuffle, global_A_scale, global_B_scale)
-    return tunedgemm.gemm_a4w4(A, weight, A_scale, B_scale, *rest)  # type: ignore[no-any-return]
+    return tunedgemm.gemm_a4w4(A, weight, *scales, *rest, scale_order=SHUFFLED)  # type: ignore[no-any-return]
+
+
+def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
+    """Return shuffled scales of a multiple of 32 rows as `shuffle_scale` gives them, of a multiple of 256.
+
+    [rows/32, k], as AITER's Triton kernels take them, become [rows, k/32].
+
+    Raises:
+        OperandError: the scales are no multiple of 32 rows.
+    """
+    import torch
+
+    from tunedgemm.errors import OperandError
+    from tunedgemm.ops.formats.scales import ONE, plain_bytes
+
+    groups = -(-k // 32 // 8) * 8
+    if scale.dim() == 2 and scale.shape[-1] == groups and scale.shape[0] % 256 == 0:
+        return scale
+    if scale.numel() % (32 * groups):
+        raise OperandError(f"shuffled scales have a multiple of 32 rows of {groups} (got {tuple(scale.shape)}); shuffle_scale(s)")
+    rows = plain_bytes(scale).reshape(-1, groups).view(torch.uint8)
+    # The order is one of 32 rows each, so that further rows go behind.
+    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=ONE)
 
 
 def gemm_by_table(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.integrations.aiter.gemm import shuffled
+from tunedgemm.integrations.aiter.gemm import shuffled, whole_scale
 from tunedgemm.integrations.aiter.outputs import activated, output_dtype, written
+from tunedgemm.ops.scale_order import ROW, SHUFFLED
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +199,7 @@ def gemm_a16wfp4(
     """Compute ``x @ w.T`` of bf16 and mxfp4; x is not rounded to mxfp4 as in AITER."""
     import tunedgemm
 
-    return written(y, tunedgemm.gemm_a16wfp4(x, w, w_scales, atomic_add, output_dtype(y, dtype), None, config))
+    return written(y, tunedgemm.gemm_a16wfp4(x, w, w_scales, atomic_add, output_dtype(y, dtype), None, config, scale_order=ROW))
 
 
 def gemm_afp4wfp4_pre_quant(
@@ -228,7 +229,8 @@ def gemm_a16wfp4_preshuffle(
 
     del prequant, config, skip_reduce
     weight, dtype = of_rows(w, x.shape[-1] // 2), output_dtype(y, dtype)
-    return written(y, tunedgemm.gemm_a16wfp4(x, weight, whole_scale(w_scales, x.shape[-1]), dtype=dtype, bpreshuffle=True))
+    scales = whole_scale(w_scales, x.shape[-1])
+    return written(y, tunedgemm.gemm_a16wfp4(x, weight, scales, dtype=dtype, bpreshuffle=True, scale_order=SHUFFLED))
 
 
 def gemm_a8wfp4(
@@ -246,7 +248,7 @@ def gemm_a8wfp4(
     import tunedgemm
 
     del dtype, config
-    product = tunedgemm.gemm_a16wfp4(x.to(torch.bfloat16), w, w_scales, dtype=torch.float32)
+    product = tunedgemm.gemm_a16wfp4(x.to(torch.bfloat16), w, w_scales, dtype=torch.float32, scale_order=ROW)
     return written(y, product * x_scales.reshape(-1, 1))
 
 
@@ -261,10 +263,19 @@ def gemm_afp4wfp4(
     skip_reduce: bool | None = False,
 ) -> torch.Tensor:
     """Compute ``x @ w.T`` of mxfp4 with plain weights and plain scales."""
-    import tunedgemm
-
     del config, skip_reduce
-    return written(y, tunedgemm.gemm_a4w4(x, w, x_scales, w_scales, dtype=output_dtype(y, dtype), bpreshuffle=False))
+    return _product(x, w, x_scales, w_scales, output_dtype(y, dtype), y, ROW)
+
+
+def _product(
+    x: torch.Tensor, w: torch.Tensor, x_scales: torch.Tensor, w_scales: torch.Tensor, dtype: torch.dtype, y: torch.Tensor | None, order: str
+) -> torch.Tensor:
+    """Multiply mxfp4 operands with scales of one order."""
+    import tunedgemm
+    from tunedgemm.ops.formats.shuffle import ShuffledWeight
+
+    is_shuffled = isinstance(w, ShuffledWeight)
+    return written(y, tunedgemm.gemm_a4w4(x, w, x_scales, w_scales, dtype=dtype, bpreshuffle=is_shuffled, scale_order=order))
 
 
 def gemm_afp4wfp4_preshuffled_scales(
@@ -276,9 +287,10 @@ def gemm_afp4wfp4_preshuffled_scales(
     y: torch.Tensor | None = None,
     config: Any = None,
 ) -> torch.Tensor:
-    """Compute `gemm_afp4wfp4` with shuffled scales [M/32, K] and [N/32, K], unshuffled in each call."""
+    """Compute `gemm_afp4wfp4` with shuffled scales [M/32, K] and [N/32, K]."""
+    del config
     k = 2 * x.shape[-1]
-    return gemm_afp4wfp4(x, w, plain_scale(x_scales, x.shape[0], k), plain_scale(w_scales, w.shape[0], k), dtype, y, config)
+    return _product(x, w, whole_scale(x_scales, k), whole_scale(w_scales, k), output_dtype(y, dtype), y, SHUFFLED)
 
 
 def gemm_afp4wfp4_preshuffle(
@@ -300,10 +312,7 @@ def gemm_afp4wfp4_preshuffle(
     del config, skip_reduce
     m, half = x_fp4.shape
     scale = tunedgemm.shuffle_scale(x_scales) if x_scales.shape == (m, half // 16) else whole_scale(x_scales, 2 * half)
-    product = tunedgemm.gemm_a4w4(
-        x_fp4, of_rows(w_preshuf, half), scale, whole_scale(w_scales, 2 * half), dtype=output_dtype(y, dtype), bpreshuffle=True
-    )
-    return written(y, product)
+    return _product(x_fp4, of_rows(w_preshuf, half), scale, whole_scale(w_scales, 2 * half), output_dtype(y, dtype), y, SHUFFLED)
 
 
 def gemm_afp4wfp4_preshuffled_weight_scales(
@@ -367,24 +376,6 @@ def plain_rows(w: torch.Tensor, k: int) -> torch.Tensor:
     import tunedgemm
 
     return tunedgemm.unshuffle_weight(of_rows(w, k))  # type: ignore[no-any-return]
-
-
-def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
-    """Return shuffled scales [rows/32, k] as `shuffle_scale` gives them, of a multiple of 256 rows."""
-    import torch
-
-    from tunedgemm.ops.formats.scales import ONE
-
-    rows = scale.reshape(-1, k // 32).view(torch.uint8)
-    # The order is one of 32 rows each, so that further rows go behind.
-    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=ONE)
-
-
-def plain_scale(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
-    """Return shuffled scales [rows/32, k] in plain order, [rows, k/32]."""
-    import tunedgemm
-
-    return tunedgemm.unshuffle_scale(scale.reshape(-1, k // 32), rows, k // 32)  # type: ignore[no-any-return]
 
 
 def as_float(scale: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_weight
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor:
-    """Copy a tensor into new memory; a shuffled weight stays one.
+    """Copy a tensor into new memory; shuffled weights and scales stay so.
 
     Args:
         contiguous: contiguous, whatever the strides of *tensor*, else with its strides, unless
@@ -32,6 +33,8 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
 
     if isinstance(tensor, ShuffledWeight):
         return as_shuffled(duplicate(tensor.plain), tensor.layout_name)
+    if isinstance(tensor, ShuffledScale):
+        return as_shuffled_scale(duplicate(tensor.plain))
     form = torch.contiguous_format if contiguous else torch.preserve_format
     if not contiguous and tensor.layout is torch.strided and _has_gaps(tensor):
         copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

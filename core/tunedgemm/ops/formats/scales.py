@@ -2,16 +2,155 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.scale_order import E8M0_TILE, SHUFFLED
 
 E8M0 = torch.float8_e8m0fnu
 #: The byte of the scale 1.
 ONE = 127
-#: A shuffled e8m0 scale is padded to multiples of these rows and columns (AITER's e8m0_shuffle).
-_SCALE_TILE = (256, 8)
+_aten = torch.ops.aten
+#: Operations that leave the bytes and their order alone.
+_KEPT = (
+    _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
+    _aten.lift_fresh.default, _aten._pin_memory.default, _aten.view.default, _aten.view.dtype, _aten._unsafe_view.default,
+    _aten._reshape_alias.default, _aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim,
+)  # fmt: skip
+#: Operations that take parts, which keep the order where they are whole tiles of 32 rows.
+_PARTS = (_aten.slice.Tensor, _aten.select.int, _aten.split.Tensor, _aten.unbind.int, _aten.index.Tensor, _aten.index_select.default)
+_TILE_ROWS = 32
+
+
+class ShuffledScale(torch.Tensor):
+    """e8m0 scales in the order of AITER's kernels: their type tells them from row-major ones.
+
+    They move between devices, are viewed with other sizes, cloned, saved and loaded, and may be a
+    parameter. Parts must have whole tiles of 32 rows. Other operations read the bytes in their
+    order and return an ordinary tensor.
+
+    Attributes:
+        scale_order: the word in `Shape.extra`.
+        plain: the same memory as an ordinary tensor.
+    """
+
+    scale_order = SHUFFLED
+    _plain: torch.Tensor
+
+    # Attributes such as shape stay as quick as those of a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def plain(self) -> torch.Tensor:
+        """Return the present memory as an ordinary tensor."""
+        if self._plain.data_ptr() != self.data_ptr():  # a module that moves gives its parameter other memory
+            with torch._C._DisableTorchDispatch():
+                self._plain = torch.Tensor._make_subclass(torch.Tensor, self)
+        return self._plain
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """Return a detached view, as for any tensor; the setter takes shuffled scales only."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Take the memory of other shuffled scales.
+
+        Raises:
+            OperandError: value is row-major.
+        """
+        if not isinstance(value, ShuffledScale):
+            raise OperandError("row-major scales cannot go where shuffled ones are; shuffle_scale(s), or as_shuffled_scale(s)")
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self._plain = value.plain
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Run an operation on the bytes; the result keeps the type where it keeps the order.
+
+        Raises:
+            OperandError: the operation takes a part of a tile, or copies row-major scales here.
+        """
+        if func is _aten.copy_.default and not (isinstance(args[0], cls) and isinstance(args[1], cls)):
+            raise OperandError("shuffled scales are copied to shuffled ones only; shuffle_scale(s) or s.plain first")
+        plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(cls, lambda scale: scale.plain, (args, kwargs or {}))
+        result = func(*plain_args, **plain_kwargs)
+        if func in _PARTS:
+            return _parts(args[0], result)
+        return _typed(result) if func in _KEPT and result.dtype in (E8M0, torch.uint8) else result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShuffledScale:
+        """Clone the scales; a parameter stays one."""
+        if id(self) not in memo:
+            memo[id(self)] = _rebuilt(self.plain.clone(), isinstance(self, torch.nn.Parameter))
+        copied: ShuffledScale = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the plain tensor, and whether it is a parameter; `torch.save` uses this."""
+        del protocol
+        return _rebuilt, (self.plain, isinstance(self, torch.nn.Parameter))
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ShuffledScale({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+
+def _typed(plain: torch.Tensor) -> ShuffledScale:
+    typed: ShuffledScale = torch.Tensor._make_subclass(ShuffledScale, plain)
+    typed._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory through it alone
+    return typed
+
+
+def _parts(whole: ShuffledScale, result: Any) -> Any:
+    """Give parts of shuffled scales their type; raise OperandError where they cut a tile."""
+    parts = result if isinstance(result, (tuple, list)) else (result,)
+    columns = whole.shape[-1]
+    for part in parts:
+        places = part.storage_offset() - whole.storage_offset(), part.numel()
+        if part.shape[-1:] != (columns,) or not part.is_contiguous() or any(place % (_TILE_ROWS * columns) for place in places):
+            raise OperandError(
+                f"shuffled scales {tuple(whole.shape)} are cut between tiles of {_TILE_ROWS} rows alone (got {tuple(part.shape)}); "
+                "unshuffle_scale(s, rows, K/32) first, or take the bytes from s.plain"
+            )
+    typed = [_typed(part) for part in parts]
+    return typed if isinstance(result, (tuple, list)) else typed[0]
+
+
+def _rebuilt(plain: torch.Tensor, parameter: bool) -> ShuffledScale:
+    """Rebuild scales from the parts of `__reduce_ex__` and `__deepcopy__`."""
+    scale: Any = _typed(plain)
+    if parameter:
+        scale = torch.nn.Parameter(scale, requires_grad=False)
+    rebuilt: ShuffledScale = scale
+    return rebuilt
+
+
+torch.serialization.add_safe_globals([_rebuilt])
+
+
+def as_shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
+    """Declare that e8m0 scales hold shuffled bytes, say of a checkpoint; copies nothing.
+
+    While torch compiles a graph the tensor is returned unchanged: graphs have no such type.
+
+    Raises:
+        OperandError: the scales have another dtype, or are not contiguous.
+    """
+    if isinstance(scale, ShuffledScale) or torch.compiler.is_compiling():
+        return scale
+    as_bytes(scale, E8M0, "e8m0 scales")
+    if not scale.is_contiguous():
+        raise OperandError(f"shuffled scales are contiguous (got {tuple(scale.shape)} with strides {scale.stride()})")
+    return _typed(scale)
+
+
+def plain_bytes(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales as an ordinary tensor: the memory of shuffled ones, in their order."""
+    return scale.plain if isinstance(scale, ShuffledScale) else scale
 
 
 def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
@@ -25,32 +164,35 @@ def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
         scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
 
     Returns:
-        [ceil256(rows), ceil8(K/32)] of the same dtype.
+        `ShuffledScale` [ceil256(rows), ceil8(K/32)] of the same dtype.
 
     Raises:
-        OperandError: scale has another dtype or number of dimensions.
+        OperandError: scale has another dtype or number of dimensions, or is shuffled already.
     """
+    if isinstance(scale, ShuffledScale):
+        raise OperandError("the scales are shuffled already; pass them as they are")
     plain = as_bytes(scale, E8M0, "e8m0 scales")
     if plain.dim() != 2:
         raise OperandError(f"scales are shuffled as [rows, K/32] (got shape {tuple(plain.shape)}); flatten the leading dimensions")
     rows, cols = plain.shape
-    full = pad(plain, (0, -cols % _SCALE_TILE[1], 0, -rows % _SCALE_TILE[0]), value=ONE)
+    full = pad(plain, (0, -cols % E8M0_TILE[1], 0, -rows % E8M0_TILE[0]), value=ONE)
     tiles = full.view(full.shape[0] // 32, 2, 16, full.shape[1] // 8, 2, 4)
-    return tiles.permute(0, 3, 5, 2, 4, 1).contiguous().view(full.shape).view(scale.dtype)
+    return as_shuffled_scale(tiles.permute(0, 3, 5, 2, 4, 1).contiguous().view(full.shape).view(scale.dtype))
 
 
 def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """Invert `shuffle_scale`: the first rows and columns, in order, contiguous.
 
     Args:
-        scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more.
+        scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more; or a plain tensor
+            of such bytes.
         rows, cols: of the plain scale.
 
     Raises:
         OperandError: scale is not a shuffled scale of that many rows and columns.
     """
-    plain = as_bytes(scale, E8M0, "e8m0 scales")
-    high, wide = _SCALE_TILE
+    plain = as_bytes(plain_bytes(scale), E8M0, "e8m0 scales")
+    high, wide = E8M0_TILE
     if plain.dim() != 2 or plain.shape[0] % 32 or plain.shape[1] % wide or rows > plain.shape[0] or cols > plain.shape[1]:
         raise OperandError(
             f"a shuffled scale of [{rows}, {cols}] is [{-(-rows // high) * high}, {-(-cols // wide) * wide}] (got {tuple(scale.shape)})"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.layout import Order, order_of
 
 #: Other spellings of a layout in guides for AITER.
@@ -159,8 +160,8 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
 
 
 def plain_weight(x: torch.Tensor) -> torch.Tensor:
-    """Return a shuffled weight's bytes in their order without the type; any other tensor itself."""
-    return x.plain if isinstance(x, ShuffledWeight) else x
+    """Return the bytes of a shuffled weight or scale without the type; any other tensor itself."""
+    return x.plain if isinstance(x, (ShuffledWeight, ShuffledScale)) else x
 
 
 def unshuffled(x: torch.Tensor) -> torch.Tensor:

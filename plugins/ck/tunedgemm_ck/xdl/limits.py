@@ -106,7 +106,7 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         (shape.dtype in DTYPES[device.gfx], f"operands in {', '.join(DTYPES[device.gfx])} on {device.gfx} (got {shape.dtype})"),
         (shape.outdtype in _FLOATS, f"an output in {' or '.join(_FLOATS)} (got {shape.outdtype})"),
         (shape.scale == accepts.scale, f"scales of kind {accepts.scale} (got {shape.scale})"),
-        (scale_order(shape) == "row", f"scales of x that are row-major (got {scale_order(shape)})"),
+        (not scale_order(shape).startswith("m_major"), f"scales of x that are row-major (got {scale_order(shape)})"),
         (shape.layout == accepts.layout, f"the weight in layout {accepts.layout} (got {shape.layout})"),
         (accepts.bias or not shape.bias, "no bias"),
         (shape.m > 0, "at least one row"),

@@ -1,0 +1,98 @@
+"""scales: e8m0 scales that AITER's order types."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.formats.scales import E8M0, ShuffledScale, as_shuffled_scale, shuffle_scale, unshuffle_scale
+from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.testing.listed import listed
+from tunedgemm.tuner.accuracy import same_bits
+
+PLAIN = torch.arange(512 * 8).remainder(251).to(torch.uint8).view(512, 8)
+
+
+def saved(scale: torch.Tensor) -> torch.Tensor:
+    """Return the scale after torch.save and torch.load."""
+    file = io.BytesIO()
+    torch.save({"scale": scale}, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file, weights_only=True)["scale"]
+    return loaded
+
+
+KEPT = {
+    "view": lambda s: s.view(2, 256, 8), "dtype": lambda s: s.view(torch.uint8).view(E8M0), "reshape": lambda s: s.reshape(4, 128, -1),
+    "to": lambda s: s.to("cpu", copy=True), "clone": torch.clone, "contiguous": lambda s: s.contiguous(), "detach": torch.detach,
+    "data": lambda s: s.data, "deepcopy": copy.deepcopy, "unsqueeze": lambda s: s.unsqueeze(0), "duplicate": duplicate, "save": saved,
+    "parameter": lambda s: torch.nn.Parameter(s, requires_grad=False), "flatten": lambda s: s.flatten(),
+}  # fmt: skip
+
+
+@listed("name", list(KEPT))
+@listed("dtype", [torch.uint8, E8M0])
+def test_the_type_stays_where_the_order_does(name: str, dtype: torch.dtype):
+    """Views, copies, parameters and files of shuffled scales are shuffled, and hold the same bytes."""
+    shuffled = shuffle_scale(PLAIN.view(dtype))
+    kept = KEPT[name](shuffled)
+    assert isinstance(kept, ShuffledScale)
+    assert kept.scale_order == "aiter32x8"
+    assert torch.equal(kept.plain.view(torch.uint8).flatten(), shuffled.plain.view(torch.uint8).flatten())
+    assert torch.equal(unshuffle_scale(kept.reshape(512, 8), 512, 8).view(torch.uint8), PLAIN)
+
+
+def test_other_operations_read_the_bytes():
+    """Comparisons, conversions and permutations give ordinary tensors."""
+    shuffled = shuffle_scale(PLAIN)
+    results = (shuffled == shuffled.plain, shuffled.float(), shuffled.view(16, 8, 4, 8).permute(0, 2, 1, 3), shuffled + 1)
+    assert {type(result) for result in results} == {torch.Tensor}
+    assert torch.equal(shuffled, shuffled.plain)
+
+
+@listed("part", [lambda s: s[:255], lambda s: s[0], lambda s: s.narrow(1, 0, 4), lambda s: s[16:48], lambda s: s[torch.tensor([1])]])
+def test_parts_of_tiles_are_refused(part):
+    """A cut within 32 rows leaves bytes in no order."""
+    with pytest.raises(OperandError, match=r"shuffled scales \(512, 8\) are cut between tiles of 32 rows alone .*; unshuffle_scale"):
+        part(shuffle_scale(PLAIN))
+
+
+@listed("part", [lambda s: s[:64], lambda s: s[0:], lambda s: s.view(16, 32, 8)[0], lambda s: s.chunk(4)[0], lambda s: s.narrow(0, 0, 32)])
+def test_whole_tiles_keep_the_type(part):
+    """The first tiles are the shuffled first rows."""
+    taken = part(shuffle_scale(PLAIN))
+    rows = taken.numel() // 8
+    assert isinstance(taken, ShuffledScale)
+    assert torch.equal(unshuffle_scale(taken.reshape(rows, 8), rows, 8), PLAIN[:rows])
+
+
+def test_contents_of_another_order_are_refused():
+    """Neither a copy nor an assignment puts row-major scales where shuffled ones are."""
+    parameter = torch.nn.Parameter(shuffle_scale(PLAIN), requires_grad=False)
+    for put in (lambda: parameter.copy_(PLAIN), lambda: PLAIN.clone().copy_(parameter), lambda: setattr(parameter, "data", PLAIN)):
+        with pytest.raises(OperandError, match="shuffle_scale"):
+            put()
+    other = shuffle_scale(PLAIN.flip(0).contiguous())
+    assert torch.equal(parameter.copy_(other).plain, other.plain)
+    parameter.data = shuffle_scale(PLAIN)
+    assert torch.equal(unshuffle_scale(parameter, 512, 8), PLAIN)
+    assert torch.equal(torch.nn.Module().register_parameter("p", parameter) or parameter.plain, shuffle_scale(PLAIN).plain)
+
+
+def test_declared_scales_share_memory():
+    """as_shuffled_scale copies nothing, and refuses what cannot be shuffled."""
+    raw = shuffle_scale(PLAIN).plain
+    declared = as_shuffled_scale(raw)
+    assert plain_weight(declared).data_ptr() == raw.data_ptr()
+    assert as_shuffled_scale(declared) is declared
+    assert not same_bits(declared, raw)
+    assert same_bits(declared, as_shuffled_scale(raw.clone()))
+    for wrong, message in ((raw.t(), "contiguous"), (raw.float(), "e8m0 scales are")):
+        with pytest.raises(OperandError, match=message):
+            as_shuffled_scale(wrong)
+    with pytest.raises(OperandError, match="shuffled already"):
+        shuffle_scale(declared)
