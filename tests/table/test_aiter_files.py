@@ -42,7 +42,9 @@ def files(*, untuned):
 def lines(path):
     """The lines of a file by their numbers, as AITER's csv reader has them."""
     with path.open(newline="") as file:
-        return {number: {column: text.strip() for column, text in row.items()} for number, row in enumerate(csv.DictReader(file), 2)}
+        return {
+            number: {column: (text or "").strip() for column, text in row.items()} for number, row in enumerate(csv.DictReader(file), 2)
+        }
 
 
 def test_every_line_is_a_row_but_those_that_aiter_drops(faults_of):
