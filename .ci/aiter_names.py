@@ -106,14 +106,13 @@ def table(checkout: Path) -> str:
 def _missing(patterns: Mapping[str, Iterable[str]]) -> str:
     """Write names that are not served by their reason; one for a whole module needs no names."""
     named: dict[str, list[str]] = {}
-    rest: list[str] = []
+    rest = {unserved.REASONS.get(pattern, "outside GEMM") for pattern in patterns if pattern.endswith(":*") or not pattern}
     for pattern, found in sorted(patterns.items()):
-        reason = unserved.REASONS.get(pattern, "outside GEMM")
-        if pattern.endswith(":*") or not pattern:
-            rest.append(f"the rest: {reason}")
-        else:
+        if (reason := unserved.REASONS.get(pattern, "outside GEMM")) not in rest:
             named.setdefault(reason, []).extend(found)
-    return "; ".join([*(f"{listed(found)}: {reason}" for reason, found in named.items()), *rest])
+    return "; ".join(
+        [*(f"{listed(found)}: {reason}" for reason, found in named.items()), *(f"the rest: {reason}" for reason in sorted(rest))]
+    )
 
 
 def listed(found: Iterable[str]) -> str:

@@ -101,6 +101,21 @@ def test_batched_outputs_are_written(aiter):
     assert error(out[1], X.double() @ WEIGHT.double().t()) < 0.05
 
 
+def test_skinny_products_are_written(aiter):
+    """The functions for few rows take the weight first, and the output as an argument."""
+    (xq, x_scale), (wq, w_scale) = (tunedgemm.per_tensor_quant(one, quant_dtype=FP8) for one in (X, WEIGHT))
+    expected = X.double() @ WEIGHT.double().t()
+
+    for call in (
+        lambda out: aiter.wvSpltK(WEIGHT, X, out, M, 304),
+        lambda out: aiter.LLMM1(WEIGHT, X, out, 4),
+        lambda out: aiter.wvSplitKQ(wq, xq, out, w_scale, x_scale, 304),
+    ):
+        out = torch.zeros(M, N, dtype=torch.bfloat16)
+        assert call(out) is None
+        assert error(out, expected) < 0.05
+
+
 def test_outputs_of_another_shape_are_refused(aiter):
     """An output that the product would be broadcast to is an error."""
     with pytest.raises(OperandError, match=r"output must be \[5, 256\] \(got \[2, 5, 256\]\)"):

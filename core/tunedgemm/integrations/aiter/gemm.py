@@ -151,6 +151,29 @@ def gemm_a16w16_asm(
     return written(out, tunedgemm.gemm_a16w16(A, shuffled(B) if bpreshuffle else B, bias, out.dtype))
 
 
+def wvSpltK(in_a: torch.Tensor, in_b: torch.Tensor, out_c: torch.Tensor, N_in: int, CuCount: int) -> None:
+    """Write `tunedgemm.gemm_a16w16` of the weight in_a and the activations in_b to out_c."""
+    import tunedgemm
+
+    del N_in, CuCount
+    written(out_c, tunedgemm.gemm_a16w16(in_b, in_a, None, out_c.dtype))
+
+
+def LLMM1(in_a: torch.Tensor, in_b: torch.Tensor, out_c: torch.Tensor, rows_per_block: int) -> None:
+    """Write `tunedgemm.gemm_a16w16` of the weight in_a and the activations in_b to out_c."""
+    wvSpltK(in_a, in_b, out_c, rows_per_block, 0)
+
+
+def wvSplitKQ(
+    in_a: torch.Tensor, in_b: torch.Tensor, out_c: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, CuCount: int
+) -> None:
+    """Write the product of the fp8 weight in_a and activations in_b, with one scale each, to out_c."""
+    import tunedgemm
+
+    del CuCount
+    written(out_c, tunedgemm.gemm_a16w16(in_b, in_a, None, out_c.dtype, scale_b, scale_a))
+
+
 def gemm_a8w8_ck(
     XQ: torch.Tensor,
     WQ: torch.Tensor,

@@ -38,6 +38,7 @@ _BY_BACKEND = dict.fromkeys(
 )
 _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
+_SKINNY = _alias(_GEMM, "LLMM1", "wvSpltK", "wvSplitKQ", wv_splitk_small_fp16_bf16="wvSpltK")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
 _INT4 = "tunedgemm.ops.formats.int4"
 _SHUFFLE = {
@@ -111,7 +112,7 @@ _GLUON = {
 #: Served names: module -> name -> (module, name there).
 SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter": {
-        **_TUNED, **_A16W16, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_GRADLIB,
+        **_TUNED, **_A16W16, **_A8W8, **_A4W4, **_BATCHED["bf16"], **_BATCHED["a8w8"], **_SKINNY, **_GRADLIB,
         **_ENUMS, **_SHUFFLE, **_QUANT, **_LOGGER, **_alias(_DEVICE, "get_gfx"),
     },
     "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
@@ -135,6 +136,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops": {},
     "aiter.ops.batched_gemm_op_a8w8": _BATCHED["a8w8"],
     "aiter.ops.batched_gemm_op_bf16": _BATCHED["bf16"],
+    "aiter.ops.custom": _SKINNY,
     "aiter.ops.enum": _ENUMS,
     "aiter.ops.flydsl": {},
     "aiter.ops.flydsl.moe_common": _alias(_MOE, "GateMode"),

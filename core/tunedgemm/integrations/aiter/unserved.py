@@ -68,6 +68,8 @@ REASONS: Mapping[str, str] = {
     "*:*moe*sort*": _MOE,
     "aiter.int4_utils:*": "int4: `aiter.ops.quant` has what `fused_moe` takes",
     "*:*int4*": "int4: `aiter.ops.quant` has what `fused_moe` takes",
+    "*:*_scaled_quant*": _QUANT,
+    "*:quant_mxfp4*": _QUANT,
     "aiter.ops.quant:rotate_*": "outside GEMM",
     "aiter.ops.quant:*rope*": "outside GEMM",
     "aiter.ops.quant:get_torch_act": "outside GEMM",
