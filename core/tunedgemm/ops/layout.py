@@ -36,16 +36,23 @@ class Order:
 #: Named layouts. In ``columns128`` the 128 bytes along K that a kernel loads of neighbouring rows,
 #: however many, are one run of memory.
 _ORDERS = {"columns128": Order(0, 128)}
-#: AITER's: rows of a block, and half of the divisor of K. A lane of a matrix core loads one pack
-#: at once.
-_AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)"), 16
+#: AITER's: rows of a block, and half of the divisor of K; then ``p`` and the bytes of a pack other
+#: than 16. A lane of a matrix core loads one pack at once.
+_AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)(?:p([1-9]\d*))?"), 16
 
 
 def order_of(layout: str) -> Order | None:
     """Return the order of a layout of this name; None of a plain weight, or of a name that is not known."""
     if match := _AITER.fullmatch(layout):
-        return Order(int(match[1]), _AITER_PACK, 2 * int(match[2]))
+        return Order(int(match[1]), int(match[3] or _AITER_PACK), 2 * int(match[2]))
     return _ORDERS.get(layout)
+
+
+def name_of(order: Order) -> str:
+    """Return the name of one of AITER's orders; a divisor of K that only AITER's kernels need is left out."""
+    step = order.step if order.step % 32 else 32
+    pack = "" if order.pack == _AITER_PACK else f"p{order.pack}"
+    return f"aiter{order.rows}x{step // 2}{pack}"
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:

@@ -199,3 +199,14 @@ def test_names_of_plugins(aiter, monkeypatch):
 
     with pytest.raises(AttributeError, match="hipb_mm: no installed plugin serves it"):
         _ = aiter.hipb_mm
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.int8], ids=str)
+def test_a_weight_padded_in_k(aiter, dtype):
+    """`gemm_a8w8_bpreshuffle` pads x as AITER does; the result is that of the weight without padding."""
+    gemm = importlib.import_module("aiter.ops.gemm_op_a8w8").gemm_a8w8_bpreshuffle
+    (xq, x_scale), (wq, w_scale) = (tunedgemm.pertoken_quant(one[:, :448].contiguous(), quant_dtype=dtype) for one in (X, WEIGHT))
+    weight = importlib.import_module("aiter.ops.shuffle").shuffle_weight(wq, pad_k_to=128)
+    assert weight.aiter_padded_k == 512
+    padded, plain = (gemm(xq, one, x_scale, w_scale, dtype=torch.float32) for one in (weight, tunedgemm.shuffle_weight(wq)))
+    assert error(padded, plain) < 1e-6

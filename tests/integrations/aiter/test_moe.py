@@ -7,7 +7,7 @@ import torch
 import tunedgemm
 from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, quant
+from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, quant, shuffle
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats import int4
 from tunedgemm.ops.formats.shuffle import shuffle_weight, unshuffle_weight
@@ -214,13 +214,13 @@ class TestEntries:
         reference = OP.reference(shape, operands)
         named = {"activation": ActivationType.Swiglu, "quant_type": QuantType.per_1x32, "gate_mode": moe.GateMode.INTERLEAVE}
         out = tunedgemm.fused_moe(
-            hidden, moe.shuffle_weight_a16w4(w1, 16, True), moe.shuffle_weight_a16w4(w2, 16, False), weight, ids,
-            w1_scale=moe.shuffle_scale_a16w4(w1_scale.flatten(0, 1), 4, True),
-            w2_scale=moe.shuffle_scale_a16w4(w2_scale.flatten(0, 1), 4, False),
+            hidden, shuffle.shuffle_weight_a16w4(w1, 16, True), shuffle.shuffle_weight_a16w4(w2, 16, False), weight, ids,
+            w1_scale=shuffle.shuffle_scale_a16w4(w1_scale.flatten(0, 1), 4, True),
+            w2_scale=shuffle.shuffle_scale_a16w4(w2_scale.flatten(0, 1), 4, False),
             **named,
         )  # fmt: skip
         assert worst_row_error(out, reference) <= OP.tolerance(shape).row_error
-        rows = unshuffle_weight(moe.shuffle_weight_a16w4(w1, 16, True)).view(torch.uint8)
+        rows = unshuffle_weight(shuffle.shuffle_weight_a16w4(w1, 16, True)).view(torch.uint8)
         assert torch.equal(rows[:, 16:32], w1.view(torch.uint8)[:, 128:144])
 
 

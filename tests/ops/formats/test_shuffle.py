@@ -46,11 +46,11 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def by_formula(x: torch.Tensor, rows: int) -> torch.Tensor:
+def by_formula(x: torch.Tensor, rows: int, pack_bytes: int = 16) -> torch.Tensor:
     """One [N, K] weight, each element placed by AITER's index formula."""
     n, k = x.shape
     size = x.element_size()
-    pack = 16 // size
+    pack = pack_bytes // size
     i, j = torch.arange(n)[:, None], torch.arange(k)[None, :]
     place = (i // rows) * rows * k + (j // pack) * rows * pack + (i % rows) * pack + j % pack
     out = torch.empty(n * k, size, dtype=torch.uint8)
@@ -125,6 +125,7 @@ def test_a_layout_is_a_type_and_does_not_leak():
     one, two = shuffle_weight(random_weight(32, 64)), shuffle_weight(random_weight(32, 64, seed=1))
     other = shuffle_weight(random_weight(32, 64), (32, 16))
     assert type(one) is type(two) is not type(other)
+    assert one.is_shuffled is True and not hasattr(one.plain, "is_shuffled")
     assert not hasattr(one.plain, "layout_name")
     assert not hasattr(unshuffled(one), "layout_name")
     assert type(one.plain) is torch.Tensor and one.plain.data_ptr() == one.data_ptr()
@@ -152,13 +153,56 @@ def test_sizes_that_do_not_fit_are_refused_and_named(x: torch.Tensor, layout: An
         as_shuffled(x, layout)
 
 
-@listed(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
-def test_other_orders_of_aiter_are_refused_by_name(argument: str, value: object):
-    """An unsupported order or padding is an error with the argument; AITER's defaults pass."""
-    weight = torch.zeros(64, 64)
-    with pytest.raises(OperandError, match=f"{argument}={value} is not made here"):
-        shuffle_weight(weight, **{argument: value})  # type: ignore[arg-type]
-    assert shuffle_weight(weight, (16, 16), False, False, True, 0).layout_name == "aiter16x16"
+@listed("dtype", [torch.bfloat16, torch.int8, torch.float4_e2m1fn_x2], ids=lambda dtype: str(dtype)[6:])
+def test_packs_of_aiters_variants(dtype: torch.dtype):
+    """use_int4 has packs of 32 elements, is_guinterleave packs of IK elements; both are inverted."""
+    size = torch.empty((), dtype=dtype).element_size()
+    x = random_weight(3, 64, 128, dtype=dtype)
+    for name, pack in (("use_int4", 32 * size), ("is_guinterleave", 16 * size)):
+        w = shuffle_weight(x, (16, 16), **{name: True})  # type: ignore[arg-type]
+        assert w.layout_name == ("aiter16x16" if pack == 16 else f"aiter16x16p{pack}")
+        assert all(same(shuffled, by_formula(plain, 16, pack)) for plain, shuffled in zip(x, w.plain, strict=True))
+        assert same(unshuffle_weight(w), x)
+    assert shuffle_weight(x, (16, 16), gate_up=True).layout_name == "aiter16x16"
+
+
+def test_blocks_of_gate_and_up_take_turns():
+    """With gate_up the first block is the gate's, the second the first of the up projection."""
+    x = random_weight(2, 96, 64, dtype=torch.int8)
+    w = shuffle_weight(x, (16, 16), is_guinterleave=True, gate_up=True)
+    turns = x.view(2, 2, 3, 16, 64).transpose(1, 2).reshape(x.shape).contiguous()
+    assert w.layout_name == "aiter16x16"
+    assert same(w.plain, shuffle_weight(turns, (16, 16)).plain)
+    assert same(unshuffle_weight(w), turns)
+    with pytest.raises(OperandError, match=r"take turns in blocks of 16 \(got \(2, 48, 64\) of 2 experts\)"):
+        shuffle_weight(x[:, :48].contiguous(), is_guinterleave=True, gate_up=True)
+
+
+def test_k_is_padded_with_zeros():
+    """pad_k_to appends zeros up to a multiple, and the result tells both K as AITER's does."""
+    x = random_weight(32, 96, dtype=torch.float8_e4m3fn)
+    w = shuffle_weight(x, (16, 16), pad_k_to=128)
+    assert (tuple(w.shape), w.aiter_original_k, w.aiter_padded_k) == ((32, 128), 96, 128)
+    assert same(unshuffle_weight(w)[:, :96].contiguous(), x)
+    assert not unshuffle_weight(w)[:, 96:].contiguous().view(torch.uint8).any()
+    assert same(shuffle_weight(x, pad_k_to=32).plain, shuffle_weight(x).plain)
+
+
+@listed(
+    ("arguments", "match"),
+    [
+        ({"use_int4": True, "pad_k_to": 128}, "use_int4=True and pad_k_to=128 do not go together"),
+        ({"is_guinterleave": True, "pad_k_to": 128}, "is_guinterleave=True and pad_k_to=128 do not go together"),
+        ({"is_guinterleave": True, "use_int4": True}, "is_guinterleave=True and use_int4=True do not go together"),
+        ({"is_guinterleave": True}, r"is_guinterleave take AITER's layouts, the latter of \[E, N, K\].*got \(64, 64\)"),
+        ({"use_int4": True, "layout": "columns128"}, "use_int4 and is_guinterleave take AITER's layouts"),
+        ({"pad_k_to": -1}, r"pad_k_to must not be negative \(got -1\)"),
+    ],
+)
+def test_arguments_that_do_not_go_together(arguments: dict[str, Any], match: str):
+    """AITER's refusals are errors that name the arguments."""
+    with pytest.raises(OperandError, match=match):
+        shuffle_weight(torch.zeros(64, 64), **arguments)
 
 
 def test_shuffling_twice_or_under_another_name_is_refused(weight: ShuffledWeight):
@@ -193,11 +237,16 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "+": lambda x, w: x + w,
     "+=": lambda x, w: w.add_(x),
     "t": lambda x, w: w.t(),
-    "view": lambda x, w: w.view(torch.uint8),
+    "view": lambda x, w: w.view(32, 128),
+    "view of another dtype": lambda x, w: w.view(torch.uint8).view(64, 2, 64),
     "reshape": lambda x, w: w.reshape(-1),
-    "stack": lambda x, w: torch.stack([w, w]),
+    "unsqueeze": lambda x, w: w.unsqueeze(1),
+    "stack": lambda x, w: torch.stack([w, w], 1),
+    "stack with a plain one": lambda x, w: torch.stack([w, x]),
     "cat": lambda x, w: torch.cat([x, w]),
-    "rows": lambda x, w: w[:16],
+    "cat along K": lambda x, w: torch.cat([w, w], 1),
+    "rows": lambda x, w: w[:8],
+    "rows from within a block": lambda x, w: w[8:24],
     "row": lambda x, w: w[0],
     "columns": lambda x, w: w[:, :16],
     "index": lambda x, w: w[torch.tensor([0])],
@@ -245,8 +294,48 @@ def test_experts_can_be_taken_from_a_stack(experts: ShuffledWeight):
     assert torch.equal(unshuffle_weight(experts[:]), plain)
     with pytest.raises(OperandError, match="not contiguous"):
         experts[::2]
-    with pytest.raises(OperandError, match=r"before \[N, K\] \(got \(4, 32, 64\), dimension 1\)"):
+    with pytest.raises(OperandError, match="not contiguous"):
         experts[:, :16]
+    with pytest.raises(OperandError, match=r"before \[N, K\], or along N in whole blocks \(got \(4, 32, 64\), dimension 1\)"):
+        experts[:, :8]
+
+
+REARRANGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view of a stack as one matrix": lambda w: w.view(-1, w.shape[-1]),
+    "reshape": lambda w: w.reshape(2, 2, 32, 64),
+    "flatten": lambda w: w.flatten(0, 1),
+    "unflatten": lambda w: w.unflatten(0, (2, 2)),
+    "unsqueeze": lambda w: w.unsqueeze(0),
+    "squeeze": lambda w: w[:1].squeeze(0),
+    "stack": lambda w: torch.stack([w[0], w[3]]),
+    "stack before it": lambda w: torch.stack([w, w], 1),
+    "cat of stacks": lambda w: torch.cat([w[1:], w[:1]]),
+    "cat of rows": lambda w: torch.cat([w[0], w[1]]),
+    "rows of one": lambda w: w[1][16:],
+    "split rows": lambda w: w[1].split(16)[1],
+    "chunk": lambda w: w.chunk(2)[1],
+    "index_select": lambda w: w.index_select(0, torch.tensor([3, 1])),
+    "dtype": lambda w: w.view(torch.int16),
+    "copy_": lambda w: torch.empty_like(w).copy_(w),
+    "copy_ of one": lambda w: w[1].clone().copy_(w[2]),
+}
+
+
+@listed("change", REARRANGED.values(), ids=REARRANGED.keys())
+def test_what_keeps_whole_blocks_keeps_the_layout(change: Callable[[torch.Tensor], torch.Tensor], experts: ShuffledWeight):
+    """Views, joins and parts of whole blocks are typed, and are the shuffled weight of the plain result."""
+    changed = change(experts)
+    assert isinstance(changed, ShuffledWeight) and changed.layout_name == "aiter16x16" and changed.is_shuffled
+    assert same(unshuffle_weight(changed), change(unshuffle_weight(experts)).contiguous())
+
+
+def test_one_block_of_all_rows_is_not_cut():
+    """Only dimensions before [N, K] change where the order depends on N."""
+    weight = shuffle_weight(torch.zeros(4, 64, 64), "columns128")
+    assert type(weight.view(2, 2, 64, 64)) is type(torch.stack([weight[0], weight[1]])) is type(weight)
+    for change in (lambda w: w.view(-1, 64), lambda w: torch.cat([w[0], w[1]]), lambda w: w[0][:32]):
+        with pytest.raises(OperandError, match=r"unshuffle_weight\(w\) first"):
+            change(weight)
 
 
 def test_copies_keep_the_type(weight: ShuffledWeight):

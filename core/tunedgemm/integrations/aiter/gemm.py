@@ -32,9 +32,16 @@ def gemm_a8w8_bpreshuffle(
     dtype: torch.dtype | None = None,
     check: bool = False,
 ) -> torch.Tensor:
-    """Call `tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER."""
+    """Call `tunedgemm.gemm_a8w8_bpreshuffle`; a plain WQ holds shuffled bytes, as in AITER.
+
+    XQ gets zeros up to the K of a weight that was padded, as `shuffle_weight` does with pad_k_to.
+    """
+    import torch
+
     import tunedgemm
 
+    if XQ.shape[-1] < WQ.shape[-1] and XQ.element_size() == 1:
+        XQ = torch.nn.functional.pad(XQ.view(torch.uint8), (0, WQ.shape[-1] - XQ.shape[-1])).view(XQ.dtype)
     return tunedgemm.gemm_a8w8_bpreshuffle(XQ, shuffled(WQ), x_scale, w_scale, bias, dtype, check)  # type: ignore[no-any-return]
 
 

@@ -41,9 +41,11 @@ _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _SKINNY = _alias(_GEMM, "LLMM1", "wvSpltK", "wvSplitKQ", wv_splitk_small_fp16_bf16="wvSpltK")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
 _INT4 = "tunedgemm.ops.formats.int4"
+_ORDER = "tunedgemm.integrations.aiter.shuffle"
 _SHUFFLE = {
-    **_alias("tunedgemm", "shuffle_scale", "shuffle_weight"),
-    **_alias(_MOE, "moe_shuffle_scale", "moe_shuffle_weight", "shuffle_scale_a16w4", "shuffle_weight_a16w4"),
+    **_alias("tunedgemm", "shuffle_weight"),
+    **_alias(_ORDER, "moe_shuffle_scale", "moe_shuffle_weight", "shuffle_scale", "shuffle_scale_a16w4"),
+    **_alias(_ORDER, "shuffle_weight_NK", "shuffle_weight_a16w4"),
     **_alias(_INT4, "pack_int8_to_packed_int4", "shuffle_scale_for_int4"),
 }
 _QUANT = {
@@ -155,7 +157,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     **_GLUON,
     "aiter.utility": {},
     "aiter.utility.dtypes": _DTYPES,
-    "aiter.utility.fp4_utils": _alias("tunedgemm", "shuffle_scale", e8m0_shuffle="shuffle_scale"),
+    "aiter.utility.fp4_utils": _alias(_ORDER, "shuffle_scale", "e8m0_shuffle"),
 }  # fmt: skip
 #: Modules with another name in AITER's top-level namespace.
 ALIASES = {"dtypes": "aiter.utility.dtypes"}

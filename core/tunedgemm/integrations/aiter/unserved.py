@@ -22,7 +22,6 @@ DIFFERENT: Mapping[str, str] = {
     "per_1x32_f4_quant": "without `pack_dim` and `round_mode`",
     "per_tensor_quant": "without `dtypeMax`",
     "pertoken_quant": "without `dtypeMax`",
-    "shuffle_scale": "only the scale",
 }
 #: ``module:name`` as a pattern -> the reason; the first that matches counts.
 REASONS: Mapping[str, str] = {

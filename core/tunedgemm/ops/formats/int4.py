@@ -9,6 +9,7 @@ import torch
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.quant import as_rows
+from tunedgemm.ops.formats.shuffle import plain_weight
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # not in the stubs
 #: Elements of K that share a scale, and the largest magnitude that is used.
@@ -54,10 +55,13 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
 def pack_int8_to_packed_int4(x_shuf_i8: torch.Tensor) -> torch.Tensor:
     """Pack shuffled int8 values of -8 to 7 as AITER's function of this name, 8 values into 4 bytes.
 
+    Args:
+        x_shuf_i8: plain, or the result of `shuffle_weight`.
+
     Returns:
         The bytes, flat, as torch.int8.
     """
-    low, high = (x_shuf_i8.contiguous().view(torch.uint8).view(-1, 2, _PACK // 2) & 15).unbind(1)
+    low, high = (plain_weight(x_shuf_i8).contiguous().view(torch.uint8).view(-1, 2, _PACK // 2) & 15).unbind(1)
     return (low | (high << 4)).view(-1).view(torch.int8)
 
 

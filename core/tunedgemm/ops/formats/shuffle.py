@@ -4,11 +4,8 @@ The permutation is AITER's (aiter/ops/shuffle.py). In each block of IN rows, K i
 16 bytes. The packs of the IN rows at one place of K are adjacent. IK decides only what K must be
 divisible by. With P elements in a pack, element (n, k) of [N, K] is stored at
 ``(n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P``. ``columns128`` is the same with
-one block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as
-data.
-
-Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows
-(``is_guinterleave``).
+one block of all N rows and packs of 128 bytes: [K / P, N, P]. AITER's variants have other packs.
+`tunedgemm.ops.layout` has all as data.
 
 Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with
 ``weights_only=True`` needs this module imported before. safetensors keeps bytes without a type:
@@ -20,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import attrs
 import torch
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.blocks import rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
-from tunedgemm.ops.layout import Order, order_of
+from tunedgemm.ops.layout import Order, name_of, order_of
 
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
@@ -34,8 +33,6 @@ _KEPT = (
     _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
     _aten.lift_fresh.default, _aten._pin_memory.default,
 )  # fmt: skip
-#: Operations that take whole matrices of a stack [..., N, K], experts for example.
-_PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.unbind.int)
 #: Queries of the memory, not of its contents.
 _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
@@ -95,31 +92,78 @@ def shuffle_weight(
             element.
         layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
             ``"columns128"``: a row has a multiple of 128 bytes, N is any.
-        use_int4, is_guinterleave, pad_k_to: AITER's other orders and its padding: only False, False
-            and 0.
-        gate_up: of no effect without is_guinterleave, as in AITER.
+        use_int4: packs of 32 elements, each an int4 value that is packed afterwards.
+        is_guinterleave: of [E, N, K], packs of IK elements, K divisible by 64 / IN * IK.
+        gate_up: with is_guinterleave, blocks of IN rows of the gate and of the up projection, whose
+            rows follow, take turns first: ``gate_mode="interleave"`` of `fused_moe`. Ignored
+            without it, as in AITER.
+        pad_k_to: append zeros to K up to a multiple of this. The result has AITER's attributes
+            aiter_original_k and aiter_padded_k.
 
     Returns:
         A new tensor of the same shape and dtype whose type names the layout.
 
     Raises:
-        OperandError: x is not contiguous, is shuffled already, or does not divide; or an order or a
-            padding is not made here.
+        OperandError: x is not contiguous, is shuffled already, or does not divide; or the arguments
+            do not go together.
     """
-    del gate_up
-    for argument, value in (("use_int4", use_int4), ("is_guinterleave", is_guinterleave), ("pad_k_to", pad_k_to)):
-        if value:
-            hint = "pad x and the weight with zeros before it is shuffled" if argument == "pad_k_to" else "leave it out"
-            raise OperandError(f"shuffle_weight: {argument}={value!r} is not made here; {hint}")
-    name = layout_name(layout)
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
+    if use_int4 or is_guinterleave:
+        order = _variant(x, layout, use_int4, is_guinterleave, pad_k_to)
+        name, x = name_of(order), alternated(x, x.shape[0], order.rows) if is_guinterleave and gate_up else x
+    else:
+        name = layout_name(layout)
+    if pad_k_to:
+        weight = shuffle_weight(_padded(x, pad_k_to), name)
+        weight.aiter_original_k, weight.aiter_padded_k = x.shape[-1], weight.shape[-1]
+        return weight
     if not x.is_contiguous():
         raise OperandError(f"a weight must be contiguous to be shuffled (got strides {x.stride()}); call .contiguous()")
     blocks, rows, packs, pack = _blocks(x, name)
     view = _bytes(x).view(*x.shape[:-2], blocks, rows, packs, pack * x.element_size())
     moved = view.transpose(-3, -2).contiguous().view(torch.uint8)
     return as_shuffled(moved.view(x.dtype).view(x.shape), name)
+
+
+def _variant(x: torch.Tensor, layout: Any, use_int4: bool, is_guinterleave: bool, pad_k_to: int) -> Order:
+    """Return the order of AITER's arguments; raises OperandError for ones that AITER refuses, too."""
+    order, size = _order(layout_name(layout)), x.element_size()
+    if pad_k_to or (use_int4 and is_guinterleave):
+        pair = f"pad_k_to={pad_k_to}" if pad_k_to else "use_int4=True"
+        raise OperandError(f"shuffle_weight: {'is_guinterleave' if is_guinterleave else 'use_int4'}=True and {pair} do not go together")
+    if use_int4 and order.rows:
+        return attrs.evolve(order, pack=32 * size)
+    if use_int4 or x.dim() != 3 or not order.rows or 64 % order.rows:
+        raise OperandError(
+            f"shuffle_weight: use_int4 and is_guinterleave take AITER's layouts, the latter of [E, N, K] in blocks of 16, 32 or 64 rows "
+            f"(got {tuple(x.shape)}, {layout})"
+        )
+    step = order.step // 2
+    whole = 64 // order.rows * step
+    if x.shape[-1] % whole:
+        raise OperandError(f"shuffle_weight: is_guinterleave=True needs K divisible by {whole} (got K={x.shape[-1]})")
+    return Order(order.rows, step * size, whole)
+
+
+def alternated(rows: torch.Tensor, experts: int, block: int) -> torch.Tensor:
+    """Let blocks of the first and of the second half of each expert's rows take turns; fp4 and e8m0, too.
+
+    Raises:
+        OperandError: the halves are none of whole blocks.
+    """
+    flat = _bytes(rows)
+    if flat.numel() // flat.shape[-1] % (2 * experts * block):
+        raise OperandError(f"gate and up rows take turns in blocks of {block} (got {tuple(rows.shape)} of {experts} experts)")
+    halves = flat.reshape(experts, 2, -1, block, flat.shape[-1])
+    return halves.transpose(1, 2).contiguous().view(flat.shape).view(rows.dtype)
+
+
+def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Append zeros to K up to a multiple."""
+    if multiple < 0:
+        raise OperandError(f"shuffle_weight: pad_k_to must not be negative (got {multiple})")
+    return torch.nn.functional.pad(_bytes(x), (0, -x.shape[-1] % multiple * x.element_size())).view(x.dtype)
 
 
 def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = None) -> torch.Tensor:
@@ -179,16 +223,23 @@ class ShuffledWeight(torch.Tensor):
 
     It moves between devices, is cloned, detached, compared (bytes), saved and loaded, and may be a
     parameter; of a stack [E, N, K] whole matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in
-    w``). Whatever would read it as if it were plain raises OperandError. No gradient reaches it.
-    One subclass a layout, made by `shuffle_weight` and `as_shuffled`.
+    w``), stacked and joined, of one matrix whole blocks of rows. ``view`` and ``reshape`` keep the
+    layout where they keep the bytes of a row. Whatever would read it as if it were plain raises
+    OperandError. No gradient reaches it. One subclass a layout, made by `shuffle_weight` and
+    `as_shuffled`.
 
     Attributes:
         layout_name: the name in `Shape.layout`.
+        is_shuffled: True, AITER's mark of a shuffled weight.
+        aiter_original_k, aiter_padded_k: K before and after `shuffle_weight` padded it.
         plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and
             safetensors get.
     """
 
     layout_name: str
+    is_shuffled = True
+    aiter_original_k: int
+    aiter_padded_k: int
     _plain: torch.Tensor | None = None
 
     # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each
@@ -229,12 +280,14 @@ class ShuffledWeight(torch.Tensor):
         kwargs = kwargs or {}
         weight = next(_weights([args, kwargs.values()]))
         plain_args = [plain_weight(value) if isinstance(value, torch.Tensor) else value for value in args]
+        if isinstance(args[0], (tuple, list)) and all(type(value) is type(weight) for value in args[0]):
+            plain_args[0] = [plain_weight(value) for value in args[0]]
         if func in _KEPT:
             if kwargs.get("dtype") not in (None, weight.dtype):
                 raise OperandError(f"a weight of layout {weight.layout_name} cannot change its dtype; unshuffle_weight(w) first")
             return _wrapped(func(*plain_args, **kwargs), weight.layout_name)
-        if func in _PARTS:
-            return _taken(weight, func, plain_args, kwargs)
+        if (result := rearranged(weight.layout_name, weight.plain, func, plain_args, kwargs)) is not None:
+            return _retyped(result, weight.layout_name)
         if func in _ASKED:
             return func(*plain_args, **kwargs)
         if func in (_aten.copy_.default, _aten.equal.default):
@@ -322,23 +375,9 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> N
     _bytes(target).copy_(_bytes(source), non_blocking)
 
 
-def _taken(weight: ShuffledWeight, func: Any, plain_args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Take whole matrices of a stack, each in the layout of the stack."""
-    dim = plain_args[1] if len(plain_args) > 1 else kwargs.get("dim", 0)
-    result = func(*plain_args, **kwargs)
-    whole = isinstance(result, torch.Tensor) and result.shape == weight.shape
-    if dim % weight.dim() >= weight.dim() - 2 and not whole:
-        raise OperandError(
-            f"a weight of layout {weight.layout_name} can be indexed only along the dimensions before [N, K] (got {tuple(weight.shape)}, "
-            f"dimension {dim}); unshuffle_weight(w) first, or take the bytes from w.plain"
-        )
-    parts = result if isinstance(result, (tuple, list)) else (result,)
-    if not all(part.is_contiguous() for part in parts):
-        raise OperandError(
-            f"this part of a weight {tuple(weight.shape)} of layout {weight.layout_name} is not contiguous; unshuffle_weight(w) first"
-        )
-    typed = [_wrapped(part, weight.layout_name) for part in parts]
-    return typed if isinstance(result, (tuple, list)) else typed[0]
+def _retyped(result: Any, layout: str) -> Any:
+    """Give results of an operation on blocks of rows the type of the layout."""
+    return [_wrapped(part, layout) for part in result] if isinstance(result, (tuple, list)) else _wrapped(result, layout)
 
 
 torch.serialization.add_safe_globals([_rebuilt])
