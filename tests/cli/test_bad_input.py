@@ -51,12 +51,6 @@ def tune(folder: Path, limit: int = 0, **environment: str) -> subprocess.Complet
     return subprocess.run([*command, "--iters", "3"], capture_output=True, text=True, env=variables, preexec_fn=start, timeout=120)
 
 
-def test_more_devices_than_the_machine_has(mistake: Mistake, folder: Path) -> None:
-    """--mp 99 is an error with the number of devices, before any measurement."""
-    assert "--mp 99" in mistake("--mp", "99")
-    assert not (folder / "t.csv").exists()
-
-
 @pytest.mark.gpu
 def test_a_gpu_index_out_of_range_does_not_run_on_the_cpu(folder: Path) -> None:
     """A CUDA_VISIBLE_DEVICES that names a missing GPU is an error, not hours of tuning the CPU."""
