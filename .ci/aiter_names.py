@@ -100,6 +100,9 @@ def table(checkout: Path) -> str:
             whole.setdefault(why.removeprefix("the rest: "), []).append(module)
     lines += [f"| {listed(missing)} | | {why} |" for why, missing in whole.items()]
     lines.append(f"| {others} other modules | | outside GEMM: attention, norms, rope, caches, communication, sampling |")
+    different = "; ".join(f"`{name}`: {text}" for name, text in sorted(unserved.DIFFERENT.items()))
+    if different:
+        lines.append(f"| with other arguments than AITER's | {different} | |")
     return "\n".join(lines) + "\n"
 
 
