@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight, unshuffle_weight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight, unshuffle_weight
 from tunedgemm.testing.listed import listed
 
 
@@ -77,6 +77,17 @@ def test_experts_can_be_taken_from_a_stack(experts: ShuffledWeight):
         experts[:, :16]
     with pytest.raises(OperandError, match=r"before \[N, K\], or along N in whole blocks \(got \(4, 32, 64\), dimension 1\)"):
         experts[:, :8]
+
+
+def test_a_row_for_each_block_is_plain(experts: ShuffledWeight):
+    """A view of one row a block, as AITER's Triton products take it, is the bytes as a plain tensor."""
+    for weight in (experts[1], experts, shuffle_weight(torch.zeros(64, 64, dtype=torch.int8), (32, 16))):
+        rows = 32 if "32x16" in weight.layout_name else 16
+        seen = weight.reshape(*weight.shape[:-2], weight.shape[-2] // rows, weight.shape[-1] * rows)
+        assert type(seen) is torch.Tensor and seen.data_ptr() == weight.data_ptr()
+        assert torch.equal(as_shuffled(seen.reshape(weight.shape), weight.layout_name), weight)
+    with pytest.raises(OperandError, match="view would read"):
+        experts.view(4, -1)
 
 
 REARRANGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

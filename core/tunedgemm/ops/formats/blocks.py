@@ -51,6 +51,19 @@ def rearranged(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kw
     return None
 
 
+def blocks_as_rows(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return the plain view of one row a block, [N/16, 16 K], as AITER's Triton products take it.
+
+    None for another operation. No plain product can take such a view for a weight [N, K].
+    """
+    order = order_of(layout)
+    if order is None or not order.rows or func not in _VIEWS:
+        return None
+    result: torch.Tensor = func(*args, **kwargs)
+    size, wanted = (part.shape[-1] * part.element_size() if part.dim() > 1 else 0 for part in (result, weight))
+    return result if size == order.rows * wanted else None
+
+
 def _dimension(args: list[Any], kwargs: dict[str, Any], position: int = 1) -> int:
     dim: int = args[position] if len(args) > position else kwargs.get("dim", 0)
     return dim

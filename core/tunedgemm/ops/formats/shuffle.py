@@ -21,7 +21,7 @@ import attrs
 import torch
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.blocks import rearranged
+from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.layout import Order, name_of, order_of
 
@@ -88,7 +88,7 @@ def shuffle_weight(
     """Shuffle a weight into one of AITER's layouts, or one with a name.
 
     Args:
-        x: [..., N, K], contiguous; any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one
+        x: [..., N, K], any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one
             element.
         layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
             ``"columns128"``: a row has a multiple of 128 bytes, N is any.
@@ -104,8 +104,7 @@ def shuffle_weight(
         A new tensor of the same shape and dtype whose type names the layout.
 
     Raises:
-        OperandError: x is not contiguous, is shuffled already, or does not divide; or the arguments
-            do not go together.
+        OperandError: x is shuffled already or does not divide, or the arguments do not go together.
     """
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
@@ -118,8 +117,7 @@ def shuffle_weight(
         weight = shuffle_weight(_padded(x, pad_k_to), name)
         weight.aiter_original_k, weight.aiter_padded_k = x.shape[-1], weight.shape[-1]
         return weight
-    if not x.is_contiguous():
-        raise OperandError(f"a weight must be contiguous to be shuffled (got strides {x.stride()}); call .contiguous()")
+    x = x.contiguous()
     blocks, rows, packs, pack = _blocks(x, name)
     view = _bytes(x).view(*x.shape[:-2], blocks, rows, packs, pack * x.element_size())
     moved = view.transpose(-3, -2).contiguous().view(torch.uint8)
@@ -288,6 +286,8 @@ class ShuffledWeight(torch.Tensor):
             return _wrapped(func(*plain_args, **kwargs), weight.layout_name)
         if (result := rearranged(weight.layout_name, weight.plain, func, plain_args, kwargs)) is not None:
             return _retyped(result, weight.layout_name)
+        if (rows := blocks_as_rows(weight.layout_name, weight.plain, func, plain_args, kwargs)) is not None:
+            return rows
         if func in _ASKED:
             return func(*plain_args, **kwargs)
         if func in (_aten.copy_.default, _aten.equal.default):
