@@ -95,6 +95,8 @@ def current_device() -> Device:
 
 def as_present(device: Device) -> Device:
     """Return the default device of this process where *device* describes it, else *device* itself."""
+    if device.index >= 0:
+        return device
     here = current_device()
     return here if device == attrs.evolve(here, name=device.name) and device.name in ("", here.name) else device
 

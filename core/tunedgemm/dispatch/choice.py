@@ -70,6 +70,8 @@ class Explanation:
     passed_over: tuple[tuple[Offer, str], ...] = ()
     #: why not even the last offer can run; "" where *offer* runs
     refused: str = ""
+    #: whether *offer* was bound; False for a device that is only described
+    bound: bool = True
 
     @property
     def libtype(self) -> str:
@@ -84,6 +86,8 @@ class Explanation:
     def __str__(self) -> str:
         runs = f"  nothing runs: {self.refused}" if self.refused else f"  runs {self.offer.solution}: {self.offer.why}"
         lines = [f"{self.shape} on {self.device}", runs]
+        if not (self.bound or self.refused or self.libtype == BUILTIN):
+            lines.append("  checked without the device: its libraries and compiled kernels may still refuse")
         lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
         return "\n".join(lines)
 
@@ -176,16 +180,21 @@ def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Uns
     """Return the solution that a backend picks for a shape that it is asked to serve.
 
     That is its heuristic's choice. A heuristic leaves most shapes to torch; then it is the first of
-    the list, which has the best guesses first.
+    the list that binds, as far as `lacks` tells. The list has the best guesses first.
     """
-    choice = backend.heuristic_fallback(shape, device)
+    first = backend.heuristic_fallback(shape, device)
+    if first is not None:
+        return first
     try:
-        choice = choice or next(backend.iterate("enumerate_solutions", shape, device), None)
+        for solution in backend.iterate("enumerate_solutions", shape, device):
+            first = first or solution
+            if not backend.lacks(solution, shape, device):
+                return solution
     except PluginError as error:
         return Unsupported(str(error))
-    if choice is not None:
-        return choice
-    return Unsupported(backend.lacks(Solution(backend.libtype), shape, device) or f"{backend.libtype} lists no kernel for this shape")
+    return first or Unsupported(
+        backend.lacks(Solution(backend.libtype), shape, device) or f"{backend.libtype} lists no kernel for this shape"
+    )
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
@@ -255,7 +264,7 @@ def choose(
                     _report_version(last, backend, device)
                 return Explanation(shape, device, last, tuple(passed)), launcher
             if not launcher and not present:
-                return Explanation(shape, device, last, tuple(passed)), None
+                return Explanation(shape, device, last, tuple(passed), bound=False), None
             reason = f"{backend.libtype} refuses: {launcher}"
         passed.append((last, reason))
     if last is None:

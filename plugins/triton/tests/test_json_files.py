@@ -113,11 +113,14 @@ def test_every_op_has_separate_files(home: Path) -> None:
 
 
 def test_auto_means_the_choice(home: Path) -> None:
-    """``auto`` runs the choice of a file; without a file the first guess."""
+    """``auto``, AITER's other names and none run the choice of a file; without a file the first guess."""
     auto = Solution("triton", "auto")
     guess = heuristic.resolve(auto, SHAPE, H200)
     _put(home, Name("sm_90", "GEMM-A16W16"), 32)
     assert heuristic.resolve(auto, SHAPE, H200).kernel_name == _kernel(32) != guess.kernel_name
+    for alias in ("triton", "gluon", ""):
+        assert heuristic.resolve(Solution("triton", alias), SHAPE, H200).kernel_name == _kernel(32)
+        assert tunedgemm_triton.lacks(Solution("triton", alias), SHAPE, H200) == ""
     assert next(iter(tunedgemm_triton.enumerate_solutions(SHAPE, H200))).kernel_name == _kernel(32)
     mx = Shape("a4w4_blockscale", 100, 4096, 1024, "fp4x2", "bf16", scale="block")
     _put(home, Name("sm_90", "GEMM-AFP4WFP4"), 32)

@@ -15,8 +15,8 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 
-#: Names that stand for the choice: AITER's, and none.
-ALIASES = ("auto", "")
+#: Names that stand for the choice: AITER's, of which the last two are its dialects, and none.
+ALIASES = ("", "auto", "triton", "gluon")
 
 _log = logging.getLogger("tunedgemm")
 
