@@ -202,3 +202,11 @@ def test_quantising_functions_write_their_outputs(aiter):
     assert is_written(tunedgemm.per_tensor_quant(x, 2 * one, quant_dtype=FP8), 2 * one)
     with pytest.raises(OperandError, match="scale_ub and shuffle_scale are not supported"):
         aiter.dynamic_per_token_scaled_quant(out, x, row, scale_ub=one)
+
+
+def test_a_star_takes_every_name(aiter):
+    """``from aiter.int4_utils import *`` brings the names of the module, although none is loaded yet."""
+    scope: dict[str, object] = {}
+    exec("from aiter.int4_utils import *\nfrom aiter import *", scope)
+    assert {*names.SERVED["aiter.int4_utils"], "gemm_a8w8", "QuantType"} <= set(scope)
+    assert not {"hipb_mm", "__getattr__"} & set(scope)

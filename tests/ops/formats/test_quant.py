@@ -244,31 +244,6 @@ def test_fp4_with_nan_or_infinity_reads_back_as_nan_in_its_group_alone():
         assert values[0, 32:64].isnan().all() and values[0, :32].eq(1).all() and values[0, 64:].eq(1).all()
 
 
-def by_tiles(scale: torch.Tensor) -> torch.Tensor:
-    """AITER's shuffled order element by element, the padding being 1."""
-    rows, cols = scale.shape
-    high, wide = -(-rows // 256) * 256, -(-cols // 8) * 8
-    out = torch.full((high * wide,), 127, dtype=torch.uint8)
-    for i in range(rows):
-        for j in range(cols):
-            tile = (i // 32) * (wide // 8) + j // 8
-            a, r, b, c = (i % 32) // 16, i % 16, (j % 8) // 4, j % 4
-            out[tile * 256 + ((c * 16 + r) * 2 + b) * 2 + a] = scale[i, j]
-    return out.view(high, wide)
-
-
-@listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
-def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
-    """shuffle_scale is the documented padded permutation for both dtypes,
-    and unshuffle_scale its inverse."""
-    scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for dtype in (torch.uint8, torch.float8_e8m0fnu):
-        shuffled = shuffle_scale(scale.view(dtype))
-        assert shuffled.dtype == dtype and torch.equal(plain(shuffled), by_tiles(scale))
-        back = unshuffle_scale(shuffled, *size)
-        assert back.dtype == dtype and back.is_contiguous() and torch.equal(plain(back), scale)
-
-
 def test_fp4_scales_are_shuffled_over_all_rows():
     """per_1x32_f4_quant(shuffle=True) gives shuffled scales
     [rows, K/32] of a tensor with leading dimensions."""
@@ -446,3 +421,15 @@ def test_m_major_scales_need_no_transposing_copy():
     scale = per_1x128_quant(x, scale_order="m_major")[1]
     assert transposed_scale(scale).data_ptr() == scale.data_ptr()
     assert torch.equal(transposed_scale(scale), transposed_scale(per_1x128_quant(x)[1]))
+
+
+@listed("function", [pertoken_quant, per_tensor_quant])
+def test_a_smaller_largest_value(function):
+    """With dtypeMax the largest magnitude becomes that value; one that the dtype lacks is refused."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    q, scale = function(x, quant_dtype=torch.int8, dtypeMax=7)
+    assert int(q.abs().max()) == 7
+    assert float((q * scale - x).abs().max()) <= float(scale.max()) / 2 + 1e-6
+    for wrong in (0, 128):
+        with pytest.raises(OperandError, match=f"dtypeMax must be above 0 and at most the 127 of torch.int8 .got {wrong}"):
+            function(x, quant_dtype=torch.int8, dtypeMax=wrong)

@@ -96,3 +96,28 @@ def test_declared_scales_share_memory():
             as_shuffled_scale(wrong)
     with pytest.raises(OperandError, match="shuffled already"):
         shuffle_scale(declared)
+
+
+def by_tiles(scale: torch.Tensor) -> torch.Tensor:
+    """AITER's shuffled order element by element, the padding being 1."""
+    rows, cols = scale.shape
+    high, wide = -(-rows // 256) * 256, -(-cols // 8) * 8
+    out = torch.full((high * wide,), 127, dtype=torch.uint8)
+    for i in range(rows):
+        for j in range(cols):
+            tile = (i // 32) * (wide // 8) + j // 8
+            a, r, b, c = (i % 32) // 16, i % 16, (j % 8) // 4, j % 4
+            out[tile * 256 + ((c * 16 + r) * 2 + b) * 2 + a] = scale[i, j]
+    return out.view(high, wide)
+
+
+@listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
+def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
+    """shuffle_scale is the documented padded permutation for both dtypes,
+    and unshuffle_scale its inverse."""
+    scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.uint8, torch.float8_e8m0fnu):
+        shuffled = shuffle_scale(scale.view(dtype))
+        assert shuffled.dtype == dtype and torch.equal(shuffled.view(torch.uint8), by_tiles(scale))
+        back = unshuffle_scale(shuffled, *size)
+        assert back.dtype == dtype and back.is_contiguous() and torch.equal(back.view(torch.uint8), scale)

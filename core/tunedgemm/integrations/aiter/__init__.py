@@ -31,6 +31,7 @@ class _ServedModule(types.ModuleType):
         self.__spec__ = ModuleSpec(name, None, origin=__file__, is_package=True)
         self.__file__ = __file__  # the error of a failed import shows it
         self.__path__: list[str] = []
+        self.__all__ = sorted(served for served, (home, _) in SERVED[name].items() if home != PLUGINS)
 
     def __getattr__(self, name: str) -> Any:
         target = SERVED[self.__name__].get(name)

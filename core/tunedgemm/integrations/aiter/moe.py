@@ -30,6 +30,11 @@ class GateMode(str, enum.Enum):
     INTERLEAVE = "interleave"
 
 
+def is_flydsl_available() -> bool:
+    """Return False: FlyDSL's kernels have no plugin."""
+    return False
+
+
 def nextPow2(n: int) -> int:
     """Round up to a power of two."""
     return 1 << max(n - 1, 0).bit_length()

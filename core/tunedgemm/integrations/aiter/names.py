@@ -61,7 +61,7 @@ _QUANT = {
 _REFERENCES = _alias(_TORCH_MOE, "torch_moe", "torch_moe_act", "get_inter_dim")
 _AROUND_MOE = _alias(_MOE, "BLOCK_SIZE_M", "get_block_size_M", "nextPow2")
 _DTYPES = {
-    **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
+    **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", i4x2="int4", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
     **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
     **_alias(_DTYPE, "fp8"),
 }
@@ -142,6 +142,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops.enum": _ENUMS,
     "aiter.ops.flydsl": {},
     "aiter.ops.flydsl.moe_common": _alias(_MOE, "GateMode"),
+    "aiter.ops.flydsl.utils": _alias(_MOE, "is_flydsl_available"),
     "aiter.ops.gemm_op_a16w16": _A16W16,
     "aiter.ops.gemm_op_a4w4": _A4W4,
     "aiter.ops.gemm_op_a8w8": _A8W8,

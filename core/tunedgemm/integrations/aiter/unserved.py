@@ -20,14 +20,11 @@ _QUANT = "writes the layouts of one kernel; `get_hip_quant` returns a function o
 DIFFERENT: Mapping[str, str] = {
     "fused_moe": "the arguments behind `splitk` by name",
     "per_1x32_f4_quant": "without `pack_dim` and `round_mode`",
-    "per_tensor_quant": "without `dtypeMax`",
-    "pertoken_quant": "without `dtypeMax`",
 }
 #: ``module:name`` as a pattern -> the reason; the first that matches counts.
 REASONS: Mapping[str, str] = {
     "aiter.ops.flydsl*:*": "FlyDSL's kernels: without a plugin",
     "aiter.ops.opus*:*": "opus's kernels: without a plugin",
-    "*:is_flydsl_available": "FlyDSL's kernels: without a plugin",
     "aiter.ops.deepgemm:*": "grouped products: without an op",
     "aiter.aot*:*": _BUILD,
     "aiter.utility.pretune:*": _BUILD,

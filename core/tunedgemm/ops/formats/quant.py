@@ -37,6 +37,7 @@ def pertoken_quant(
     x_scale: torch.Tensor | None = None,
     scale_dtype: torch.dtype = torch.float32,
     quant_dtype: torch.dtype = torch.int8,
+    dtypeMax: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale a row; the arguments are AITER's, in its order.
 
@@ -47,6 +48,7 @@ def pertoken_quant(
         x_scale: [K], what x is multiplied by first, as in smooth quantisation.
         scale_dtype: of the scales that are returned.
         quant_dtype: torch.int8 or a torch.float8.
+        dtypeMax: the largest value to use instead of the dtype's.
 
     Returns:
         (q [..., K] of quant_dtype, scale [..., 1] of scale_dtype)
@@ -54,7 +56,7 @@ def pertoken_quant(
     Raises:
         OperandError: x or quant_dtype is none of these, or a scale does not fit.
     """
-    rows, limit = as_rows(x), _limit(quant_dtype)
+    rows, limit = as_rows(x), _largest(quant_dtype, dtypeMax)
     smooth = None if x_scale is None else _per_column(x_scale, x)
     row_scales = None if scale is None else _per_row(scale, x)
     scales = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device) if row_scales is None else row_scales
@@ -75,6 +77,7 @@ def per_tensor_quant(
     scale: torch.Tensor | None = None,
     scale_dtype: torch.dtype = torch.float32,
     quant_dtype: torch.dtype = torch.int8,
+    dtypeMax: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale; the arguments are AITER's, in its order.
 
@@ -83,6 +86,7 @@ def per_tensor_quant(
         scale: one float32 value; by default amax / largest value of quant_dtype.
         scale_dtype: of the scale that is returned.
         quant_dtype: torch.int8 or a torch.float8.
+        dtypeMax: the largest value to use instead of the dtype's.
 
     Returns:
         (q [..., K] of quant_dtype, scale [1] of scale_dtype)
@@ -90,7 +94,7 @@ def per_tensor_quant(
     Raises:
         OperandError: x or quant_dtype is none of these, or scale is not one value.
     """
-    rows, limit = as_rows(x), _limit(quant_dtype)
+    rows, limit = as_rows(x), _largest(quant_dtype, dtypeMax)
     if scale is not None and scale.numel() != 1:
         raise OperandError(f"the scale of a tensor is one value (got shape {tuple(scale.shape)}); pertoken_quant takes one a row")
     if scale is not None:
@@ -254,6 +258,18 @@ def _limit(dtype: torch.dtype) -> float:
     if dtype not in _FP8:
         raise OperandError(f"quantised dtypes with a float32 scale are int8 and {', '.join(str(d)[6:] for d in _FP8)} (got {dtype})")
     return torch.finfo(dtype).max
+
+
+def _largest(dtype: torch.dtype, wanted: float | None) -> float:
+    """Return the largest value to quantise to: the dtype's, or a smaller one.
+
+    Raises:
+        OperandError: the dtype is not one to quantise to, or does not reach the value.
+    """
+    limit = _limit(dtype)
+    if wanted is not None and not 0 < wanted <= limit:
+        raise OperandError(f"dtypeMax must be above 0 and at most the {limit:g} of {dtype} (got {wanted})")
+    return limit if wanted is None else wanted
 
 
 def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
