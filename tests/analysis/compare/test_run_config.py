@@ -139,6 +139,18 @@ def test_a_kernel_that_ends_its_process_costs_its_shape(tmp_path, brittle, row):
     assert told == list(checked.served)
 
 
+def test_rows_of_several_tables_are_checked(tmp_path, here, turbo, row):
+    """Of A:B both tables' rows are the only ones, and the fastest of a shape is served, as in AITER."""
+    here(turbo("good", "other"))
+    write_rows(tmp_path / "a.csv", OP, [row(wide(1), "good", us=5.0), row(wide(2), "good")])
+    write_rows(tmp_path / "b.csv", OP, [row(wide(1), "other", us=4.0), row(wide(3), "other")])
+
+    checked = run_config("a16w16", None, (tmp_path / "a.csv", tmp_path / "b.csv"), QUICK)
+
+    assert {one.shape.m: one.solution.kernel_name for one in checked.served} == {1: "other", 2: "good", 3: "other"}
+    assert not checked.failed and checked.kind == "tuned"
+
+
 def test_results_are_readable_and_shapes_can_be_copied(tmp_path, here, turbo, row):
     """Also on a narrow terminal the lines that scripts for AITER's tuners parse are whole."""
     here(turbo("good", "zeros"))
