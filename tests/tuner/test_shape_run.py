@@ -47,7 +47,7 @@ def test_fewer_solutions_are_tried_when_time_is_short() -> None:
     """Half of a shape's time goes to trying solutions; the best of those that were tried is stored."""
 
     def call(solution, shape, x, weight):
-        time.sleep(0.002)
+        time.sleep(0.005)
         return torch.nn.functional.linear(x, weight)
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
@@ -55,7 +55,7 @@ def test_fewer_solutions_are_tried_when_time_is_short() -> None:
         return lambda launchers, rounds: {one: Samples((us.get(one.kernel_name, 10.0),) * rounds) for one in launchers}
 
     registry = fake_registry(fake_backend("turbo", solutions=tuple(f"k{number}" for number in range(2000)), call=call))
-    options = Options(libtype="turbo", iters=8, warmup=1, budget=3.0)
+    options = Options(libtype="turbo", iters=8, warmup=1, budget=6.0)
     worker = Inline(functools.partial(Session, OP.name, -1, options, registry, bench))
     made = DeviceTuner(OP, options, worker, Compilers(registry=registry), {"turbo": 0})
     made.begin()
