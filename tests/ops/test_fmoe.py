@@ -12,6 +12,7 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
 from tunedgemm.ops.formats.shuffle import shuffle_weight
+from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 
@@ -117,7 +118,8 @@ class TestShapeOf:
             ({}, {5: lambda s: s.to("meta")}, "w1_scale must be .*on meta"),
             (BLOCK, {6: lambda s: s.repeat(1, 1, 2)}, r"per_1x128 w2_scale must be \[8, 1, 1\] or \[8, 1\]"),
             (FP4, {5: lambda s: s.float()}, "w1_scale must be .*torch.float8_e8m0fnu or torch.uint8 .*got .*float32"),
-            ({**FP4, "layout": ""}, {5: lambda s: s.plain.view(torch.uint8)[:, :4].clone()}, "in the order of quant.shuffle_scale"),
+            ({**FP4, "layout": ""}, {5: lambda s: s.plain.view(torch.uint8)[:, :4].clone()}, "all scales must have one order"),
+            ({**FP4, "layout": ""}, {5: lambda s: s[:512], 6: lambda s: s[:512]}, "in the order of shuffle_scale, torch.float8_e8m0fnu"),
             (PLAIN, {5: lambda s: torch.ones(8)}, "w1_scale is given, but QuantType.No has no scales; name the quant_type"),
             ({}, {7: lambda s: torch.ones(1)}, "a1_scale applies only to QuantType.per_Tensor"),
             (TENSOR, {8: lambda s: torch.ones(2)}, r"a2_scale must be one float32 value on cpu \(got \(2,\)"),
@@ -308,6 +310,17 @@ class TestKin:
     def test_ungated_experts_have_no_swiglu(self):
         """No row of an activation of two halves can serve weights without a gate."""
         assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu", "no"}
+
+    @listed(("layout", "order"), [("row", "aiter32x8"), ("", "row")])
+    def test_the_order_of_scales(self, layout, order):
+        """A column of mxfp4 where it is not the usual one; rows of the usual ones follow."""
+        shape = shape_from(**FP4 | {"layout": layout, "scale_order": order})
+        assert dict(shape.extra)["scale_order"] == order
+        assert OP.columns.parse(OP.columns.format(shape)) == shape
+        found = [(kin.layout, scale_order(kin)) for kin in OP.equivalent_shapes(shape) if kin["act"] == "silu"]
+        assert found == [(layout or "aiter16x16", order), ("aiter16x16", "aiter32x8"), ("row", "row")]
+        with pytest.raises(ShapeError, match="'scale_order' must be one of row"):
+            shape_from(scale_order="aiter32x8")
 
     def test_expert_parallel_calls_find_rows_without_the_spare_slot(self):
         """Their own rows come first, then AITER's of one slot fewer, then those of all slots."""

@@ -9,6 +9,8 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
+from tunedgemm.ops.formats.scales import shuffle_scale
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
 
@@ -90,6 +92,31 @@ class TestFunction:
             total += self.call(Dispatcher(OP), shape, part, expert_mask=torch.tensor(mask, dtype=torch.int32)).float()
         reference = OP.reference(shape, tuple(operands))
         assert worst_row_error(total, reference) <= OP.tolerance(shape).row_error
+
+    @listed("layout", ["row", "aiter16x16"])
+    @listed("form", ["row", "shuffled", "by expert", "raw"])
+    def test_scales_of_either_order_go_with_either_weight(self, layout, form):
+        """mxfp4 experts are as right with shuffled scales, which need no padding here, as with row-major ones."""
+        shape, operands = inputs(q_type="QuantType.per_1x32", q_dtype_a="fp4x2", q_dtype_w="fp4x2", model_dim="256", inter_dim="256")
+        wanted = OP.reference(shape, tuple(operands))
+        if layout != "row":
+            operands[1:3] = (shuffle_weight(weight, layout) for weight in operands[1:3])
+        if form != "row":
+            scales = [shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:7]]
+            by_expert = [scale.view(8, -1, 8) for scale in scales]
+            operands[5:7] = {"shuffled": scales, "by expert": by_expert, "raw": [scale.plain for scale in by_expert]}[form]
+        more = {"raw": {"scale_order": "aiter32x8"}, "row": {"scale_order": "row"} if layout != "row" else {}}.get(form, {})
+        out = self.call(Dispatcher(OP), shape, operands, **more)
+        assert worst_row_error(out, wanted) <= OP.tolerance(shape).row_error / 2
+        if more and (form, layout) != ("raw", "row"):
+            with pytest.raises(OperandError, match=r"w1_scale: sizes .* fit row-major and shuffled scales; pass as_shuffled_scale"):
+                self.call(Dispatcher(OP), shape, operands)
+
+    def test_an_order_of_scales_needs_e8m0(self):
+        """Other kinds of scales have no order to state."""
+        shape, operands = inputs()
+        with pytest.raises(OperandError, match=r"scale_order applies to e8m0 scales, of QuantType.per_1x32 .got 'row' with per_Token"):
+            self.call(Dispatcher(OP), shape, operands, scale_order="row")
 
     def test_fewer_local_experts_than_slots(self):
         """Ranks with two of sixteen experts, and a spare slot, add up to five experts of each token."""

@@ -20,7 +20,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, stated_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
-    fields=scaled_fp4.fields,
+    fields=stated_order,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",

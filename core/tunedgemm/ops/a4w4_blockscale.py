@@ -21,7 +21,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, scale_order
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, scale_order, stated_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
-    fields=scaled_fp4.fields,
+    fields=stated_order,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,

@@ -35,6 +35,7 @@ from tunedgemm.ops.moe_words import (
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, has_e8m0_scales, order_cell, stated_order, usual_order, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
     )
     if wrong := moe_words.problem(shape):
         raise ShapeError(wrong)
-    return shape
+    return with_order(shape, cells.word(row, FIELD, usual_order(shape), E8M0_ORDERS if has_e8m0_scales(shape) else (ROW,)))
 
 
 def _special(row: Mapping[str, str]) -> dict[str, str]:
@@ -111,6 +112,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "layout": "" if shape.layout == _LAYOUT else shape.layout,
         "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
         EXPERT_PARALLEL: "True" if _is_expert_parallel(shape) else "",
+        FIELD: order_cell(shape),
         **{name: str(dict(shape.extra).get(name, "")) for name in (GATE_MODE, OPTIONS)},
     }
 
@@ -169,23 +171,24 @@ def _is_expert_parallel(shape: Shape) -> bool:
 
 
 def _forms(shape: Shape) -> tuple[Shape, ...]:
-    """Return a shape in each layout, dtype and activation whose rows may serve it."""
+    """Return a shape in each layout, dtype and activation whose rows may serve it.
+
+    Rows of another layout have its usual order of scales.
+    """
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word not in GATED or shape["g1u1"]))]
-    forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
+    usual = with_order(shape, usual_order(shape))
+    forms = [shape, attrs.evolve(shape, outdtype=shape.dtype)]
+    forms += [attrs.evolve(usual, layout=layout, outdtype=shape.dtype) for layout in (_LAYOUT, "row")]
     return tuple(
-        attrs.evolve(shape, layout=layout, outdtype=outdtype, extra={**dict(shape.extra), "act": act})  # type: ignore[arg-type]
+        attrs.evolve(form, extra={**dict(form.extra), "act": act})  # type: ignore[arg-type]
         for act in acts
-        for layout, outdtype in dict.fromkeys(forms)
+        for form in dict.fromkeys(forms)
     )
-
-
-def _rows(shape: Shape) -> int:
-    return shape.k * (2 if shape["g1u1"] else 1)
 
 
 def _flops(shape: Shape) -> int:
     """Count both stages' products, for the topk experts of each token; one where that is any."""
-    return 2 * shape.m * abs(int(shape["topk"])) * shape.n * (_rows(shape) + shape.k)
+    return 2 * shape.m * abs(int(shape["topk"])) * shape.n * (moe_formats.stage_rows(shape) + shape.k)
 
 
 def _bytes_moved(shape: Shape) -> int:
@@ -194,12 +197,12 @@ def _bytes_moved(shape: Shape) -> int:
     The intermediate stays on the chip.
     """
     hit = min(int(shape["expert"]), shape.m * abs(int(shape["topk"])))
-    kind, rows, bits = shape["q_type"], _rows(shape), 0
+    kind, rows, bits = shape["q_type"], moe_formats.stage_rows(shape), 0
     by_scale = 32 if kind != "per_1x32" else 16 if shape["q_dtype_w"] == "int4" else 8
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):
         bits += high * wide * dtype_bits(str(shape["q_dtype_w"])) // moe_formats.packed(shape)
-        expert_shape = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
-        bits += math.prod(moe_formats.scale_shape(expert_shape, high, wide)) * by_scale if kind != "No" else 0
+        plain = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
+        bits += math.prod(moe_formats.scale_shape(with_order(plain, ROW), high, wide)) * by_scale if kind != "No" else 0
     tokens_bits = shape.n * (dtype_bits(shape.dtype) + dtype_bits(shape.outdtype)) + abs(int(shape["topk"])) * 64
     return (hit * bits + shape.m * tokens_bits) // 8
 
@@ -213,6 +216,7 @@ def _fields(shape: Shape) -> Mapping[str, Any]:
         "quant_type": QuantType[kind],
         "doweight_stage1": bool(shape["doweight_stage1"]),
         "expert_parallel": _is_expert_parallel(shape),
+        **stated_order(shape),
         **({"q_dtype_a": q_dtype_a} if q_dtype_a != default_q_dtype_a(shape) else {}),
         **({GATE_MODE: declared[GATE_MODE]} if GATE_MODE in declared else {}),
         **bounds,
@@ -319,7 +323,7 @@ op = Op(
         ),
         parse=_parse,
         format=_format,
-        own=("layout", "outdtype", EXPERT_PARALLEL, GATE_MODE, OPTIONS),
+        own=("layout", "outdtype", FIELD, EXPERT_PARALLEL, GATE_MODE, OPTIONS),
         read=_read,
         write=_write,
     ),
@@ -352,6 +356,7 @@ op = Op(
         _example((16, 128, 64, 8, 2), "per_1x32", _FP4),
         _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=_LAYOUT),
         _example((4, 96, 32, 4, 1), "per_1x32", _FP4, act="Swiglu", doweight_stage1="1"),
+        _example((8, 128, 64, 4, 2), "per_1x32", _FP4, scale_order=SHUFFLED),  # AITER's kernels for plain weights
         _example((6, 128, 64, 2, 5), expert_parallel="True"),  # most of a token's experts are on other ranks
         _example((9, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a=_FP8, layout=_LAYOUT),
         _example((11, 64, 96, 4, 2), "per_1x32", _FP4, q_dtype_a="bf16", act="Situv2"),

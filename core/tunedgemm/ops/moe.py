@@ -156,7 +156,7 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     hidden, w1, w2, topk_weight, topk_ids, *rest = operands
     w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2 = (*rest, *[None] * 6)[:6]
     experts, topk, inter = int(shape["expert"]), int(shape["topk"]), shape.k
-    rows = inter * (2 if shape["g1u1"] else 1)
+    rows = moe_formats.stage_rows(shape)
     wide = exact_dtype(shape.m * topk, rows + inter, shape.n)
     out = torch.zeros(shape.m, shape.n, dtype=wide, device=hidden.device)
     if shape.m == 0:

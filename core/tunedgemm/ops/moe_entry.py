@@ -19,7 +19,7 @@ OPERANDS = (
 )  # fmt: skip
 #: The operands without the biases, which few calls have.
 _USUAL = OPERANDS[:9]
-_FIELDS = ("activation", "quant_type", "doweight_stage1", "expert_parallel")
+_FIELDS = ("activation", "quant_type", "doweight_stage1", "expert_parallel", "scale_order")
 #: Arguments that change the result, with the values that do not.
 _SPECIAL: dict[str, tuple[Any, ...]] = {
     "swiglu_limit": (None, 0), "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"),
@@ -90,6 +90,8 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         bias1: torch.Tensor | None = None,
         bias2: torch.Tensor | None = None,
         splitk: int = 0,
+        *,
+        scale_order: str | None = None,
         **others: Any,
     ) -> torch.Tensor:
         """Compute a fused mixture of experts by the solution that the tables choose.
@@ -98,25 +100,23 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
             w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
                 multiplies, or ungated [E, inter_dim, model_dim]; plain or shuffled.
-            w2: [E, model_dim, inter_dim], of w1's dtype and layout; fp4x2 halves the last dimension
-                of both.
+            w2: [E, model_dim, inter_dim], like w1; fp4x2 halves the last dimension of both.
             topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
-            expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all
-                experts, and their last slot is AITER's spare one: rows are found without it.
-            activation: of `ActivationType`, or AITER's.
-            quant_type: of `QuantType`, or AITER's, for both weights and both activations.
+            expert_mask: [all experts], 1 for those whose weights are here; topk_ids count all, and
+                the last slot is AITER's spare one.
+            activation, quant_type: of `ActivationType` and `QuantType`, or AITER's.
             doweight_stage1: multiply the routing weight into stage 1's product, not stage 2's.
             w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
                 ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
-                of int4 bf16 [E, cols/32, rows], shuffled where the weights are.
-            a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where
-                absent. a1_scale of quantised hidden states: one value, [T, 1], [T, model_dim/128]
-                or e8m0 [T, model_dim/32].
-            num_local_tokens: one value: rows of the output from there on are zero.
+                also shuffled by `shuffle_scale`, of int4 bf16 [E, cols/32, rows].
+            a1_scale, a2_scale: one float32 value for per_Tensor, or None. a1_scale of quantised
+                hidden states: one value, [T, 1], [T, model_dim/128] or e8m0 [T, model_dim/32].
+            num_local_tokens: one value, from which on rows of the output are zero.
             dtype: of the output, bf16 or fp16; None for that of hidden_states.
-            block_size_M, moe_sorting_dispatch_policy, splitk: not used: the table decides.
-            hidden_pad, intermediate_pad: not used: the padding of weights is zero.
+            block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad: not
+                used: the table decides, and the padding of weights is zero.
             bias1, bias2: [E, rows of w1, the gate's first] and [E, model_dim], float.
+            scale_order: of e8m0 scales, ``aiter32x8`` or ``row``; None: by type or sizes.
             others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
 
         Returns:
@@ -134,7 +134,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
         operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale)
-        fields = (activation, quant_type, doweight_stage1, expert_mask is not None)
+        fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
         if special or bias1 is not None or bias2 is not None:
             return routed_specially(*operands, bias1, bias2, *fields, *(special.get(name) for name in _SPECIAL), dtype)
         return routed(*operands, *fields, dtype)

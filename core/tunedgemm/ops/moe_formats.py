@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
 from tunedgemm.ops.moe_options import options_of
-from tunedgemm.ops.moe_words import BLOCK_ROWS, DTYPES, PACKED
+from tunedgemm.ops.moe_words import BLOCK_ROWS, DTYPES, NAME, PACKED
+from tunedgemm.ops.scale_order import E8M0_ORDERS, ROW, SHUFFLED, has_e8m0_scales, scale_order, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -24,17 +27,58 @@ def packed(shape: Shape) -> int:
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
     """Return the shape of the scales of weights [expert, rows, cols], () for none.
 
-    cols counts elements. e8m0 scales in a shuffled layout are AITER's shuffled ones of the rows of
-    all experts, padded to multiples of (256, 8). Those of int4 have the groups before the rows.
+    cols counts elements. Shuffled e8m0 scales are those of the rows of all experts, padded to
+    multiples of (256, 8). Those of int4 have the groups before the rows.
     """
     experts, kind = int(shape["expert"]), str(shape["q_type"])
     if kind == "per_1x32" and shape["q_dtype_w"] == "int4":
         return experts, cols // _GROUP, rows
-    if kind == "per_1x32" and shape.layout != "row":
-        return -(-experts * rows // 256) * 256, -(-cols // _GROUP // 8) * 8
+    if scale_order(shape) == SHUFFLED:
+        return shuffled_sizes(experts * rows, cols // _GROUP)
     if kind in BLOCK_ROWS:
         return experts, -(-rows // BLOCK_ROWS[kind]), -(-cols // _BLOCK)
     return {"No": (), "per_Tensor": (experts,), "per_Token": (experts, rows, 1), "per_1x32": (experts, rows, cols // _GROUP)}[kind]
+
+
+def stage_rows(shape: Shape) -> int:
+    """Return the rows of an expert's w1: twice inter_dim with a gate."""
+    return shape.k * (2 if shape["g1u1"] else 1)
+
+
+def with_scale_order(shape: Shape, stated: str | None, w1_scale: torch.Tensor | None, w2_scale: torch.Tensor | None) -> Shape:
+    """Return the shape of a call with the order of its e8m0 scales.
+
+    Args:
+        stated: the order that the caller states, None for none.
+
+    Raises:
+        OperandError: no order is certain, or an order is stated of other scales.
+    """
+    if not has_e8m0_scales(shape):
+        if stated:
+            raise OperandError(f"fmoe: scale_order applies to e8m0 scales, of QuantType.per_1x32 (got {stated!r} with {shape['q_type']})")
+        return shape
+    sizes = {"w1_scale": (w1_scale, stage_rows(shape), shape.n), "w2_scale": (w2_scale, shape.n, shape.k)}
+    given = tuple(
+        E8m0Scale(name, scale, *(e8m0_forms(shape, order, rows, cols) for order in E8M0_ORDERS))
+        for name, (scale, rows, cols) in sizes.items()
+        if scale is not None
+    )
+    order = e8m0_order(NAME, given, shape.layout, stated)
+    return with_order(shape, order) if order else shape
+
+
+def e8m0_forms(shape: Shape, order: str, rows: int, cols: int) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes of e8m0 scales of weights [E, rows, cols] in an order.
+
+    Those without padding may be by expert.
+    """
+    experts, groups = int(shape["expert"]), cols // _GROUP
+    flat, by_expert = (experts * rows, groups), (experts, rows, groups)
+    if order == ROW:
+        return by_expert, flat
+    padded = shuffled_sizes(*flat)
+    return (padded, by_expert) if padded == flat else (padded,)
 
 
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -108,7 +152,7 @@ def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) 
         if shape.layout != "row" and scale.dtype is torch.bfloat16:
             scale = scale.reshape(experts, cols // _GROUP // 2, rows, 2).transpose(2, 3)
         return scale.reshape(wanted).transpose(1, 2).contiguous()
-    if shape["q_type"] == "per_1x32" and shape.layout != "row":
+    if scale_order(shape) == SHUFFLED:
         return unshuffle_scale(scale.reshape(wanted), experts * rows, cols // _GROUP).reshape(experts, rows, cols // _GROUP)
     return scale.reshape(wanted)
 

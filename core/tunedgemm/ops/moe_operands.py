@@ -11,6 +11,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_formats, moe_words
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, call_options, gate_word, options_of
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED
+from tunedgemm.ops.scale_order import scale_order as order_of_scales
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2")
 
 
-def shape_of(
+def shape_of(  # noqa: PLR0913 - fields of the shape
     *operands: Any,
     otype: torch.dtype | None = None,
     activation: Any = moe_words.ActivationType.Silu,
@@ -29,6 +31,7 @@ def shape_of(
     expert_parallel: bool = False,
     q_dtype_a: str = "",
     gate_mode: Any = "",
+    scale_order: str | None = None,
     **bounds: float | None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other.
@@ -36,6 +39,7 @@ def shape_of(
     Args:
         q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
         gate_mode: AITER's order of w1's rows.
+        scale_order: order of e8m0 scales; None: as their types or sizes tell.
         bounds: swiglu_limit, beta and linear_beta.
     """
     import torch
@@ -85,6 +89,7 @@ def shape_of(
     )
     if wrong := moe_words.problem(shape):
         raise OperandError(f"fmoe: {wrong}")
+    shape = moe_formats.with_scale_order(shape, scale_order, w1_scale, w2_scale)
     _check_scale("w1_scale", w1_scale, shape, (w1.shape[1], model_dim), hidden.device)
     _check_scale("w2_scale", w2_scale, shape, (model_dim, inter), hidden.device)
     if quantised:
@@ -183,11 +188,9 @@ def _scale_forms(shape: Shape, rows: int, cols: int) -> tuple[list[tuple[int, ..
         shuffled = [(math.prod(wanted),), (experts, wanted[1] // 2, rows, 2)] if shape.layout != "row" else []
         order = "in the order of shuffle_scale_for_int4, as the weights are shuffled, " if shuffled else ""
         return [*shuffled, wanted], ["torch.bfloat16", "torch.float32"], order
-    dtypes = ["torch.float8_e8m0fnu", "torch.uint8"]
-    if shape.layout == "row":
-        return [wanted, (experts * rows, cols // 32)], dtypes, ""
-    by_expert = [(experts, rows, cols // 32)] if wanted == (experts * rows, cols // 32) else []  # nothing was padded
-    return [wanted, *by_expert], dtypes, "in the order of quant.shuffle_scale, as the weights are shuffled, "
+    order = order_of_scales(shape)
+    words = "" if order == ROW else "in the order of shuffle_scale, "
+    return [*moe_formats.e8m0_forms(shape, order, rows, cols)], ["torch.float8_e8m0fnu", "torch.uint8"], words
 
 
 def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torch.device) -> None:
@@ -206,6 +209,8 @@ def _check_given(scale: torch.Tensor | None, shape: Shape, device: torch.device)
     groups = shape.n // 32 if kind == "per_1x32" else -(-shape.n // 128)
     wanted = {"per_Tensor": [(1,), ()], "per_Token": [(rows, 1), (rows,)]}.get(kind, [(rows, groups)])
     dtypes = ["torch.float8_e8m0fnu", "torch.uint8"] if kind == "per_1x32" else ["torch.float32"]
+    if getattr(scale, FIELD, ROW) != ROW:
+        raise OperandError("fmoe: a1_scale must be row-major (got shuffled scales); unshuffle_scale(a1_scale, T, model_dim/32)")
     if scale is None or tuple(scale.shape) not in wanted or str(scale.dtype) not in dtypes or scale.device != device:
         got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
         forms = " or ".join(str(list(sizes)) for sizes in wanted)
@@ -239,7 +244,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     logits = torch.randn(shape.m, max(experts, topk), generator=generator, device=device)
     chosen, ids = logits.topk(topk, dim=-1)
     routing = moe.local_routing(torch.softmax(chosen, -1), ids, None, None, experts)
-    rows = shape.k * (2 if shape["g1u1"] else 1)
+    rows = moe_formats.stage_rows(shape)
     # One scale of all tokens' intermediates would make nothing of those of the smaller experts.
     spread = 1.5 if kind == "per_Tensor" else _SPREAD
     w1, w1_scale = _experts(shape, (rows, shape.n), 4 * shape.n**-0.5, spread, generator)
@@ -334,7 +339,7 @@ def _stored(
     typed = shuffle_weight(weights.view(dtype), shape.layout) if shuffled else weights.view(dtype)
     if scale is None:
         return typed, None
-    if shuffled and shape["q_type"] == "per_1x32":
+    if order_of_scales(shape) == SHUFFLED:
         return typed, shuffle_scale(scale.reshape(-1, scale.shape[-1]))
     return typed, scale.reshape(moe_formats.scale_shape(shape, *sizes))
 

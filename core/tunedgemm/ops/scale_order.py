@@ -98,6 +98,11 @@ def order_cell(shape: Shape) -> str:
     return "" if (order := field_of(shape)) == usual_order(shape) else order
 
 
+def stated_order(shape: Shape) -> dict[str, str]:
+    """Return the field as an argument of `Op.shape_of`, where the order is not the usual one."""
+    return {FIELD: order} if (order := order_cell(shape)) else {}
+
+
 def equivalent_orders(shape: Shape) -> tuple[str, ...]:
     """Return the orders whose rows may serve a shape, best first.
 

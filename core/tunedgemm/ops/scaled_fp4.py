@@ -18,7 +18,7 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import word
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
-from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, scale_order, usual_order, with_order
 from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
 from tunedgemm.shape import Shape
 
@@ -56,11 +56,6 @@ def equivalent_as(shape: Shape, layout: str, order: str) -> tuple[Shape, ...]:
     """Return the shape, then as the key alone tells it: bf16 out, no bias, that layout and order."""
     plain = attrs.evolve(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=layout)
     return tuple(dict.fromkeys((shape, with_order(plain, order))))
-
-
-def fields(shape: Shape) -> Mapping[str, str]:
-    """Return the order of the scales, which sizes do not tell where nothing is padded: `Op.fields`."""
-    return {FIELD: field_of(shape)}
 
 
 def shape_with_scales(shape: Shape, stated: str | None, device: torch.device, x_shape: tuple[int, ...], **scales: torch.Tensor) -> Shape:

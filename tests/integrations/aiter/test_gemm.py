@@ -170,6 +170,21 @@ def test_plain_bytes_of_mxfp4_are_shuffled_bytes(aiter):
     assert error(aiter.ops.triton.gemm.basic.gemm_afp4wfp4.gemm_afp4wfp4(xq, wq, x_scale, w_scale), expected) < 0.25
 
 
+@pytest.mark.parametrize("rows", [256, 288])
+@pytest.mark.parametrize("bpreshuffle", [True, False])
+def test_scales_of_mxfp4_are_shuffled_whatever_the_weight_is(aiter, rows, bpreshuffle):
+    """Plain tensors hold shuffled scales, as in AITER, padded to 256 rows or to 32 as older engines do."""
+    x, weight = (torch.randn(size, 256, generator=torch.Generator().manual_seed(size)) for size in (rows, rows))
+    (xq, x_scale), (wq, w_scale) = (tunedgemm.per_1x32_f4_quant(one) for one in (x, weight))
+    expected = tunedgemm.dequant_fp4(xq, x_scale, torch.float64) @ tunedgemm.dequant_fp4(wq, w_scale, torch.float64).t()
+    raw = [tunedgemm.shuffle_scale(scale).plain[:rows].clone() for scale in (x_scale, w_scale)]
+
+    out = aiter.gemm_a4w4(xq, shuffled(wq) if bpreshuffle else wq, *raw, bpreshuffle=bpreshuffle)
+    assert error(out, expected) < 2.0**-8
+    with pytest.raises(OperandError, match=r"multiple of 32 rows of 8 \(got \(33, 8\)\); shuffle_scale"):
+        aiter.gemm_a4w4(xq, wq, raw[0][:33], raw[1], bpreshuffle=False)
+
+
 def test_the_device_is_described(aiter):
     """get_gfx, get_cu_num and the others describe the present device; the logger is the project's."""
     chip, common = (importlib.import_module(f"aiter.{name}") for name in ("jit.utils.chip_info", "ops.gemm_op_common"))

@@ -254,3 +254,38 @@ class TestMetadata:
     def test_padded_numbers_of_tokens(self, tokens, wanted):
         """AITER's powers of two, and its two tiers."""
         assert moe.get_padded_M(tokens) == wanted
+
+
+class TestFusedMoe:
+    """AITER's own function: plain tensors hold what AITER's kernels read."""
+
+    @listed(("kind", "dtype"), [("No", "bf16"), ("per_Token", "fp8_e4m3fn"), ("per_1x128", "fp8_e4m3fn"), ("per_Tensor", "int8")])
+    def test_a_parameter_that_got_shuffled_bytes(self, kind, dtype):
+        """``p.data = shuffle_weight(p.data)`` takes the bytes, not the type; the result is right."""
+        shape, operands = drawn(kind, dtype)
+        parameters = [torch.nn.Parameter(weight.clone(), requires_grad=False) for weight in operands[1:3]]
+        for parameter in parameters:
+            parameter.data = shuffle_weight(parameter.data)
+        assert all(type(parameter) is torch.nn.Parameter for parameter in parameters)
+        out = moe_entries.fused_moe(operands[0], *parameters, *operands[3:5], None, 0, QuantType[kind], False, *operands[5:7])
+        assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error / 2
+
+    @listed("marked", [False, True])
+    @listed("view", [False, True])
+    @listed("dtype", ["fp4x2", "fp8_e4m3fn"])
+    def test_scales_of_mxfp4_and_mxfp8_are_shuffled(self, marked, view, dtype):
+        """Loaders that shuffle scales alone are right; AITER's mark tells of shuffled weights."""
+        shape, operands = drawn("per_1x32", dtype, sizes=(6, 256, 256, 4, 2))
+        weights, scales = operands[1:3], [tunedgemm.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:7]]
+        if view:
+            stored = [torch.nn.Parameter(scale.clone(), requires_grad=False) for scale in operands[5:7]]
+            for parameter, scale in zip(stored, scales, strict=True):
+                parameter.data = scale.view(parameter.shape)
+            scales = stored
+        if marked:
+            weights = [shuffle_weight(weight).plain for weight in weights]
+            weights[0].is_shuffled = True
+        out = moe_entries.fused_moe(
+            operands[0], *weights, *operands[3:5], quant_type=QuantType.per_1x32, w1_scale=scales[0], w2_scale=scales[1]
+        )
+        assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error / 2

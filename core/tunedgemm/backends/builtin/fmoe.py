@@ -107,7 +107,7 @@ def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def _sizes(shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (shape.k * (2 if shape["g1u1"] else 1), shape.n), (shape.n, shape.k)
+    return (moe_formats.stage_rows(shape), shape.n), (shape.n, shape.k)
 
 
 def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]) -> Callable[..., Any]:

@@ -12,12 +12,43 @@ from tunedgemm.errors import OperandError
 from tunedgemm.integrations.aiter.gemm import shuffled
 from tunedgemm.integrations.aiter.moe_reference import torch_moe, torch_moe_tkw1
 from tunedgemm.ops.moe_words import ActivationType, QuantType, quant_word
+from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
     import torch
 
 #: The eight 4-bit values of a 32-bit word in the order of AITER's kernels, lowest bits first.
 _NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def fused_moe(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weight: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_mask: torch.Tensor | None = None,
+    activation: Any = ActivationType.Silu,
+    quant_type: Any = QuantType.No,
+    *rest: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Call `tunedgemm.fused_moe` with weights and scales in the order that AITER's kernels read.
+
+    They read plain tensors of weights as shuffled by (16, 16). In mxfp4 and mxfp8 these are plain
+    unless one of both has the type `ShuffledWeight` or AITER's mark ``is_shuffled``; their scales
+    are shuffled either way.
+    """
+    import tunedgemm
+    from tunedgemm.ops.formats.int4 import INT4
+    from tunedgemm.ops.formats.shuffle import ShuffledWeight
+
+    e8m0 = quant_word(quant_type) == "per_1x32" and w1.dtype is not INT4
+    if not e8m0 or any(isinstance(weight, ShuffledWeight) or getattr(weight, "is_shuffled", False) is True for weight in (w1, w2)):
+        w1, w2 = shuffled(w1), shuffled(w2)
+    order = {"scale_order": SHUFFLED} if e8m0 else {}
+    routing = (topk_weight, topk_ids, expert_mask)
+    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)  # type: ignore[no-any-return]
 
 
 def asm_moe(
@@ -108,9 +139,7 @@ def ck_moe_2stages(
     doweight_stage1: bool = False,
 ) -> torch.Tensor:
     """Compute experts whose weights are shuffled by (16, 16), by the solution that the tables choose."""
-    import tunedgemm
-
-    return tunedgemm.fused_moe(  # type: ignore[no-any-return]
+    return fused_moe(
         a1, shuffled(w1), shuffled(w2), topk_weight, topk_ids, expert_mask, activation, quant_type, doweight_stage1,
         fc1_scale, fc2_scale, a1_scale, a2_scale, block_size,
     )  # fmt: skip
@@ -159,8 +188,6 @@ def fused_moe_dp_share_expert(
     """
     import torch
 
-    import tunedgemm
-
     start, end = get_dp_shared_expert_token_range(len(hidden_states), dp_size, dp_rank)
     out = torch.zeros_like(hidden_states, dtype=dtype or hidden_states.dtype) if moe_buf is None else moe_buf
     if start == end:
@@ -172,7 +199,7 @@ def fused_moe_dp_share_expert(
         function = torch_moe_tkw1 if doweight_stage1 else torch_moe
         result = function(part, _plain(w1), _plain(w2), weights, ids, w1_scale, w2_scale, a1_scale, a2_scale, expert_mask, activation)
     else:
-        result = tunedgemm.fused_moe(
+        result = fused_moe(
             part, shuffled(w1), shuffled(w2), weights, ids, expert_mask, activation, quant_type, doweight_stage1, w1_scale, w2_scale,
             a1_scale, a2_scale, block_size_M, num_local_tokens, moe_sorting_dispatch_policy, dtype,
         )  # fmt: skip

@@ -119,7 +119,7 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
     "aiter.fused_moe": {
-        **_alias("tunedgemm", "fused_moe"), **_REFERENCES, **_AROUND_MOE,
+        **_alias(_EXPERTS, "fused_moe"), **_REFERENCES, **_AROUND_MOE,
         **_alias(_TORCH_MOE, "torch_moe_stage1", "torch_moe_stage2", "swiglu", "situv2"),
         **_alias(_MOE, "GateMode", "MOEMetadata", "fused_topk", "get_2stage_cfgs", "get_padded_M", "get_topk_valid_mask", "moe_sorting"),
     },

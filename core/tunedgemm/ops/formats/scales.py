@@ -202,7 +202,9 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
 
 
 def as_bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """Return a tensor of *dtype*, or of its bytes, as uint8; raise OperandError for another dtype."""
+    """Return a tensor of *dtype* as bytes; raise OperandError for another dtype or order."""
+    if isinstance(x, ShuffledScale):
+        raise OperandError(f"{what} must be row-major (got shuffled ones {tuple(x.shape)}); unshuffle_scale(s, rows, K/32) first")
     if x.dtype not in (dtype, torch.uint8):
         raise OperandError(f"{what} are {dtype} or torch.uint8 (got {x.dtype})")
     return x.detach().view(torch.uint8)
