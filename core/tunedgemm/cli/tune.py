@@ -114,7 +114,7 @@ def _last_of(request: _TuneRequest) -> _TuneRequest:
     from tunedgemm.tuner.plan import requested
 
     asked = requested(op_named(request.op), request.source)
-    return attrs.evolve(request, source=attrs.evolve(asked, shapes=asked.shapes[-1:]))
+    return attrs.evolve(request, source=attrs.evolve(asked, shapes=asked.shapes[-1:], last=True))
 
 
 def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:

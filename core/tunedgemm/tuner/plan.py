@@ -39,15 +39,21 @@ class Plan:
 
 @attrs.frozen
 class Requested:
-    """The shapes to tune, the lines of their file that are not shapes, and that file, if any."""
+    """The shapes to tune, the lines of their file that are not shapes, and that file, if any.
+
+    Attributes:
+        last: only the last shape is asked for.
+    """
 
     shapes: tuple[Untuned, ...]
     left_out: tuple[Problem, ...] = ()
     path: Path | None = None
+    last: bool = False
 
     def on(self, op: Op, device: Device) -> tuple[Untuned, ...]:
         """Return the shapes as lines for a device, which may not be present: a blank fp8 is its own."""
-        return tuple(read_shapes(self.path, op, device.gfx)[0]) if self.path else self.shapes
+        shapes = tuple(read_shapes(self.path, op, device.gfx)[0]) if self.path else self.shapes
+        return shapes[-1:] if self.last else shapes
 
 
 #: Sources of shapes: an untuned or tuned CSV, shapes with their counts, shapes alone, or a list
