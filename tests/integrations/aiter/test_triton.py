@@ -151,6 +151,17 @@ def test_fp8_and_mxfp4(aiter):
     assert error(y, exact(XR.double() * XR_SCALE, W4_VALUES)) < 0.005
 
 
+def test_formats_of_8_bits_without_an_op(aiter):
+    """gemm_a8w8 also multiplies e5m2, and cuts an output of integers off."""
+    function = module("gemm_a8w8").gemm_a8w8
+    x, w = X.to(torch.float8_e5m2), W.to(torch.float8_e5m2)
+    expected = exact(x, w) * XR_SCALE * WR_SCALE.t() + BIAS.double()
+    whole, wide = (function(XR, WR, XR_SCALE, WR_SCALE, dtype=dtype) for dtype in (torch.int32, torch.float32))
+
+    assert error(function(x, w, XR_SCALE, WR_SCALE.t(), BIAS), expected) < 0.005
+    assert torch.equal(whole, wide.int())
+
+
 def test_products_below_a_compilers_name(aiter):
     """The modules of gluon have the same products, and one of a shuffled weight with scales of rows."""
     home = module("gluon.gemm_a8w8")

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.integrations.aiter.operands import shuffled, whole_scale
 from tunedgemm.integrations.aiter.outputs import output_dtype, written
 from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
     import torch
-
-
-def shuffled(weight: torch.Tensor) -> torch.Tensor:
-    """Declare a plain weight as shuffled by (16, 16), as AITER's functions for shuffled weights read it."""
-    from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
-
-    return weight if isinstance(weight, ShuffledWeight) else as_shuffled(weight, (16, 16))
 
 
 def gemm_a8w8_bpreshuffle(
@@ -97,29 +91,6 @@ def gemm_a4w4(
     scales = whole_scale(A_scale, k), whole_scale(B_scale, k)
     rest = (bias, dtype, alpha, beta, bpreshuffle, apreshuffle, global_A_scale, global_B_scale)
     return tunedgemm.gemm_a4w4(A, weight, *scales, *rest, scale_order=SHUFFLED)  # type: ignore[no-any-return]
-
-
-def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
-    """Return shuffled scales of a multiple of 32 rows as `shuffle_scale` gives them, of a multiple of 256.
-
-    [rows/32, k], as AITER's Triton kernels take them, become [rows, k/32].
-
-    Raises:
-        OperandError: the scales are no multiple of 32 rows.
-    """
-    import torch
-
-    from tunedgemm.errors import OperandError
-    from tunedgemm.ops.formats.scales import ONE, plain_bytes
-
-    groups = -(-k // 32 // 8) * 8
-    if scale.dim() == 2 and scale.shape[-1] == groups and scale.shape[0] % 256 == 0:
-        return scale
-    if scale.numel() % (32 * groups):
-        raise OperandError(f"shuffled scales have a multiple of 32 rows of {groups} (got {tuple(scale.shape)}); shuffle_scale(s)")
-    rows = plain_bytes(scale).reshape(-1, groups).view(torch.uint8)
-    # The order is one of 32 rows each, so that further rows go behind.
-    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=ONE)
 
 
 def gemm_by_table(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter.gemm import shuffled
 from tunedgemm.integrations.aiter.moe_reference import torch_moe, torch_moe_tkw1
+from tunedgemm.integrations.aiter.operands import shuffled
 from tunedgemm.ops.moe_words import ActivationType, QuantType, quant_word
 from tunedgemm.ops.scale_order import SHUFFLED
 

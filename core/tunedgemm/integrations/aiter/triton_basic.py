@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.integrations.aiter.gemm import shuffled, whole_scale
+from tunedgemm.integrations.aiter.operands import as_float, of_rows, plain_rows, whole_scale
 from tunedgemm.integrations.aiter.outputs import activated, output_dtype, written
 from tunedgemm.ops.scale_order import ROW, SHUFFLED
 
@@ -74,11 +74,22 @@ def gemm_a8w8(
     config: Any = None,
     skip_reduce: bool | None = False,
 ) -> torch.Tensor:
-    """Compute ``(x @ w.T) * x_scale * w_scale (+ bias)`` with one scale for each row of x and w."""
+    """Compute ``(x @ w.T) * x_scale * w_scale (+ bias)`` with one scale for each row of x and w.
+
+    e5m2 is converted to bf16 in each call, exactly; an output of integers is cut off.
+    """
+    import torch
+
     import tunedgemm
 
     del config, skip_reduce
-    return written(y, tunedgemm.gemm_a8w8(x, w, x_scale, w_scale, bias, output_dtype(y, dtype)))
+    out = output_dtype(y, dtype)
+    if x.dtype in (torch.float8_e5m2, torch.float8_e5m2fnuz):
+        product = gemm_a16w16(x.to(torch.bfloat16), w.to(torch.bfloat16), None, torch.float32) * x_scale.view(-1, 1) * w_scale.view(1, -1)
+        product = product if bias is None else product + bias
+    else:
+        product = tunedgemm.gemm_a8w8(x, w, x_scale, w_scale, bias, out if out.is_floating_point else torch.float32)
+    return written(y, product.to(out))
 
 
 def gemm_a8w8_preshuffle(
@@ -362,24 +373,3 @@ def gemm_afp8wfp8_preshuffle(
 ) -> torch.Tensor:
     """Compute `gemm_afp8wfp8` of a shuffled weight, which is unshuffled in each call."""
     return gemm_afp8wfp8(x, plain_rows(w_shuffled, x.shape[-1]), x_scales, w_scales, dtype, y, config, skip_reduce)
-
-
-def of_rows(w: torch.Tensor, k: int) -> torch.Tensor:
-    """Return a shuffled weight that is given as [N/16, 16 k] as a weight of rows of k elements."""
-    from tunedgemm.ops.formats.shuffle import ShuffledWeight
-
-    return w if isinstance(w, ShuffledWeight) else shuffled(w.reshape(-1, k))
-
-
-def plain_rows(w: torch.Tensor, k: int) -> torch.Tensor:
-    """Return a shuffled weight that is given as [N/16, 16 k] in plain order, [N, k]."""
-    import tunedgemm
-
-    return tunedgemm.unshuffle_weight(of_rows(w, k))  # type: ignore[no-any-return]
-
-
-def as_float(scale: torch.Tensor) -> torch.Tensor:
-    """Return e8m0 scales or their bytes as float32; float32 unchanged."""
-    import torch
-
-    return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).to(torch.float32)
