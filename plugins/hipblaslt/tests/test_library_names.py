@@ -19,7 +19,7 @@ KERNEL = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x"
 def test_names_of_the_library(lt: Any, harness: Any) -> None:
     """A kernel's or solution's name binds the algorithm that has it; the product is right."""
     case = harness.make_case(PLAIN)
-    for name in (f"{KERNEL}3", f"{KERNEL}3_SN_WGM7", "Cijk_2", "Cijk_2_SN_WGM5"):
+    for name in (f"{KERNEL}3", f"{KERNEL}3_SN_WGM7", "Cijk_22", "Cijk_22_SN_WGM5", "Cijk_000_SN_WGM1"):
         assert not harness.fault(lt, PLAIN, name, case=case), name
         assert lt.lacks(Solution("hipblaslt", name), PLAIN, harness.CPU) == ""
 
