@@ -170,6 +170,18 @@ def test_products_below_a_compilers_name(aiter):
     assert error(home.gemm_a8w8_preshuffle(XR, as_rows_of_16(WR), XR_SCALE, WR_SCALE.t()), OF_ROWS) < 0.005
 
 
+def test_square_weights_in_columns(aiter):
+    """A square weight [N, K] with the strides of columns is one, as in AITER, and not taken for a mistake."""
+    square, x = drawn(K, K, seed=10), X
+    eights, scales = tunedgemm.pertoken_quant(square, quant_dtype=FP8)
+    fours, powers = tunedgemm.per_1x32_f4_quant(drawn(K // 2, K, seed=11))
+    columns, eights_columns, fours_columns = (one.t().contiguous().t() for one in (square, eights, fours.view(torch.uint8)))
+
+    assert error(module("gemm_a16w16").gemm_a16w16(x, columns), exact(x, square)) < 0.005
+    assert error(module("gemm_a8w8").gemm_a8w8(XR, eights_columns, XR_SCALE, scales), exact(XR, eights) * XR_SCALE * scales.t()) < 0.005
+    assert error(module("gemm_a16wfp4").gemm_a16wfp4(x, fours_columns, powers), exact(x, tunedgemm.dequant_fp4(fours, powers))) < 0.005
+
+
 def test_few_rows_have_plain_scales(aiter):
     """Below 32 rows gemm_afp4wfp4_preshuffle takes the scales of x in plain order."""
     out = module("gemm_afp4wfp4").gemm_afp4wfp4_preshuffle(X4[:5], SHUFFLED_4[0], X4_SCALE[:5], SHUFFLED_4[2])
@@ -230,6 +242,7 @@ def test_products_with_a_factor_and_a_summand(aiter):
     ):
         assert error(function(*operands, a, b), a.double() * product + b.double()) < 0.005
         assert error(function(*operands, a, 3.0, fuse_type=1), 3 * a.double() + product) < 0.005
+        assert error(function(*operands, a, b, torch.float32, fuse_type=1), a.double() * b.double() + product) < 1e-5
 
 
 def test_split_and_concatenated(aiter):

@@ -57,3 +57,11 @@ def as_float(scale: torch.Tensor) -> torch.Tensor:
     import torch
 
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).to(torch.float32)
+
+
+def in_rows(w: torch.Tensor) -> torch.Tensor:
+    """Return a square weight [N, K] with the strides of rows, as AITER's Triton products take any.
+
+    Our ops take the view of a square weight for one that was transposed by mistake.
+    """
+    return w.contiguous() if w.shape[0] == w.shape[1] else w

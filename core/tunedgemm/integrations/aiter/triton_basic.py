@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.integrations.aiter.operands import as_float, of_rows, plain_rows, whole_scale
+from tunedgemm.integrations.aiter.operands import as_float, in_rows, of_rows, plain_rows, whole_scale
 from tunedgemm.integrations.aiter.outputs import activated, output_dtype, written
 from tunedgemm.ops.scale_order import ROW, SHUFFLED
 
@@ -36,7 +36,7 @@ def gemm_a16w16(
 
     del config, skip_reduce, kernel_type, backend
     out = output_dtype(y, dtype)
-    product = tunedgemm.gemm_a16w16(x, w, bias, out if activation is None else torch.float32)
+    product = tunedgemm.gemm_a16w16(x, in_rows(w), bias, out if activation is None else torch.float32)
     return written(y, activated(product, activation).to(out))
 
 
@@ -88,7 +88,7 @@ def gemm_a8w8(
         product = gemm_a16w16(x.to(torch.bfloat16), w.to(torch.bfloat16), None, torch.float32) * x_scale.view(-1, 1) * w_scale.view(1, -1)
         product = product if bias is None else product + bias
     else:
-        product = tunedgemm.gemm_a8w8(x, w, x_scale, w_scale, bias, out if out.is_floating_point else torch.float32)
+        product = tunedgemm.gemm_a8w8(x, in_rows(w), x_scale, w_scale, bias, out if out.is_floating_point else torch.float32)
     return written(y, product.to(out))
 
 
@@ -139,7 +139,7 @@ def gemm_a8w8_blockscale(
     import tunedgemm
 
     del config, skip_reduce, kernel_type, backend
-    return written(y, tunedgemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, output_dtype(y, dtype)))
+    return written(y, tunedgemm.gemm_a8w8_blockscale(x, in_rows(w), x_scale, w_scale, output_dtype(y, dtype)))
 
 
 def gemm_a8w8_blockscale_preshuffle(
@@ -210,7 +210,7 @@ def gemm_a16wfp4(
     """Compute ``x @ w.T`` of bf16 and mxfp4; x is not rounded to mxfp4 as in AITER."""
     import tunedgemm
 
-    return written(y, tunedgemm.gemm_a16wfp4(x, w, w_scales, atomic_add, output_dtype(y, dtype), None, config, scale_order=ROW))
+    return written(y, tunedgemm.gemm_a16wfp4(x, in_rows(w), w_scales, atomic_add, output_dtype(y, dtype), None, config, scale_order=ROW))
 
 
 def gemm_afp4wfp4_pre_quant(
@@ -259,7 +259,7 @@ def gemm_a8wfp4(
     import tunedgemm
 
     del dtype, config
-    product = tunedgemm.gemm_a16wfp4(x.to(torch.bfloat16), w, w_scales, dtype=torch.float32, scale_order=ROW)
+    product = tunedgemm.gemm_a16wfp4(x.to(torch.bfloat16), in_rows(w), w_scales, dtype=torch.float32, scale_order=ROW)
     return written(y, product * x_scales.reshape(-1, 1))
 
 
@@ -286,7 +286,7 @@ def _product(
     from tunedgemm.ops.formats.shuffle import ShuffledWeight
 
     is_shuffled = isinstance(w, ShuffledWeight)
-    return written(y, tunedgemm.gemm_a4w4(x, w, x_scales, w_scales, dtype=dtype, bpreshuffle=is_shuffled, scale_order=order))
+    return written(y, tunedgemm.gemm_a4w4(x, in_rows(w), x_scales, w_scales, dtype=dtype, bpreshuffle=is_shuffled, scale_order=order))
 
 
 def gemm_afp4wfp4_preshuffled_scales(

@@ -249,7 +249,8 @@ def _mul_add(
     y: torch.Tensor | None,
     fuse_type: int | None,
 ) -> torch.Tensor:
-    return written(y, (a * b + product if fuse_type else a * product + b).to(output_dtype(y, dtype)))
+    factor, summand = (value if isinstance(value, float | int) else value.to(product.dtype) for value in (a, b))
+    return written(y, (factor * summand + product if fuse_type else factor * product + summand).to(output_dtype(y, dtype)))
 
 
 def _split_cat(product: torch.Tensor, y: torch.Tensor, first: int, second: int) -> tuple[torch.Tensor, torch.Tensor]:
