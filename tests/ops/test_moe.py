@@ -117,7 +117,7 @@ def row_major(scale, weight):
     return scales.unshuffle_scale(scale, experts * rows, half // 16).view(experts, rows, -1)
 
 
-def by_hand(shape, operands):  # noqa: PLR0915 - the whole definition in one place
+def by_hand(shape, operands):
     """The mixture, one token, one expert at a time, from the definitions of the formats."""
     hidden, w1, w2, weight, ids, w1_scale, w2_scale, a1_scale, _, bias1, bias2 = (*operands, *[None] * 6)[:11]
     options = parse_options(str(dict(shape.extra).get("options", "")))
@@ -127,10 +127,6 @@ def by_hand(shape, operands):  # noqa: PLR0915 - the whole definition in one pla
     def wide(weights, scale, expert):
         if shape["q_dtype_w"] == "fp4x2":
             return mxfp4.dequant_fp4(weights.view(torch.uint8)[expert].view(weights.dtype), scale[expert], torch.float64)
-        if shape["q_dtype_w"] == "int4":
-            codes = weights.view(torch.uint8)[expert].int()
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-            return (codes - 16 * (codes > 7)).double() * scale[expert].double().t().repeat_interleave(32, 1)
         one = weights[expert].double()
         if kind == "per_1x32":
             return one * scale[expert].double().repeat_interleave(32, 1)

@@ -208,7 +208,7 @@ class TestFunction:
 
     @listed(
         "arguments",
-        [{"swiglu_limit": 0.5}, {"gate_mode": "interleave"}, {"bias1": torch.ones(8, 128)}, {"bias2": torch.ones(8, 128)}],
+        [{"swiglu_limit": 0.5}, {"bias1": torch.ones(8, 128)}, {"bias2": torch.ones(8, 128)}],
     )
     def test_each_option_has_its_own_launcher(self, arguments):
         """An option changes the result, and no call without it gets its launcher."""
@@ -216,6 +216,13 @@ class TestFunction:
         plain = self.call(dispatcher, shape, operands)
         assert not torch.equal(self.call(dispatcher, shape, operands, **arguments), plain)
         assert torch.equal(self.call(dispatcher, shape, operands), plain)
+
+    def test_rows_alternate_with_scales_of_32_elements_alone(self):
+        """As in AITER, gate_mode has no effect on another kind of quantisation."""
+        for cells, alike in ((PLAIN, True), ({"q_type": "QuantType.per_1x32"}, False)):
+            shape, operands = inputs(**cells)
+            outs = [self.call(Dispatcher(OP), shape, operands, gate_mode=mode) for mode in ("separated", "interleave")]
+            assert torch.equal(*outs) == alike
 
     def test_padding_is_accepted(self):
         """Padded sizes are computed in full: the weights' padding is zero."""

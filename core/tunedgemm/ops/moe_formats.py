@@ -134,8 +134,6 @@ def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:
 
     if shape["q_dtype_w"] != "int4":
         return weight if shape.layout == "row" else unshuffle_weight(weight, shape.layout)
-    if shape.layout == "row":
-        return int4.unpack_int4(weight)
     return unshuffle_weight(int4.unpack_shuffled_int4(getattr(weight, "plain", weight)), shape.layout)
 
 
@@ -149,7 +147,7 @@ def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) 
         return None
     wanted, experts = scale_shape(shape, rows, cols), int(shape["expert"])
     if shape["q_dtype_w"] == "int4":
-        if shape.layout != "row" and scale.dtype is torch.bfloat16:
+        if scale.dim() != 3 and scale.dtype is torch.bfloat16:
             scale = scale.reshape(experts, cols // _GROUP // 2, rows, 2).transpose(2, 3)
         return scale.reshape(wanted).transpose(1, 2).contiguous()
     if scale_order(shape) == SHUFFLED:

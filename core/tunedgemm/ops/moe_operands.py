@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
+#: AITER's kernels read int4 weights in this order alone, whatever their type says.
+_INT4_LAYOUT = "aiter16x16"
 _NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2")
 
 
@@ -60,7 +62,8 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
         raise OperandError(f"fmoe: the output must be torch.bfloat16 or torch.float16 (got {otype}){advice}")
     dtype = outdtype if quantised else short_dtype(hidden.dtype)
     gfx = current_device().gfx
-    mode = gate_word(gate_mode, gfx) if gated else ""
+    mode = gate_word(gate_mode, gfx)
+    mode = mode if gated and kind == "per_1x32" else ""  # AITER's other kernels take the gate's rows first
     if quantised:
         q_dtype_a = short_dtype(hidden.dtype)
     q_dtype_a = q_dtype_a or moe_words.activation_dtype(kind, q_dtype_w, act, hidden.shape[0], bool(mode), gfx)
@@ -72,7 +75,7 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
         k=inter,
         dtype=dtype,
         outdtype=outdtype,
-        layout=layout_of(moe_words.NAME, w1),
+        layout=_INT4_LAYOUT if q_dtype_w == "int4" else layout_of(moe_words.NAME, w1),
         extra={  # type: ignore[arg-type]
             "expert": experts,
             "topk": _topk(hidden, topk_weight, topk_ids),
@@ -185,9 +188,8 @@ def _scale_forms(shape: Shape, rows: int, cols: int) -> tuple[list[tuple[int, ..
         flat: dict[str, list[tuple[int, ...]]] = {"per_Tensor": [(experts, 1), (experts, 1, 1)], "per_Token": [(experts, rows)]}
         return [wanted, *flat.get(kind, [(experts, math.prod(wanted[1:]))])], ["torch.float32"], ""
     if shape["q_dtype_w"] == "int4":
-        shuffled = [(math.prod(wanted),), (experts, wanted[1] // 2, rows, 2)] if shape.layout != "row" else []
-        order = "in the order of shuffle_scale_for_int4, as the weights are shuffled, " if shuffled else ""
-        return [*shuffled, wanted], ["torch.bfloat16", "torch.float32"], order
+        shuffled = [(math.prod(wanted),), (experts, wanted[1] // 2, rows, 2)]
+        return [wanted, *shuffled], ["torch.bfloat16", "torch.float32"], "the latter in the order of shuffle_scale_for_int4, "
     order = order_of_scales(shape)
     words = "" if order == ROW else "in the order of shuffle_scale, "
     return [*moe_formats.e8m0_forms(shape, order, rows, cols)], ["torch.float8_e8m0fnu", "torch.uint8"], words
@@ -331,8 +333,6 @@ def _stored(
     shuffled, dtype = shape.layout != "row", torch_dtype(str(shape["q_dtype_w"]))
     if dtype is int4.INT4:
         values, half = weights.view(torch.int8), (*weights.shape[:2], weights.shape[2] // 2)
-        if not shuffled:
-            return int4.pack_int4(values), scale
         packed = int4.pack_int8_to_packed_int4(shuffle_weight(values, shape.layout).plain).view(half).view(dtype)
         assert scale is not None
         return as_shuffled(packed, shape.layout), int4.shuffle_scale_for_int4(scale).view(-1)

@@ -177,6 +177,8 @@ def problem(shape: Shape) -> str:
         return f"QuantType.No needs weights of the hidden states' dtype (got {shape.dtype} and {q_dtype_w})"
     if q_dtype_a not in (allowed := activation_dtypes(kind, shape.dtype)):
         return f"activations of QuantType.{kind} must be {', '.join(allowed)} (got {q_dtype_a})"
+    if q_dtype_w == "int4" and (shape.layout == "row" or shape.n % 64 or shape.k % 64):
+        return f"int4 weights need a shuffled layout, and sizes in multiples of 64 (got {shape.layout}, {shape.n} and {shape.k})"
     if kind == "per_1x32" and (shape.n % 32 or shape.k % 32):
         return f"per_1x32 needs model_dim and inter_dim to be multiples of 32 (got {shape.n} and {shape.k})"
     return ""

@@ -179,7 +179,7 @@ def test_kinds_without_a_function(aiter):
 
     assert aiter.get_hip_quant(aiter.QuantType.No)(x) == (x, None)
     with pytest.raises(UserError, match=r"per_256x128.*known: No, per_Tensor"):
-        aiter.get_hip_quant("per_256x128")
+        aiter.get_hip_quant("per_256x128")(x)
     with pytest.raises(OperandError, match="one float32 scale for 128"):
         aiter.get_hip_quant(aiter.QuantType.per_1x128)(torch.randn(2, 128), group_size=32)
 

@@ -96,7 +96,7 @@ class TestReferences:
     )  # fmt: skip
     def test_both_stages_make_the_mixture(self, kind, words):
         """With quantised inputs of both stages, stage 2 of stage 1 is the op's result."""
-        shape, operands = drawn(kind, words[1], words[0])
+        shape, operands = drawn(kind, words[1], words[0], layout="" if words[1] == "int4" else "row")
         hidden, w1, w2, weight, ids, w1_scale, w2_scale = (*operands, None, None)[:7]
 
         def quantised(x):
@@ -108,7 +108,8 @@ class TestReferences:
             return quant.get_torch_quant(QuantType[kind])(x, quant_dtype=dtype)
 
         if words[1] == "int4":  # AITER's references take a value a byte
-            w1, w2 = (int4.unpack_int4(w).view(int4.INT4) for w in (w1, w2))
+            w1, w2 = (unshuffle_weight(int4.unpack_shuffled_int4(w.plain), (16, 16)).view(int4.INT4) for w in (w1, w2))
+            w1_scale, w2_scale = (s.view(4, 2, -1, 2).transpose(2, 3).reshape(4, 4, -1) for s in (w1_scale, w2_scale))
         a1, a1_scale = quantised(hidden)
         middle = moe_reference.torch_moe_stage1(
             a1, w1, w2, weight, ids, torch.float32, quant_type=QuantType[kind], a1_scale=a1_scale, w1_scale=w1_scale

@@ -8,13 +8,10 @@ from tunedgemm.ops.formats import int4
 VALUES = torch.arange(-8, 8, dtype=torch.int8).repeat(12)[torch.randperm(192, generator=torch.Generator().manual_seed(1))].view(2, 3, 32)
 
 
-def test_both_packings_come_back():
-    """Every value survives; the plain packing has the even element in the low half."""
-    packed = int4.pack_int4(VALUES)
-    assert packed.dtype is int4.INT4
-    assert torch.equal(int4.unpack_int4(packed), VALUES)
-    assert torch.equal(int4.unpack_shuffled_int4(int4.pack_int8_to_packed_int4(VALUES).view(2, 3, 16)), VALUES)
-    assert int4.pack_int4(torch.tensor([1, -1], dtype=torch.int8)).view(torch.uint8).tolist() == [0xF1]
+def test_packed_values_come_back():
+    """Every value of 4 bits survives."""
+    packed = int4.pack_int8_to_packed_int4(VALUES)
+    assert torch.equal(int4.unpack_shuffled_int4(packed.view(2, 3, 16)), VALUES)
 
 
 def test_aiters_packing_has_the_first_four_values_in_the_low_halves():

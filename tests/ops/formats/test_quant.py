@@ -340,7 +340,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "fp4 K": (lambda: dequant_fp4(torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8)), "K=16 is no multiple of 32"),
     "fp4 dtype": (lambda: as_fp4(torch.zeros(4, 8, dtype=torch.int8)), r"are torch.float4_e2m1fn_x2 or torch.uint8 \(got torch.int8\)"),
     "e8m0 dtype": (lambda: shuffle_scale(torch.ones(2, 2)), r"are torch.float8_e8m0fnu or torch.uint8 \(got torch.float32\)"),
-    "e8m0 dimensions": (lambda: shuffle_scale(torch.zeros(2, 2, 2, dtype=torch.uint8)), r"\[rows, K/32\] \(got shape \(2, 2, 2\)\)"),
+    "e8m0 dimensions": (lambda: shuffle_scale(torch.zeros(2, dtype=torch.uint8)), r"\[..., K/32\] \(got shape \(2,\)\)"),
     "unshuffle": (
         lambda: unshuffle_scale(torch.zeros(256, 8, dtype=torch.uint8), 257, 8),
         r"scale of \[257, 8\] is \[512, 8\] \(got \(256, 8\)\)",

@@ -119,5 +119,6 @@ def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
     for dtype in (torch.uint8, torch.float8_e8m0fnu):
         shuffled = shuffle_scale(scale.view(dtype))
         assert shuffled.dtype == dtype and torch.equal(shuffled.view(torch.uint8), by_tiles(scale))
+        assert torch.equal(shuffle_scale(scale.view(dtype).unsqueeze(0)).view(torch.uint8), by_tiles(scale))
         back = unshuffle_scale(shuffled, *size)
         assert back.dtype == dtype and back.is_contiguous() and torch.equal(back.view(torch.uint8), scale)

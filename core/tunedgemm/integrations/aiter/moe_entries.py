@@ -210,11 +210,16 @@ def fused_moe_dp_share_expert(
 def convert_int8_to_uint32_int4(tensor: torch.Tensor) -> torch.Tensor:
     """Pack int8 values [..., K] of -8 to 7 into 32-bit words [..., K/8], the first in the lowest bits.
 
+    A shuffled weight gives its bytes in their order.
+
     Raises:
         OperandError: the values are not int8, or 8 does not divide K.
     """
     import torch
 
+    from tunedgemm.ops.formats.shuffle import plain_weight
+
+    tensor = plain_weight(tensor)
     if tensor.dtype is not torch.int8 or tensor.shape[-1] % 8:
         raise OperandError(f"eight int8 values make a word: K must be a multiple of 8 (got {tuple(tensor.shape)} {tensor.dtype})")
     return _words((tensor & 15).to(torch.int32).unflatten(-1, (-1, 8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,14 @@ def get_quant(qType: Any) -> Callable[..., Quantised]:
         qType: a member of `tunedgemm.QuantType`, or of an enum with the same names.
 
     Returns:
-        ``f(x, scale=None, quant_dtype=int8, ...) -> (q, scale)``; for ``No`` x itself and None.
-
-    Raises:
-        UserError: the kind is unknown.
+        ``f(x, scale=None, quant_dtype=int8, ...) -> (q, scale)``; for ``No`` x itself and None. The
+        function of another kind raises UserError, as AITER's does.
     """
-    try:
-        return _FUNCTIONS[_kind(qType)]
-    except KeyError:
-        raise UserError(f"QuantType: unknown kind (got {qType!r}); known: {', '.join(_FUNCTIONS)}") from None
+    return _FUNCTIONS.get(_kind(qType)) or functools.partial(_unknown, qType)
+
+
+def _unknown(kind: Any, *_rest: Any, **_named: Any) -> Quantised:
+    raise UserError(f"QuantType: no function quantises this kind (got {kind!r}); known: {', '.join(_FUNCTIONS)}")
 
 
 def _kind(kind: Any) -> str:

@@ -82,7 +82,8 @@ def shuffle_scale(
         return src
     if not is_guinterleave:
         return tunedgemm.shuffle_scale(src)
-    if experts_cnt is None or src.dim() != 2 or src.shape[0] % (experts_cnt * _TILE):
+    src = src.flatten(0, -2)
+    if experts_cnt is None or src.shape[0] % (experts_cnt * _TILE):
         raise OperandError(
             f"shuffle_scale: is_guinterleave=True takes [rows, K/32], each expert's rows a multiple of {_TILE} "
             f"(got {tuple(src.shape)} and experts_cnt={experts_cnt})"

@@ -41,17 +41,6 @@ def per_1x32_i4_quant(weight: torch.Tensor, group_size: int = _GROUP) -> tuple[t
     return q, scale.transpose(-1, -2).contiguous().to(torch.bfloat16)
 
 
-def pack_int4(q: torch.Tensor) -> torch.Tensor:
-    """Pack int8 values [..., K] of -8 to 7 into [..., K/2] torch.int4, the even element in the low half."""
-    low, high = (q.view(torch.uint8)[..., first::2] & 15 for first in (0, 1))
-    return (low | (high << 4)).view(INT4)
-
-
-def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Invert `pack_int4`: [..., K/2] to int8 [..., K]."""
-    return torch.stack(_halves(packed), -1).flatten(-2)
-
-
 def pack_int8_to_packed_int4(x_shuf_i8: torch.Tensor) -> torch.Tensor:
     """Pack shuffled int8 values of -8 to 7 as AITER's function of this name, 8 values into 4 bytes.
 
@@ -67,8 +56,8 @@ def pack_int8_to_packed_int4(x_shuf_i8: torch.Tensor) -> torch.Tensor:
 
 def unpack_shuffled_int4(packed: torch.Tensor) -> torch.Tensor:
     """Invert `pack_int8_to_packed_int4`: [..., K/2] to int8 [..., K]."""
-    bytes_ = packed.view(torch.uint8).view(*packed.shape[:-1], -1, _PACK // 2)
-    return torch.cat(_halves(bytes_), -1).flatten(-2)
+    pairs = packed.view(torch.int8).view(*packed.shape[:-1], -1, _PACK // 2)
+    return torch.cat([(pairs << 4) >> 4, pairs >> 4], -1).flatten(-2)
 
 
 def shuffle_scale_for_int4(scale: torch.Tensor, group_size: int = _GROUP) -> torch.Tensor:
@@ -83,9 +72,3 @@ def shuffle_scale_for_int4(scale: torch.Tensor, group_size: int = _GROUP) -> tor
         return scale.contiguous()
     experts, groups, rows = scale.shape
     return scale.view(experts, groups // 2, 2, rows).transpose(2, 3).contiguous()
-
-
-def _halves(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the low and the high halves of bytes, signed."""
-    bytes_ = packed.view(torch.uint8).view(torch.int8)
-    return (bytes_ << 4) >> 4, bytes_ >> 4

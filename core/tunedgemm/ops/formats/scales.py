@@ -161,7 +161,7 @@ def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
     ``(a * 16 + r, b * 4 + c)`` goes to place ``((c * 16 + r) * 2 + b) * 2 + a``.
 
     Args:
-        scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
+        scale: [..., K/32], torch.float8_e8m0fnu or torch.uint8; the leading dimensions are rows.
 
     Returns:
         `ShuffledScale` [ceil256(rows), ceil8(K/32)] of the same dtype.
@@ -172,8 +172,9 @@ def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
     if isinstance(scale, ShuffledScale):
         raise OperandError("the scales are shuffled already; pass them as they are")
     plain = as_bytes(scale, E8M0, "e8m0 scales")
-    if plain.dim() != 2:
-        raise OperandError(f"scales are shuffled as [rows, K/32] (got shape {tuple(plain.shape)}); flatten the leading dimensions")
+    if plain.dim() < 2:
+        raise OperandError(f"scales are shuffled as [..., K/32] (got shape {tuple(plain.shape)})")
+    plain = plain.flatten(0, -2)
     rows, cols = plain.shape
     full = pad(plain, (0, -cols % E8M0_TILE[1], 0, -rows % E8M0_TILE[0]), value=ONE)
     tiles = full.view(full.shape[0] // 32, 2, 16, full.shape[1] // 8, 2, 4)
