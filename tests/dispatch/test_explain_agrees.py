@@ -101,7 +101,7 @@ def test_explain_file_line_agrees_about_real_rows(repository: Path) -> None:
             said = explain_row(op, path, row.line)
             offer = said.explanation.offer
             served = offer.match is not None and (offer.match.row.source, offer.match.row.line) == (path, row.line)
-            assert (said.verdict == "serves it") is served, said
+            assert (said.verdict in ("serves it", "would serve it")) is served, said
 
 
 class Tiles(FakePlugin):

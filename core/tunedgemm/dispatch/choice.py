@@ -83,10 +83,15 @@ class Explanation:
         """Check whether a table row answers."""
         return self.offer.origin == "table"
 
+    @property
+    def certain(self) -> bool:
+        """Check that nothing on the device can refuse what runs."""
+        return self.bound or self.libtype == BUILTIN
+
     def __str__(self) -> str:
         runs = f"  nothing runs: {self.refused}" if self.refused else f"  runs {self.offer.solution}: {self.offer.why}"
         lines = [f"{self.shape} on {self.device}", runs]
-        if not (self.bound or self.refused or self.libtype == BUILTIN):
+        if not (self.certain or self.refused):
             lines.append("  checked without the device: its libraries and compiled kernels may still refuse")
         lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
         return "\n".join(lines)

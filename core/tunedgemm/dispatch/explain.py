@@ -112,7 +112,7 @@ def _verdict(row: Row, explanation: Explanation, dispatcher: Dispatcher) -> str:
         return match is not None and (match.row.source, match.row.line) == (row.source, row.line)
 
     if is_row(explanation.offer.match):
-        return "serves it"
+        return "serves it" if explanation.certain else "would serve it"
     if any(is_row(offer.match) for offer, _ in explanation.passed_over):
         return "cannot serve it, as above"
     device = explanation.device
