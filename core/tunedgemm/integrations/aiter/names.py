@@ -49,7 +49,8 @@ _SHUFFLE = {
     **_alias(_INT4, "pack_int8_to_packed_int4", "shuffle_scale_for_int4"),
 }
 _QUANT = {
-    **_alias("tunedgemm", "per_1x32_f4_quant", "per_tensor_quant", "pertoken_quant"),
+    **_alias("tunedgemm", "per_tensor_quant", "pertoken_quant"),
+    **_alias(_QUANTISE, "per_1x32_f4_quant", "quant_mxfp4_hip"),
     **_alias(_QUANTISE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
     **_alias(_QUANTISE, *(f"per_{kind}_quant_hip" for kind in ("token", "tensor", "group", "1x32_f4"))),
     **_alias(_QUANTISE, **{f"per_{kind}_quant_triton": f"per_{kind}_quant_hip" for kind in ("token", "tensor", "1x32_f4")}),

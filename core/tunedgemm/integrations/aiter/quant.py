@@ -107,6 +107,22 @@ def per_group_quant_hip(
     return q, tunedgemm.transposed_scale(scales) if transpose_scale else scales
 
 
+def per_1x32_f4_quant(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    quant_dtype: torch.dtype | None = None,
+    shuffle: bool = False,
+    pack_dim: int = -1,
+    round_mode: int = 1,
+) -> Quantised:
+    """Call `tunedgemm.per_1x32_f4_quant`; as in AITER the scales of all rows are one matrix."""
+    import tunedgemm
+    from tunedgemm.ops.formats.mxfp4 import FP4
+
+    q, powers = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle, pack_dim, round_mode)
+    return q, powers if shuffle else powers.reshape(-1, powers.shape[-1])
+
+
 def per_1x32_f4_quant_hip(
     x: torch.Tensor,
     scale: torch.Tensor | None = None,
@@ -116,12 +132,35 @@ def per_1x32_f4_quant_hip(
     num_rows_factor: int = 1,
 ) -> Quantised:
     """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
-    import tunedgemm
-    from tunedgemm.ops.formats.mxfp4 import FP4
-
     del num_rows, num_rows_factor
-    quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
-    return quantised
+    return per_1x32_f4_quant(x, scale, quant_dtype, shuffle)
+
+
+def quant_mxfp4_hip(
+    x: torch.Tensor,
+    group_size: int = 32,
+    round_mode: int = 1,
+    e8m0_shuffle: bool = False,
+    a16w4_shuffle: bool = False,
+    gate_up: bool = False,
+    shuffle_weight: bool = False,
+) -> Quantised:
+    """Quantise [M, K] to mxfp4, and order values and scales as AITER's kernels of experts read them.
+
+    Raises:
+        OperandError: group_size is not 32, or the sizes do not fit the orders.
+    """
+    import tunedgemm
+    from tunedgemm.errors import OperandError
+    from tunedgemm.integrations.aiter.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4
+
+    if group_size != 32:
+        raise OperandError(f"quant_mxfp4_hip: one scale is for 32 values (got group_size {group_size})")
+    q, scale = tunedgemm.per_1x32_f4_quant(x, shuffle=e8m0_shuffle, round_mode=round_mode)
+    if a16w4_shuffle:
+        weight = shuffle_weight_a16w4(q[None], 16, gate_up)[0] if shuffle_weight else q
+        return weight, shuffle_scale_a16w4(scale, 1, gate_up)
+    return tunedgemm.shuffle_weight(q) if shuffle_weight else q, scale
 
 
 def static_per_tensor_quant(out: torch.Tensor, input: torch.Tensor, scale: torch.Tensor) -> None:

@@ -19,7 +19,6 @@ _QUANT = "writes the layouts of one kernel; `get_hip_quant` returns a function o
 #: Served functions whose arguments are not AITER's -> how they differ.
 DIFFERENT: Mapping[str, str] = {
     "fused_moe": "the arguments behind `splitk` by name",
-    "per_1x32_f4_quant": "without `pack_dim` and `round_mode`",
 }
 #: ``module:name`` as a pattern -> the reason; the first that matches counts.
 REASONS: Mapping[str, str] = {
@@ -74,7 +73,7 @@ REASONS: Mapping[str, str] = {
     "aiter.utility.dtypes:torch_to_aiter*": "AITER's own tensor type",
     "aiter.utility.aiter_types:*": "AITER's own tensor type",
     "aiter.utility.fp4_utils:*": "steps of `per_1x32_f4_quant` and `dequant_fp4`",
-    "aiter.utility.mx_types:*": "one rule of rounding: up to a power of two",
+    "aiter.utility.mx_types:*": "AITER's enums of rounding; `per_1x32_f4_quant` takes their numbers",
     "aiter.utility.dtypes:*": "parses AITER's command lines",
     "aiter.ops.enum:*": "outside GEMM",
 }

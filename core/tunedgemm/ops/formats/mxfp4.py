@@ -16,32 +16,55 @@ from tunedgemm.ops.formats.scales import E8M0, as_bytes, shuffle_scale
 FP4 = torch.float4_e2m1fn_x2
 #: Elements of K that share a scale in mxfp4, and the largest magnitude of e2m1.
 _MX, _LARGEST = 32, 6.0
+#: AITER's numbers of rounding a scale: the default, and up to the power of two of amax.
+ROUND_UP, _CEIL = 1, 3
+#: Number -> what amax is divided by, and what is added to its bits before they are cut: half a step
+#: of e2m1's one bit of fraction.
+_MODES = {0: (4.0, 0), ROUND_UP: (_LARGEST, 0), 2: (4.0, 1 << 21), _CEIL: (4.0, 0)}
 
 
 def per_1x32_f4_quant(
-    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = FP4, shuffle: bool = False
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    quant_dtype: torch.dtype = FP4,
+    shuffle: bool = False,
+    pack_dim: int = -1,
+    round_mode: int = ROUND_UP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise to mxfp4: e2m1 values, ties to even, with one power of two for each 32 elements of a row.
 
-    The scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's RCEIL), so
-    nothing saturates.
+    By default the scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's
+    RCEIL), so nothing saturates.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more; K a multiple of 32.
         scale, quant_dtype: AITER's arguments: None, the scales being taken from the values, and
             torch.float4_e2m1fn_x2.
         shuffle: give the scales as `shuffle_scale` does, over all rows of x.
+        pack_dim: -1; 0 quantises along the first dimension of [K, N].
+        round_mode: AITER's number of how the power of two is found: 0 amax / 4 rounded down, 1 the
+            default, 2 amax / 4 rounded to the nearest fp4 and then down, 3 amax / 4 rounded up.
 
     Returns:
         (q [..., K/2] torch.float4_e2m1fn_x2, the even element in the low nibble;
-        scale [..., K/32] torch.float8_e8m0fnu, or shuffled [ceil256(rows), ceil8(K/32)])
+        scale [..., K/32] torch.float8_e8m0fnu, or shuffled [ceil256(rows), ceil8(K/32)]);
+        with pack_dim=0 (q [K/2, N], scale [K/32, N]).
 
     Raises:
-        OperandError: x is none of these, or a scale or another dtype is given.
+        OperandError: x is none of these, or a scale, another dtype or an unknown mode is given.
     """
     if scale is not None or quant_dtype is not FP4:
         arguments = f"scale {type(scale).__name__}, quant_dtype {quant_dtype}"
         raise OperandError(f"per_1x32_f4_quant takes its scales from the values and gives {FP4} (got {arguments})")
+    if pack_dim == 0 and x.dim() == 2 and not shuffle:
+        turned = per_1x32_f4_quant(x.t().contiguous(), round_mode=round_mode)
+        q, powers = (part.view(torch.uint8).t().contiguous().view(part.dtype) for part in turned)
+        return q, powers
+    if pack_dim != -1 or int(round_mode) not in _MODES:
+        raise OperandError(
+            f"per_1x32_f4_quant: pack_dim is -1, or 0 of [K, N] without shuffle, and round_mode {', '.join(map(str, _MODES))} "
+            f"(got pack_dim={pack_dim}, shape {tuple(x.shape)}, round_mode={round_mode!r})"
+        )
     rows = as_rows(x)
     k = x.shape[-1]
     if k % _MX:
@@ -50,7 +73,7 @@ def per_1x32_f4_quant(
     scale = torch.empty(rows.shape[0], k // _MX, dtype=torch.uint8, device=x.device)
     for part in slices(*rows.shape):
         values = rows[part].to(torch.float32).view(-1, k // _MX, _MX)
-        power = power_of(values.abs().amax(-1), _LARGEST)
+        power = _power(values.abs().amax(-1), int(round_mode))
         scale[part] = power.to(torch.uint8)
         # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied
         # by 0
@@ -100,6 +123,16 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
         values *= powers[part].view(E8M0).to(torch.float32).to(values.dtype)[..., None]
         flat[part] = values.view(-1, k).to(dtype)
     return out
+
+
+def _power(top: torch.Tensor, mode: int) -> torch.Tensor:
+    """Return the e8m0 byte for an amax by one of AITER's modes."""
+    limit, added = _MODES[mode]
+    if mode in (ROUND_UP, _CEIL):
+        return power_of(top, limit)
+    bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
+    field = (bits + added) >> 23
+    return torch.where(field == 255, 255, (field - 2).clamp_(min=0))
 
 
 def power_of(top: torch.Tensor, limit: float) -> torch.Tensor:
