@@ -52,6 +52,7 @@ def test_other_operations_read_the_bytes():
     results = (shuffled == shuffled.plain, shuffled.float(), shuffled.view(16, 8, 4, 8).permute(0, 2, 1, 3), shuffled + 1)
     assert {type(result) for result in results} == {torch.Tensor}
     assert torch.equal(shuffled, shuffled.plain)
+    assert type(shuffled.flatten()[5]) is torch.Tensor and shuffled.flatten()[5].item() == shuffled.plain.flatten()[5].item()
 
 
 @listed("part", [lambda s: s[:255], lambda s: s[0], lambda s: s.narrow(1, 0, 4), lambda s: s[16:48], lambda s: s[torch.tensor([1])]])
