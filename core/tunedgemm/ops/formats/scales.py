@@ -106,7 +106,7 @@ def _typed(plain: torch.Tensor) -> ShuffledScale:
 
 
 def _parts(whole: ShuffledScale, result: Any) -> Any:
-    """Give parts of shuffled scales their type, but for one byte; raise OperandError where they cut a tile."""
+    """Give parts of shuffled scales, but one byte, their type; raise OperandError where they cut a tile."""
     if isinstance(result, torch.Tensor) and not result.dim():
         return result
     parts = result if isinstance(result, (tuple, list)) else (result,)
