@@ -104,13 +104,26 @@ class TestFunction:
         if form != "row":
             scales = [shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:7]]
             by_expert = [scale.view(8, -1, 8) for scale in scales]
-            operands[5:7] = {"shuffled": scales, "by expert": by_expert, "raw": [scale.plain for scale in by_expert]}[form]
+            operands[5:7] = {"shuffled": scales, "by expert": by_expert, "raw": [scale.plain.clone() for scale in by_expert]}[form]
         more = {"raw": {"scale_order": "aiter32x8"}, "row": {"scale_order": "row"} if layout != "row" else {}}.get(form, {})
         out = self.call(Dispatcher(OP), shape, operands, **more)
         assert worst_row_error(out, wanted) <= OP.tolerance(shape).row_error / 2
         if more and (form, layout) != ("raw", "row"):
             with pytest.raises(OperandError, match=r"w1_scale: sizes .* fit row-major and shuffled scales; pass as_shuffled_scale"):
                 self.call(Dispatcher(OP), shape, operands)
+
+    def test_a_type_that_an_assignment_lost(self):
+        """``p.data = shuffle_weight(w)`` and its like of scales are errors that name the remedy."""
+        shape, operands = inputs(q_type="QuantType.per_1x32", q_dtype_a="fp4x2", q_dtype_w="fp4x2", model_dim="256", inter_dim="256")
+        for place, function in ((1, shuffle_weight), (5, lambda scale: shuffle_scale(scale.flatten(0, 1)).view(scale.shape))):
+            parameter = torch.nn.Parameter(operands[place].clone(), requires_grad=False)
+            parameter.data = function(parameter.data)
+            lost = [*operands[:place], parameter, *operands[place + 1 :]]
+            with pytest.raises(OperandError, match=r"lost the type, as by parameter\.data = shuffle_(weight|scale).*torch.nn.Parameter"):
+                self.call(Dispatcher(OP), shape, lost)
+        parameter.data = operands[5].clone()
+        out = self.call(Dispatcher(OP), shape, [*operands[:5], parameter, operands[6]])
+        assert torch.equal(out, self.call(Dispatcher(OP), shape, operands))
 
     def test_an_order_of_scales_needs_e8m0(self):
         """Other kinds of scales have no order to state."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.layout import noted_order
 from tunedgemm.ops.scale_order import E8M0_ORDERS, E8M0_TILE, FIELD, ROW, SHUFFLED
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class E8m0Scale:
         are row-major.
 
         Raises:
-            OperandError: the type contradicts, or both orders fit the scales of a shuffled weight.
+            OperandError: the type contradicts; or both orders fit scales that lost their type, or
+                those of a shuffled weight.
         """
         by_type = getattr(self.scale, FIELD, "")
         if stated and by_type and stated != by_type:
@@ -55,6 +57,11 @@ class E8m0Scale:
         fits = [order for order, allowed in ((ROW, self.row), (SHUFFLED, self.shuffled)) if sizes in allowed]
         if len(fits) < 2 or not self.scale.numel():
             return fits[0] if len(fits) == 1 else ""
+        if noted_order(self.scale):
+            raise OperandError(
+                f"{op}: {self.name} has shuffled bytes and lost the type, as by parameter.data = shuffle_scale(s); assign "
+                f"torch.nn.Parameter(shuffle_scale(s), requires_grad=False), or pass as_shuffled_scale({self.name})"
+            )
         if layout == "row":
             return ROW
         raise OperandError(

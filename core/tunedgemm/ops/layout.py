@@ -55,14 +55,44 @@ def name_of(order: Order) -> str:
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
+#: Attribute of a storage: the places of shuffled operands in it, in bytes, with their orders.
+_PLACES = "_tunedgemm_shuffled"
+
+
+def note_order(tensor: torch.Tensor, name: str) -> None:
+    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over."""
+    storage = tensor.untyped_storage()
+    if not hasattr(storage, _PLACES):
+        setattr(storage, _PLACES, {})
+    getattr(storage, _PLACES)[_place(tensor)] = name
+
+
+def noted_order(tensor: torch.Tensor) -> str:
+    """Return the order that the memory of a tensor was given, "" for none."""
+    try:
+        name: str = getattr(tensor.untyped_storage(), _PLACES, {}).get(_place(tensor), "")
+    except (NotImplementedError, RuntimeError):  # no memory
+        return ""
+    return name
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    return int(tensor.storage_offset()) * tensor.element_size(), tensor.numel() * tensor.element_size()
+
+
 def layout_of(op: str, weight: torch.Tensor) -> str:
     """Return ``row`` for a plain weight, else the layout that its type names.
 
     Raises:
-        OperandError: the weight is plain by its type, but AITER's ``shuffle_weight`` has marked it
-            as shuffled.
+        OperandError: the weight is plain by its type, but its memory is that of a shuffled one, or
+            AITER's ``shuffle_weight`` has marked it as shuffled.
     """
     layout: str = getattr(weight, "layout_name", "row")
+    if layout == "row" and (name := noted_order(weight)):
+        raise OperandError(
+            f"{op}: the weight has bytes of layout {name} and lost the type, as by parameter.data = shuffle_weight(w); assign "
+            f"torch.nn.Parameter(shuffle_weight(w), requires_grad=False), or pass as_shuffled(weight, {name!r})"
+        )
     if layout == "row" and getattr(weight, "is_shuffled", False) is True:
         raise OperandError(
             f"{op}: the weight was shuffled by another library, which marks it with an attribute is_shuffled; pass as_shuffled(weight, "

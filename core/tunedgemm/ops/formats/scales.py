@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.layout import note_order
 from tunedgemm.ops.scale_order import E8M0_TILE, SHUFFLED
 
 E8M0 = torch.float8_e8m0fnu
@@ -102,6 +103,7 @@ class ShuffledScale(torch.Tensor):
 def _typed(plain: torch.Tensor) -> ShuffledScale:
     typed: ShuffledScale = torch.Tensor._make_subclass(ShuffledScale, plain)
     typed._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory through it alone
+    note_order(typed, SHUFFLED)
     return typed
 
 

@@ -23,7 +23,7 @@ import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
-from tunedgemm.ops.layout import Order, name_of, order_of
+from tunedgemm.ops.layout import Order, name_of, note_order, order_of
 
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
@@ -325,6 +325,7 @@ def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
     wrapped: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
     wrapped._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
+    note_order(wrapped, layout)
     return wrapped
 
 
