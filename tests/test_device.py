@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tunedgemm import device as device_module
-from tunedgemm.device import Device, current_device, device_of, device_of_text, slug
+from tunedgemm.device import Device, as_present, current_device, device_of, device_of_text, slug
 from tunedgemm.errors import UserError
 
 
@@ -121,3 +121,13 @@ def test_a_device_from_a_users_text():
     for text in ("gfx942", "gfx942:", ":304", "gfx942:many", "gfx942:-1", "H200:132"):
         with pytest.raises(UserError, match="a device must be GFX:CU, such as gfx942:304"):
             device_of_text(text)
+
+
+def test_a_description_of_the_present_device_is_that_device():
+    """A described device of the default one's gfx and units is the default one; a GPU keeps its index."""
+    here = current_device()
+    assert as_present(Device(here.gfx, here.cu_num)).versions == here.versions
+    assert as_present(Device(here.gfx, here.cu_num, "other")).versions == ()
+    assert as_present(Device(here.gfx, here.cu_num + 1)).versions == ()
+    second = Device(here.gfx, here.cu_num, here.name, index=7)
+    assert as_present(second) is second

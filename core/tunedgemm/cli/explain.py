@@ -42,14 +42,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.device import device_of_text
+    from tunedgemm.device import as_present, device_of_text
     from tunedgemm.dispatch.dispatcher import Dispatcher
     from tunedgemm.dispatch.explain import explain_row
     from tunedgemm.ops import op_named
     from tunedgemm.table.folders import named_file
     from tunedgemm.workload.lists import is_tuned_file, op_of_file, shape_of_line
 
-    device = device_of_text(arguments.device) if arguments.device else None
+    device = as_present(device_of_text(arguments.device)) if arguments.device else None
     tables = [named_file(name) for name in arguments.table]
     name, colon, line = arguments.shape.rpartition(":")
     if not (colon and line.isdecimal()):
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(explain_row(op, path, int(line), device, tables))
     else:
         shape, named = shape_of_line(op, path, int(line), device.gfx if device else "")
-        print(Dispatcher(op, above=tables).explain(shape, device or named))
+        print(Dispatcher(op, above=tables).explain(shape, device or (named and as_present(named))))
     return 0
 
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
-from tunedgemm.device import Device, as_present, current_device, device_of
+from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.calls import (
     OnDevice,
     call_key,
@@ -142,7 +142,7 @@ class Dispatcher:
 
         Binds nothing if the device is not present.
         """
-        device = as_present(device or current_device())
+        device = device or current_device()
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
         return with_source(choose(candidates, shape, device, self.registry, self._veto(shape, device))[0], self.registry)
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.device import Device, as_present, current_device, device_of
 from tunedgemm.dispatch.calls import torch_only
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
@@ -102,7 +102,7 @@ def _device_of(row: Row) -> Device:
         return current_device()
     if not (row.gfx and row.cu_num):
         raise UserError(f"{row.source}:{row.line}: names no device in full; name one with --device, such as gfx942:304")
-    return Device(row.gfx, row.cu_num, row.device)
+    return as_present(Device(row.gfx, row.cu_num, row.device))
 
 
 def _verdict(row: Row, explanation: Explanation, dispatcher: Dispatcher) -> str:
