@@ -263,6 +263,19 @@ def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:
     assert found[0] is True or "under torch.no_grad()" in found[0]
 
 
+def test_a_wrong_weight_is_refused_in_a_graph() -> None:
+    """A marked weight and a transposed square one raise in a graph that served a plain one."""
+    x, weight = torch.randn(4, 32), torch.randn(32, 32)
+    compiled = torch.compile(tunedgemm.gemm_a16w16, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, weight), functional.linear(x, weight))
+    marked = weight.clone()
+    marked.is_shuffled = True  # type: ignore[attr-defined]
+    with pytest.raises(OperandError, match="is_shuffled; pass as_shuffled"):
+        compiled(x, marked)
+    with pytest.raises(OperandError, match="the square weight is a transposed view"):
+        compiled(x, weight.t())
+
+
 def test_the_op_itself_can_be_called() -> None:
     """``torch.ops.tunedgemm`` has every op, which runs like the function of its name."""
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
