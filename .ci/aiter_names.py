@@ -78,7 +78,7 @@ def rows(checkout: Path) -> tuple[dict[str, Row], int]:
         if not served and not any(missing.values()):
             others += module not in names.SERVED
             continue
-        key = next((f"{folder}.*" for folder in FOLDERS if module.startswith(f"{folder}.")), module)
+        key = next((f"{folder}.*" for folder in FOLDERS if f"{module}.".startswith(f"{folder}.")), module)
         mine, patterns = found.setdefault(key, ({}, {}))
         if module != names.NAME:  # repeats the names of the others
             mine |= dict.fromkeys(served)

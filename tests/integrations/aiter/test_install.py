@@ -210,3 +210,31 @@ def test_a_star_takes_every_name(aiter):
     exec("from aiter.int4_utils import *\nfrom aiter import *", scope)
     assert {*names.SERVED["aiter.int4_utils"], "gemm_a8w8", "QuantType"} <= set(scope)
     assert not {"hipb_mm", "__getattr__"} & set(scope)
+
+
+def test_flags_of_mxfp4(aiter):
+    """quant_mxfp4_hip shuffles values and scales by its flags; the other functions round scales to even."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    quantise, of_bytes = aiter.quant_mxfp4_hip, importlib.import_module("aiter.ops.triton.quant").dynamic_mxfp4_quant
+    q, scale = quantise(x)
+    even = tunedgemm.per_1x32_f4_quant(x, round_mode=2)
+
+    def equal(one, other):
+        return torch.equal(getattr(one, "plain", one).view(torch.uint8), getattr(other, "plain", other).view(torch.uint8))
+
+    assert equal(q, tunedgemm.per_1x32_f4_quant(x)[0]) and not equal(scale, even[1])
+    assert all(map(equal, quantise(x, round_mode=2), even)) and all(map(equal, of_bytes(x), even))
+    assert of_bytes(x)[0].dtype == of_bytes(x)[1].dtype == torch.uint8
+    typed = importlib.import_module("aiter.utility.fp4_utils").dynamic_mxfp4_quant(x, shuffle=True)
+    assert equal(typed[0], even[0]) and equal(typed[1], tunedgemm.shuffle_scale(even[1]))
+    shuffled = quantise(x, e8m0_shuffle=True, shuffle_weight=True)
+    assert equal(shuffled[0], tunedgemm.shuffle_weight(q)) and equal(shuffled[1], tunedgemm.shuffle_scale(scale))
+    order = importlib.import_module("aiter.ops.shuffle")
+    for gate_up in (False, True):
+        of_experts = quantise(x, a16w4_shuffle=True, gate_up=gate_up, shuffle_weight=True)
+        assert equal(of_experts[0], order.shuffle_weight_a16w4(q[None], 16, gate_up)[0])
+        assert equal(of_experts[1], order.shuffle_scale_a16w4(scale, 1, gate_up))
+    with pytest.raises(OperandError, match="group_size must be 32"):
+        quantise(x, 16)
+    with pytest.raises(UserError, match="scaling_mode must be 'even'"):
+        of_bytes(x, "odd")

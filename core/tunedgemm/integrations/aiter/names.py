@@ -54,7 +54,14 @@ _QUANT = {
     **_alias(_QUANTISE, "get_torch_quant", get_hip_quant="get_quant", get_triton_quant="get_quant"),
     **_alias(_QUANTISE, *(f"per_{kind}_quant_hip" for kind in ("token", "tensor", "group", "1x32_f4"))),
     **_alias(_QUANTISE, **{f"per_{kind}_quant_triton": f"per_{kind}_quant_hip" for kind in ("token", "tensor", "1x32_f4")}),
-    **_alias(_QUANTISE, "static_per_tensor_quant", "dynamic_per_tensor_quant", "dynamic_per_token_scaled_quant", "smoothquant_fwd"),
+    **_alias(
+        _QUANTISE,
+        "quant_mxfp4_hip",
+        "static_per_tensor_quant",
+        "dynamic_per_tensor_quant",
+        "dynamic_per_token_scaled_quant",
+        "smoothquant_fwd",
+    ),
     **_alias(_QUANTISE, "per_1x32_f8_scale_f8_quant"),
     **_alias(_INT4, "per_1x32_i4_quant"),
     **_alias(_TORCH_MOE, "get_torch_act"),
@@ -66,6 +73,15 @@ _DTYPES = {
     **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
     **_alias(_DTYPE, "fp8"),
 }
+_TRITON_QUANT = _alias(
+    *(
+        _QUANTISE,
+        "static_per_tensor_quant_fp8_i8",
+        "dynamic_per_tensor_quant_fp8_i8",
+        "dynamic_per_token_quant_fp8_i8",
+        "dynamic_mxfp4_quant",
+    )
+)
 _GRADLIB = _alias(PLUGINS, "hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols", "hipb_mm")
 _LOGGER = _alias(_DEVICE, "logger")
 _CHIP = {**_LOGGER, **_alias(_DEVICE, "get_cu_num", "get_device_name", "get_gfx", "get_gfx_list", get_gfx_runtime="get_gfx")}
@@ -155,11 +171,15 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.ops.triton.gemm": {},
     **{f"aiter.ops.triton.gemm.{folder}": {} for folder in ("basic", "batched", "feed_forward", "fused")},
     "aiter.ops.triton.gluon": {},
+    "aiter.ops.triton.quant": _TRITON_QUANT,
+    "aiter.ops.triton.quant.quant": _TRITON_QUANT,
     **_TRITON,
     **_GLUON,
     "aiter.utility": {},
     "aiter.utility.dtypes": _DTYPES,
-    "aiter.utility.fp4_utils": _alias(_ORDER, "shuffle_scale", "e8m0_shuffle"),
+    "aiter.utility.fp4_utils": {
+        **_alias(_ORDER, "shuffle_scale", "e8m0_shuffle"), **_alias(_QUANTISE, dynamic_mxfp4_quant="mxfp4_by_even_scales"),
+    },
 }  # fmt: skip
 #: Modules with another name in AITER's top-level namespace.
 ALIASES = {"dtypes": "aiter.utility.dtypes"}

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     Quantised = tuple[torch.Tensor, torch.Tensor | None]
 
 
+#: AITER's number for scales of amax rounded to the nearest fp4.
+_EVEN = 2
+
+
 def get_torch_quant(qType: Any) -> Callable[..., Quantised]:
     """Return the torch function of a kind, with AITER's arguments; otherwise `get_quant`'s."""
     import tunedgemm
@@ -195,6 +199,74 @@ def smoothquant_fwd(out: torch.Tensor, input: torch.Tensor, x_scale: torch.Tenso
     import tunedgemm
 
     _write(out, y_scale, tunedgemm.pertoken_quant(input, None, x_scale, quant_dtype=out.dtype))
+
+
+def static_per_tensor_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_in: torch.Tensor) -> torch.Tensor:
+    """Quantise to *qx* by the given scale, and return it."""
+    static_per_tensor_quant(qx, x_in, scale_in)
+    return qx
+
+
+def dynamic_per_tensor_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_out: torch.Tensor) -> Quantised:
+    """Quantise to *qx* and write the one scale; return both."""
+    dynamic_per_tensor_quant(qx, x_in, scale_out)
+    return qx, scale_out
+
+
+def dynamic_per_token_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_out: torch.Tensor) -> Quantised:
+    """Quantise to *qx* and write one scale a row; return both."""
+    dynamic_per_token_scaled_quant(qx, x_in, scale_out)
+    return qx, scale_out
+
+
+def mxfp4_by_even_scales(x: torch.Tensor, scaling_mode: str = "even", shuffle: bool = False) -> Quantised:
+    """Quantise to mxfp4 with scales of amax rounded to one bit; ``dynamic_mxfp4_quant`` of ``fp4_utils``.
+
+    Raises:
+        UserError: another scaling_mode, which AITER does not have either.
+    """
+    import tunedgemm
+
+    if scaling_mode != "even":
+        raise UserError(f"dynamic_mxfp4_quant: scaling_mode must be 'even' (got {scaling_mode!r})")
+    quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, shuffle=shuffle, round_mode=_EVEN)
+    return quantised
+
+
+def dynamic_mxfp4_quant(x: torch.Tensor, scaling_mode: str = "even") -> Quantised:
+    """Return the bytes of `mxfp4_by_even_scales`; ``dynamic_mxfp4_quant`` of ``ops.triton.quant``."""
+    import torch
+
+    q, scale = mxfp4_by_even_scales(x, scaling_mode)
+    return q.view(torch.uint8), scale if scale is None else scale.view(torch.uint8)
+
+
+def quant_mxfp4_hip(
+    x: torch.Tensor,
+    group_size: int = 32,
+    round_mode: int = 1,
+    e8m0_shuffle: bool = False,
+    a16w4_shuffle: bool = False,
+    gate_up: bool = False,
+    shuffle_weight: bool = False,
+) -> Quantised:
+    """Quantise a matrix to mxfp4, and shuffle values and scales as AITER's flags say.
+
+    Raises:
+        OperandError: group_size is not 32, or x does not divide.
+    """
+    import tunedgemm
+    from tunedgemm.errors import OperandError
+    from tunedgemm.integrations.aiter import shuffle
+
+    if group_size != 32:
+        raise OperandError(f"quant_mxfp4_hip: group_size must be 32 (got {group_size})")
+    q, scale = tunedgemm.per_1x32_f4_quant(x, round_mode=round_mode)
+    if a16w4_shuffle:
+        return shuffle.shuffle_weight_a16w4(q[None], 16, gate_up)[0] if shuffle_weight else q, shuffle.shuffle_scale_a16w4(
+            scale, 1, gate_up
+        )
+    return tunedgemm.shuffle_weight(q) if shuffle_weight else q, tunedgemm.shuffle_scale(scale) if e8m0_shuffle else scale
 
 
 def _write(out: torch.Tensor, scale: torch.Tensor, quantised: Any) -> None:
