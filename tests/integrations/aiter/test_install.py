@@ -212,29 +212,15 @@ def test_a_star_takes_every_name(aiter):
     assert not {"hipb_mm", "__getattr__"} & set(scope)
 
 
-def test_flags_of_mxfp4(aiter):
-    """quant_mxfp4_hip shuffles values and scales by its flags; the other functions round scales to even."""
+def test_scales_of_mxfp4_rounded_to_even(aiter):
+    """dynamic_mxfp4_quant of both modules rounds amax to the nearest fp4: as bytes, and typed."""
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    quantise, of_bytes = aiter.quant_mxfp4_hip, importlib.import_module("aiter.ops.triton.quant").dynamic_mxfp4_quant
-    q, scale = quantise(x)
-    even = tunedgemm.per_1x32_f4_quant(x, round_mode=2)
+    of_bytes = importlib.import_module("aiter.ops.triton.quant").dynamic_mxfp4_quant
+    typed = importlib.import_module("aiter.utility.fp4_utils").dynamic_mxfp4_quant
+    q, scale = (part.view(torch.uint8) for part in tunedgemm.per_1x32_f4_quant(x, round_mode=2))
 
-    def equal(one, other):
-        return torch.equal(getattr(one, "plain", one).view(torch.uint8), getattr(other, "plain", other).view(torch.uint8))
-
-    assert equal(q, tunedgemm.per_1x32_f4_quant(x)[0]) and not equal(scale, even[1])
-    assert all(map(equal, quantise(x, round_mode=2), even)) and all(map(equal, of_bytes(x), even))
-    assert of_bytes(x)[0].dtype == of_bytes(x)[1].dtype == torch.uint8
-    typed = importlib.import_module("aiter.utility.fp4_utils").dynamic_mxfp4_quant(x, shuffle=True)
-    assert equal(typed[0], even[0]) and equal(typed[1], tunedgemm.shuffle_scale(even[1]))
-    shuffled = quantise(x, e8m0_shuffle=True, shuffle_weight=True)
-    assert equal(shuffled[0], tunedgemm.shuffle_weight(q)) and equal(shuffled[1], tunedgemm.shuffle_scale(scale))
-    order = importlib.import_module("aiter.ops.shuffle")
-    for gate_up in (False, True):
-        of_experts = quantise(x, a16w4_shuffle=True, gate_up=gate_up, shuffle_weight=True)
-        assert equal(of_experts[0], order.shuffle_weight_a16w4(q[None], 16, gate_up)[0])
-        assert equal(of_experts[1], order.shuffle_scale_a16w4(scale, 1, gate_up))
-    with pytest.raises(OperandError, match="group_size must be 32"):
-        quantise(x, 16)
+    assert all(map(torch.equal, of_bytes(x), (q, scale)))
+    assert torch.equal(typed(x)[0].view(torch.uint8), q) and typed(x)[1].dtype == torch.float8_e8m0fnu
+    assert torch.equal(tunedgemm.unshuffle_scale(typed(x, shuffle=True)[1], 64, 8).view(torch.uint8), scale)
     with pytest.raises(UserError, match="scaling_mode must be 'even'"):
         of_bytes(x, "odd")

@@ -56,7 +56,6 @@ _QUANT = {
     **_alias(_QUANTISE, **{f"per_{kind}_quant_triton": f"per_{kind}_quant_hip" for kind in ("token", "tensor", "1x32_f4")}),
     **_alias(
         _QUANTISE,
-        "quant_mxfp4_hip",
         "static_per_tensor_quant",
         "dynamic_per_tensor_quant",
         "dynamic_per_token_scaled_quant",

@@ -241,34 +241,6 @@ def dynamic_mxfp4_quant(x: torch.Tensor, scaling_mode: str = "even") -> Quantise
     return q.view(torch.uint8), scale if scale is None else scale.view(torch.uint8)
 
 
-def quant_mxfp4_hip(
-    x: torch.Tensor,
-    group_size: int = 32,
-    round_mode: int = 1,
-    e8m0_shuffle: bool = False,
-    a16w4_shuffle: bool = False,
-    gate_up: bool = False,
-    shuffle_weight: bool = False,
-) -> Quantised:
-    """Quantise a matrix to mxfp4, and shuffle values and scales as AITER's flags say.
-
-    Raises:
-        OperandError: group_size is not 32, or x does not divide.
-    """
-    import tunedgemm
-    from tunedgemm.errors import OperandError
-    from tunedgemm.integrations.aiter import shuffle
-
-    if group_size != 32:
-        raise OperandError(f"quant_mxfp4_hip: group_size must be 32 (got {group_size})")
-    q, scale = tunedgemm.per_1x32_f4_quant(x, round_mode=round_mode)
-    if a16w4_shuffle:
-        return shuffle.shuffle_weight_a16w4(q[None], 16, gate_up)[0] if shuffle_weight else q, shuffle.shuffle_scale_a16w4(
-            scale, 1, gate_up
-        )
-    return tunedgemm.shuffle_weight(q) if shuffle_weight else q, tunedgemm.shuffle_scale(scale) if e8m0_shuffle else scale
-
-
 def _write(out: torch.Tensor, scale: torch.Tensor, quantised: Any) -> None:
     values, scales = quantised
     out.copy_(values.view(out.shape))
