@@ -51,7 +51,7 @@ def shapes(name: str) -> list[Shape]:
     op = op_named(name)
     found: dict[tuple[str, str, bool], Shape] = {}
     for shape in sorted(shapes_of(name), key=op.flops):
-        if shape.m and shape.bias_dtype in ("", shape.dtype):
+        if shape.m and shape.bias_dtype in ("", shape.dtype) and op.weight_dtype(shape) != "int4":  # torch's compilers know no int4
             found.setdefault((shape.layout, scale_order(shape), shape.bias), shape)
     return list(found.values())
 
