@@ -80,6 +80,7 @@ class TestActivationDtype:
             ("per_1x32", "fp4x2", "silu", 1, False, "gfx950", "fp4x2"),
             ("per_1x32", "fp4x2", "swiglu", 255, False, "gfx950", "bf16"),
             ("per_1x32", "fp4x2", "swiglu", 256, False, "gfx942", "fp4x2"),
+            ("per_1x32", "fp4x2", "swiglu", 1, False, "sm_90", "fp4x2"),
             ("per_1x32", "fp4x2", "swiglu", 255, True, "gfx950", "bf16"),
             ("per_1x32", "fp4x2", "silu", 256, True, "gfx950", "fp8_e4m3fn"),
             ("per_1x32", "fp4x2", "silu", 256, True, "gfx942", "bf16"),

@@ -93,6 +93,7 @@ def activation_dtype(kind: str, q_dtype_w: str, act: str, m: int, interleaved: b
 
     It is that of the weights, except with scales of 32 elements: int4 weights multiply bf16, and
     mxfp4 ones bf16, fp8 or mxfp4 by the activation, the number of tokens and the architecture.
+    NVIDIA's GPUs, which AITER does not know, multiply few tokens by Swiglu's weights in mxfp4, too.
     """
     if q_dtype_w == "int4":
         return "bf16"
@@ -103,7 +104,7 @@ def activation_dtype(kind: str, q_dtype_w: str, act: str, m: int, interleaved: b
     if act == "situv2":
         return _FP8[0] if _is_on("AITER_SITUV2_A8W4") else q_dtype_w if _is_on("AITER_SITUV2_A4W4") else "bf16"
     if not interleaved:
-        return "bf16" if act == "swiglu" and m < _bound("separated") else q_dtype_w
+        return "bf16" if act == "swiglu" and m < _bound("separated") and not gfx.startswith("sm_") else q_dtype_w
     return "bf16" if gfx != "gfx950" or m < _bound("interleaved") else _FP8[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.table.untuned import read_untuned, write_untuned
 from tunedgemm.workload.models.layer import Experts, Layer
@@ -62,12 +63,20 @@ def test_layers_that_an_op_cannot_express_are_notes():
     assert note.startswith("a.experts: fmoe cannot have it: ")
 
 
-def test_experts_of_which_the_weights_alone_are_quantised_are_a_note():
-    """fmoe quantises activations where it quantises weights to mxfp4."""
-    by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2), scheme="mxfp4_weight")], (16,), Formats())
+def test_activations_of_experts_in_mxfp4_are_those_of_a_call(monkeypatch):
+    """fused_moe decides by activation, tokens and device; a bias is an option."""
+    layer = Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act="swiglu"), scheme="mxfp4_weight", bias=True)
+    found = {}
+    for gfx in ("gfx950", "sm_90"):
+        monkeypatch.setattr("tunedgemm.ops.moe_operands.current_device", lambda gfx=gfx: Device(gfx, 1, "a-device"))
+        by_op, notes = listed([layer], (16, 256), Formats())
+        assert not notes
+        found[gfx] = [(row.shape["q_dtype_a"], row.shape["q_dtype_w"], row.shape["options"]) for row in by_op["fmoe"]]
 
-    assert by_op == {}
-    assert notes == ("left out, as no op has experts with weights in mxfp4 by groups of 32, activations of 16 bits: a.experts",)
+    assert found == {
+        "gfx950": [(word, "fp4x2", "bias1 bias2") for word in ("bf16", "fp4x2")],
+        "sm_90": [("fp4x2", "fp4x2", "bias1 bias2")] * 2,
+    }
 
 
 def test_lists_together_count_what_the_busiest_has():

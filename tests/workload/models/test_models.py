@@ -299,12 +299,11 @@ def test_shapes_have_their_rows_op_and_calls(folder):
     assert len(shapes.by_op["fmoe"]) == 2
 
 
-def test_experts_with_a_bias_are_named(folder):
-    """No op has them: they are in the notes, not among the shapes."""
+def test_experts_with_a_bias_are_listed(folder):
+    """The biases of both stages are options of the shape."""
     shapes = shapes_of_model(folder("gpt-oss"), 1, (1,))
 
-    assert "fmoe" not in shapes.by_op
-    assert "left out, as no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
+    assert [(row.shape["options"], row.layer) for row in shapes.by_op["fmoe"]] == [("bias1 bias2", "model.layers.*.mlp.experts")]
 
 
 def test_absurd_rows_are_refused(folder, one_line, faults_of):

@@ -9,17 +9,17 @@ import attrs
 from tunedgemm.dtype import FP8, parse_dtype, table_text
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, quantised
+from tunedgemm.ops.moe_operands import default_q_dtype_a
 from tunedgemm.ops.moe_words import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
-from tunedgemm.workload.models.scheme import SCHEMES
 
 #: Most M of one list; a table never needs as many.
 MOST_ROWS = 4096
 
 #: scheme -> the op of a plain product, the op for shuffled weights, and fmoe's word for the
-#: quantisation or ""
+#: quantisation
 _OPS = {
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
@@ -27,7 +27,7 @@ _OPS = {
     "int8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
     "fp8_block": ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "per_1x128"),
     "mxfp4": ("a4w4_blockscale", "a4w4_blockscale", "per_1x32"),
-    "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", ""),
+    "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", "per_1x32"),
 }
 _SHUFFLED = "aiter16x16"
 
@@ -79,16 +79,12 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     notes: dict[str, None] = {}
     rows = tuple(rows)
     for layer in layers:
-        if layer.experts is not None and (layer.bias or not _OPS[layer.scheme][2]):
-            refused = "with a bias" if layer.bias else f"with {SCHEMES[layer.scheme]}"
-            notes[f"left out, as no op has experts {refused}: {layer.name}"] = None
-            continue
         name, cells = _cells(layer, formats)
         op = op_named(name)
         column = "token" if layer.kind == "experts" else "M"
         for m in rows:
             try:
-                shape = op.columns.parse({**cells, column: str(m)})
+                shape = _as_called(op.columns.parse({**cells, column: str(m)}))
             except UserError as error:
                 notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
                 break
@@ -143,7 +139,7 @@ def _multiplied(layer: Layer, formats: Formats) -> str:
 def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
     experts = layer.experts
     assert experts is not None
-    weights = _multiplied(layer, formats)
+    weights = "fp4x2" if layer.scheme == "mxfp4_weight" else _multiplied(layer, formats)
     act = ACTIVATIONS.get(experts.act)
     return {
         "model_dim": str(layer.n),
@@ -158,4 +154,12 @@ def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
         "use_g1u1": str(int(experts.gated)),
         "doweight_stage1": "0",
         "layout": _SHUFFLED if formats.preshuffle else "row",
+        "options": "bias1 bias2" if layer.bias else "",
     }
+
+
+def _as_called(shape: Shape) -> Shape:
+    """Return experts with the dtype that `fused_moe` gives their activations; any other shape itself."""
+    if shape.op != "fmoe":
+        return shape
+    return attrs.evolve(shape, extra={**dict(shape.extra), "q_dtype_a": default_q_dtype_a(shape)})  # type: ignore[arg-type]
