@@ -55,29 +55,27 @@ def name_of(order: Order) -> str:
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
-#: Attribute of a storage: the places of shuffled operands in it, in bytes, with their orders.
-_PLACES = "_tunedgemm_shuffled"
-
-
 def note_order(tensor: torch.Tensor, name: str) -> None:
-    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over."""
-    storage = tensor.untyped_storage()
-    if not hasattr(storage, _PLACES):
-        setattr(storage, _PLACES, {})
-    getattr(storage, _PLACES)[_place(tensor)] = name
+    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over.
+
+    An attribute of the storage has the orders by place: offset and bytes.
+    """
+    storage: Any = tensor.untyped_storage()
+    try:
+        places = storage._tunedgemm_shuffled
+    except AttributeError:
+        places = storage._tunedgemm_shuffled = {}
+    places[tensor.storage_offset(), tensor.nbytes] = name
 
 
 def noted_order(tensor: torch.Tensor) -> str:
     """Return the order that the memory of a tensor was given, "" for none."""
     try:
-        name: str = getattr(tensor.untyped_storage(), _PLACES, {}).get(_place(tensor), "")
+        places: Any = getattr(tensor.untyped_storage(), "_tunedgemm_shuffled", {})
     except (NotImplementedError, RuntimeError):  # no memory
         return ""
+    name: str = places.get((tensor.storage_offset(), tensor.nbytes), "")
     return name
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    return int(tensor.storage_offset()) * tensor.element_size(), tensor.numel() * tensor.element_size()
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:
