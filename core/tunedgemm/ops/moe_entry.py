@@ -94,7 +94,7 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         scale_order: str | None = None,
         **others: Any,
     ) -> torch.Tensor:
-        """Compute a fused mixture of experts by the solution that the tables choose.
+        """Compute a fused mixture of experts, [T, model_dim], by the solution that the tables choose.
 
         Args:
             hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
@@ -119,24 +119,24 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             scale_order: of e8m0 scales, ``aiter32x8`` or ``row``; None: by type or sizes.
             others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
 
-        Returns:
-            A new tensor [T, model_dim].
-
         Raises:
             OperandError: operands that do not fit each other, or an argument not computed here.
         """
         del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
-        special = _special(others) if others else {}
+        special = _special(others) if others else None
         if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
             moe.check_local(hidden_states, topk_weight, topk_ids, expert_mask, num_local_tokens)
             hidden_states, a1_scale = _local_states(hidden_states, a1_scale, num_local_tokens)
             topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
-        operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale)
-        fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
         if special or bias1 is not None or bias2 is not None:
-            return routed_specially(*operands, bias1, bias2, *fields, *(special.get(name) for name in _SPECIAL), dtype)
-        return routed(*operands, *fields, dtype)
+            operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2)
+            fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
+            return routed_specially(*operands, *fields, *((special or {}).get(name) for name in _SPECIAL), dtype)
+        return routed(
+            hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale,
+            activation, quant_type, doweight_stage1, expert_mask is not None, scale_order, dtype,
+        )  # fmt: skip
 
     return {"fused_moe": fused_moe}
