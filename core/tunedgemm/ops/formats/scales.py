@@ -103,7 +103,7 @@ class ShuffledScale(torch.Tensor):
 def _typed(plain: torch.Tensor) -> ShuffledScale:
     typed: ShuffledScale = torch.Tensor._make_subclass(ShuffledScale, plain)
     typed._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory through it alone
-    note_order(typed, SHUFFLED)
+    note_order(plain, SHUFFLED)
     return typed
 
 

@@ -325,7 +325,7 @@ def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
     wrapped: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
     wrapped._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
-    note_order(wrapped, layout)
+    note_order(plain, layout)
     return wrapped
 
 
