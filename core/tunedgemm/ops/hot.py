@@ -211,9 +211,9 @@ class _Source:
 
 
 def _misaligned(names: Sequence[str]) -> str:
-    """Write the test for addresses off 16 bytes: the bits of two; of more a remainder each, as quicker."""
+    """Write the test for addresses off 16 bytes: the bits of up to three; of more a remainder each."""
     addresses = [f"{name}.data_ptr()" for name in names]
-    return f"({' | '.join(addresses)}) & 15" if len(addresses) == 2 else " or ".join(f"{address} % 16" for address in addresses)
+    return f"({' | '.join(addresses)}) & 15" if len(addresses) < 4 else " or ".join(f"{address} % 16" for address in addresses)
 
 
 def _tuple(names: Sequence[str]) -> str:
