@@ -160,6 +160,8 @@ def test_formats_of_8_bits_without_an_op(aiter):
 
     assert error(function(x, w, XR_SCALE, WR_SCALE.t(), BIAS), expected) < 0.005
     assert torch.equal(whole, wide.int())
+    of_shuffled = module("gluon.gemm_a8w8").gemm_a8w8_preshuffle(XR, as_rows_of_16(WR), XR_SCALE, WR_SCALE, dtype=torch.int32)
+    assert of_shuffled.dtype == torch.int32 and error(of_shuffled, wide) < 0.05
 
 
 def test_products_below_a_compilers_name(aiter):

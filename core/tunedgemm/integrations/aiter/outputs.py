@@ -17,6 +17,13 @@ def output_dtype(y: torch.Tensor | None, dtype: Any = None) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
 
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute an output in that is cut off to integers: float32; else its own."""
+    import torch
+
+    return dtype if dtype.is_floating_point else torch.float32
+
+
 def written(y: torch.Tensor | None, product: Any) -> torch.Tensor:
     """Copy a product into the given output, and return that; without one return the product.
 

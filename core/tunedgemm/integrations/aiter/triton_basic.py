@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.integrations.aiter.operands import as_float, in_rows, of_rows, plain_rows, whole_scale
-from tunedgemm.integrations.aiter.outputs import activated, output_dtype, written
+from tunedgemm.integrations.aiter.outputs import activated, float_dtype, output_dtype, written
 from tunedgemm.ops.scale_order import ROW, SHUFFLED
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def gemm_a8w8(
         product = gemm_a16w16(x.to(torch.bfloat16), w.to(torch.bfloat16), None, torch.float32) * x_scale.view(-1, 1) * w_scale.view(1, -1)
         product = product if bias is None else product + bias
     else:
-        product = tunedgemm.gemm_a8w8(x, in_rows(w), x_scale, w_scale, bias, out if out.is_floating_point else torch.float32)
+        product = tunedgemm.gemm_a8w8(x, in_rows(w), x_scale, w_scale, bias, float_dtype(out))
     return written(y, product.to(out))
 
 
@@ -106,8 +106,9 @@ def gemm_a8w8_preshuffle(
     import tunedgemm
 
     del config
-    product = tunedgemm.gemm_a8w8_bpreshuffle(x, of_rows(w, x.shape[-1]), x_scale, w_scale, bias, output_dtype(y, dtype))
-    return written(y, product)
+    out = output_dtype(y, dtype)
+    product = tunedgemm.gemm_a8w8_bpreshuffle(x, of_rows(w, x.shape[-1]), x_scale, w_scale, bias, float_dtype(out))
+    return written(y, product.to(out))
 
 
 def gemm_a8w8_per_token_scale(
