@@ -285,7 +285,7 @@ CHANGES = [
     ("self->grid[2]}, {self->threads, 1, 1}", "self->grid[1]}, {self->threads, 1, 1}"),
     ("(arguments, stream)", "(arguments, NULL)"),
     ("read_address(*args++, &failed)", "read_address(*args, &failed)"),
-    ("memcpy(arguments, self->arguments, self->bytes)", "memcpy(arguments, self->arguments, self->bytes - 100)"),
+    ("memcpy(arguments, self->arguments, self->bytes)", "memcpy(arguments, self->arguments, self->bytes / 2)"),
     ("self->arguments = PyBytes_AsString(constant)", "self->arguments = PyBytes_AsString(constant) + 1"),
     ("arguments + self->slots[i]", "arguments + self->slots[i] + 8"),
     ("&addresses[i], sizeof addresses[i]", "&addresses[i], 4"),

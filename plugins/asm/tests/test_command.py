@@ -164,7 +164,7 @@ def test_table_check_notes_rows_without_their_kernel(write: Write, capsys: pytes
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
     rows = "".join(
-        f"{gfx},304,{m},64,64,False,torch.bfloat16,torch.bfloat16,False,True,asm,0,2,9.5,{kernel},0.0,1,1\n"
+        f"{gfx},304,{m},64,128,False,torch.bfloat16,torch.bfloat16,False,True,asm,0,2,9.5,{kernel},0.0,1,1\n"
         for m, (gfx, kernel) in enumerate([("gfx942", "a"), ("gfx942", "b"), ("gfx942", "b"), ("gfx950", "b"), ("gfx950", "c")], 1)
     )
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
@@ -210,4 +210,4 @@ def test_explain_has_the_reason_against_a_rows_kernel(
     code, out, _ = run(capsys, "explain", "96,64,128", "--device", "gfx942:304", "--layout", "aiter16x16")
     assert code == 0 and any("runs asm:a splitK=2" in line for line in out), out
     code, out, _ = run(capsys, "explain", "64,64,128", "--device", "gfx942:304", "--layout", "aiter16x16")
-    assert code == 0 and any("not asm:b splitK=2: the packs have b for gfx950, not for gfx942" in line for line in out), out
+    assert code == 0 and any("not asm:b splitK=2: asm refuses: the packs have b for gfx950, not for gfx942" in line for line in out), out

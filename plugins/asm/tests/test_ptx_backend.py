@@ -206,8 +206,8 @@ def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
         answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
         assert isinstance(answer, Unsupported) and reason in str(answer)
     assert "device: not present (got sm_90" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
-    assert "is not a kernel" in asm.lacks(Solution("asm", "any"), H200)
-    assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
+    assert "is not a kernel" in asm.lacks(Solution("asm", "any"), SMALL, H200)
+    assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), SMALL, H200) == ""
 
 
 #: Tuning profiles of an H200: day, and a shape of the op.
@@ -247,7 +247,7 @@ def test_the_list_of_a_shape(failing: Any) -> None:
         assert [(parse_name(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
         assert listed == list(asm.enumerate_solutions(shape, H200))
         for near in refine("asm", listed[0], shape, H200):
-            assert asm.lacks(near, H200) == "" and near != listed[0]
+            assert asm.lacks(near, shape, H200) == "" and near != listed[0]
 
     assert not failing(check, itertools.product([*SHAPES, *EIGHT_BITS]))
 
