@@ -85,5 +85,6 @@ def e8m0_order(op: str, scales: tuple[E8m0Scale, ...], layout: str, stated: str 
     orders = {each.name: order for each in scales if (order := each.order(op, layout, stated or ""))}
     if len(set(orders.values())) > 1:
         found = ", ".join(f"{name} {order}" for name, order in orders.items())
-        raise OperandError(f"{op}: all scales must have one order (got {found}); pass shuffle_scale(s) of the row-major ones")
+        remedy = f"pass shuffle_scale(s) of row-major ones, and as_shuffled_scale(s) or scale_order={SHUFFLED!r} for shuffled bytes"
+        raise OperandError(f"{op}: all scales must have one order (got {found}); {remedy}")
     return next(iter(orders.values()), "")
