@@ -437,8 +437,9 @@ def test_zero_means_no_limit() -> None:
     assert set(seen) == {0.0}
 
 
-def test_after_the_deadline_only_the_minimum_is_measured() -> None:
+def test_after_the_deadline_only_the_minimum_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the budget spent in the middle of a shape, its finalists have one block of rounds."""
+    monkeypatch.setattr("tunedgemm.tuner.device_tuner.LEAST_GRACE_S", 60.0)
     outcome, _ = tuned(device_tuner(never, options=attrs.evolve(QUICK, iters=101)), deadline=time.monotonic())
 
     assert outcome.winner is not None

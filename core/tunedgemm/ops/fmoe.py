@@ -173,12 +173,13 @@ def _is_expert_parallel(shape: Shape) -> bool:
 def _forms(shape: Shape) -> tuple[Shape, ...]:
     """Return a shape in each layout, dtype and activation whose rows may serve it.
 
-    Rows of another layout have its usual order of scales.
+    Rows of another layout have its usual order of scales. int4 weights have one layout.
     """
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word not in GATED or shape["g1u1"]))]
     usual = with_order(shape, usual_order(shape))
+    layouts = (_LAYOUT,) if shape["q_dtype_w"] == "int4" else (_LAYOUT, "row")
     forms = [shape, attrs.evolve(shape, outdtype=shape.dtype)]
-    forms += [attrs.evolve(usual, layout=layout, outdtype=shape.dtype) for layout in (_LAYOUT, "row")]
+    forms += [attrs.evolve(usual, layout=layout, outdtype=shape.dtype) for layout in layouts]
     return tuple(
         attrs.evolve(form, extra={**dict(form.extra), "act": act})  # type: ignore[arg-type]
         for act in acts
@@ -223,8 +224,7 @@ def _fields(shape: Shape) -> Mapping[str, Any]:
     }
 
 
-def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-    del fields
+def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
     width = hidden.shape[1] * (2 if str(hidden.dtype) == table_text("fp4x2") else 1)
     return hidden.new_empty(hidden.shape[0], width, dtype=otype or hidden.dtype)
 
