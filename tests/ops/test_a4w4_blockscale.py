@@ -229,6 +229,17 @@ class TestFunction:
         assert torch.equal(row, marked)
         assert torch.equal(row, stated)
 
+    def test_scales_assigned_to_a_parameter_count_at_once(self):
+        """A hit multiplies by the scales that a parameter holds now, after a move and an assignment."""
+        x, weight, x_scale, w_scale = OP.make_inputs(shape(32, 256, 512), CPU, 0)
+        gemm, layer = TunedGemm().gemm_a4w4, torch.nn.Module()
+        layer.scale = torch.nn.Parameter(shuffle_scale(w_scale), requires_grad=False)
+        first = gemm(x, weight, shuffle_scale(x_scale), layer.scale, bpreshuffle=False)
+        layer._apply(torch.clone)
+        assert torch.equal(gemm(x, weight, shuffle_scale(x_scale), layer.scale, bpreshuffle=False), first)
+        layer.scale.data = shuffle_scale((w_scale.view(torch.uint8) + 1).view(w_scale.dtype))  # an exponent: twice the scale
+        assert torch.equal(gemm(x, weight, shuffle_scale(x_scale), layer.scale, bpreshuffle=False), 2 * first)
+
     @listed("layout", ["aiter16x16", "row"])
     def test_aiters_arguments(self, layout):
         """A, B, A_scale, B_scale, bias, dtype, alpha, beta and bpreshuffle."""

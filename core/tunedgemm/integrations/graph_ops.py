@@ -119,7 +119,7 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
             layout = operand.layout_name
             plain.append(operand._plain)
         else:
-            plain.append(operand._plain if isinstance(operand, ShuffledScale) else operand)
+            plain.append(operand.kept_plain if isinstance(operand, ShuffledScale) else operand)
     torch_fits = differentiable and layout == "row" and plain[0].dtype in _FLOATS and all(scale is None for scale in plain[3:])
     if torch_fits and (gradient or inside_transform()):
         return torch_fallback(plain[0], plain[1], plain[2] if len(plain) > 2 else None, otype)

@@ -131,6 +131,8 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
+    from tunedgemm.ops.formats.scales import ShuffledScale
+
     scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
 
     def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -172,7 +174,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         del atomic_add, config
         if y is not None:
             raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
-        scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
+        if (getattr(w, "layout_name", "row") != "row") is not bpreshuffle:
+            scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
+        if scale_order is None and w_scales.__class__ is ShuffledScale:
+            w_scales, scale_order = w_scales.kept_plain, SHUFFLED
         return scaled(x, w, w_scales, bias, scale_order, dtype)
 
     return {"gemm_a16wfp4": gemm_a16wfp4}

@@ -146,6 +146,8 @@ def _bytes_moved(shape: Shape) -> int:
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
+    from tunedgemm.ops.formats.scales import ShuffledScale
+
     scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
 
     def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -192,7 +194,10 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
         if apreshuffle or global_A_scale is not None or global_B_scale is not None:
             name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
             raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
-        scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
+        if (getattr(B, "layout_name", "row") != "row") is not bpreshuffle:
+            scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
+        if scale_order is None and A_scale.__class__ is ShuffledScale and B_scale.__class__ is ShuffledScale:
+            A_scale, B_scale, scale_order = A_scale.kept_plain, B_scale.kept_plain, SHUFFLED
         return scaled(A, B, A_scale, B_scale, bias, scale_order, dtype)
 
     return {"gemm_a4w4": gemm_a4w4}

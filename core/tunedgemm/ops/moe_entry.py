@@ -9,6 +9,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_words
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Call, Serving
+from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
     import torch
@@ -52,20 +53,27 @@ def _special(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return special
 
 
-def _local_states(hidden: torch.Tensor, scale: Any, num_local_tokens: Any) -> tuple[torch.Tensor, Any]:
-    """Zero hidden states past the local tokens, and their scales by token."""
-    if num_local_tokens is None:
-        return hidden, scale
-    by_token = scale is not None and scale.dim() == 2
-    return moe.local_tokens(hidden, num_local_tokens), moe.local_tokens(scale, num_local_tokens) if by_token else scale
+def _local(
+    hidden: torch.Tensor, scale: Any, weights: torch.Tensor, ids: torch.Tensor, mask: Any, tokens: Any, experts: int
+) -> tuple[Any, ...]:
+    """Return hidden states, their scales, routing weights and ids of this rank's experts and tokens alone."""
+    moe.check_local(hidden, weights, ids, mask, tokens)
+    if tokens is not None:
+        hidden = moe.local_tokens(hidden, tokens)
+        scale = moe.local_tokens(scale, tokens) if scale is not None and scale.dim() == 2 else scale
+    return hidden, scale, *moe.local_routing(weights, ids, mask, tokens, experts)
 
 
 def entry(serving: Serving) -> Mapping[str, Call]:
     """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
+    routed = hot_function(serving, _USUAL, fields=_FIELDS)
+    return {"fused_moe": _function(routed, hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL)))}
+
+
+def _function(routed: Call, routed_specially: Call) -> Call:
     import torch
 
-    routed = hot_function(serving, _USUAL, fields=_FIELDS)
-    routed_specially = hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL))
+    from tunedgemm.ops.formats.scales import ShuffledScale
 
     def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
         hidden_states: torch.Tensor,
@@ -125,11 +133,12 @@ def entry(serving: Serving) -> Mapping[str, Call]:
         del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
         special = _special(others) if others else None
         if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
-            moe.check_local(hidden_states, topk_weight, topk_ids, expert_mask, num_local_tokens)
-            hidden_states, a1_scale = _local_states(hidden_states, a1_scale, num_local_tokens)
-            topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
+            local = (expert_mask, num_local_tokens, w1.shape[0])
+            hidden_states, a1_scale, topk_weight, topk_ids = _local(hidden_states, a1_scale, topk_weight, topk_ids, *local)
         elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
             topk_ids = topk_ids.to(torch.int32)
+        if scale_order is None and w1_scale.__class__ is ShuffledScale and w2_scale.__class__ is ShuffledScale:
+            w1_scale, w2_scale, scale_order = w1_scale.kept_plain, w2_scale.kept_plain, SHUFFLED
         if special or bias1 is not None or bias2 is not None:
             operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2)
             fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
@@ -139,4 +148,4 @@ def entry(serving: Serving) -> Mapping[str, Call]:
             activation, quant_type, doweight_stage1, expert_mask is not None, scale_order, dtype,
         )  # fmt: skip
 
-    return {"fused_moe": fused_moe}
+    return fused_moe

@@ -78,6 +78,8 @@ def test_contents_of_another_order_are_refused():
         with pytest.raises(OperandError, match="shuffle_scale"):
             put()
     other = shuffle_scale(PLAIN.flip(0).contiguous())
+    with pytest.raises(OperandError, match=r"scale\.data = others"):
+        parameter.set_(other)
     assert torch.equal(parameter.copy_(other).plain, other.plain)
     parameter.data = shuffle_scale(PLAIN)
     assert torch.equal(unshuffle_scale(parameter, 512, 8), PLAIN)

@@ -36,10 +36,13 @@ class ShuffledScale(torch.Tensor):
     Attributes:
         scale_order: the word in `Shape.extra`.
         plain: the same memory as an ordinary tensor.
+        kept_plain: *plain* as it was made. A hit reads it, because asking a tensor of another type
+            for its address takes three times as long. Only code that goes past the setter of `data`
+            would leave it behind.
     """
 
     scale_order = SHUFFLED
-    _plain: torch.Tensor
+    kept_plain: torch.Tensor
 
     # Attributes such as shape stay as quick as those of a plain tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -47,10 +50,10 @@ class ShuffledScale(torch.Tensor):
     @property
     def plain(self) -> torch.Tensor:
         """Return the present memory as an ordinary tensor."""
-        if self._plain.data_ptr() != self.data_ptr():  # a module that moves gives its parameter other memory
+        if self.kept_plain.data_ptr() != self.data_ptr():  # a module that moves gives its parameter other memory
             with torch._C._DisableTorchDispatch():
-                self._plain = torch.Tensor._make_subclass(torch.Tensor, self)
-        return self._plain
+                self.kept_plain = torch.Tensor._make_subclass(torch.Tensor, self)
+        return self.kept_plain
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
@@ -67,15 +70,18 @@ class ShuffledScale(torch.Tensor):
         if not isinstance(value, ShuffledScale):
             raise OperandError("row-major scales cannot go where shuffled ones are; shuffle_scale(s), or as_shuffled_scale(s)")
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self._plain = value.plain
+        self.kept_plain = value.plain
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operation on the bytes; the result keeps the type where it keeps the order.
 
         Raises:
-            OperandError: the operation takes a part of a tile, or copies row-major scales here.
+            OperandError: the operation takes a part of a tile, copies row-major scales here, or
+                sets the memory.
         """
+        if func.overloadpacket is _aten.set_:
+            raise OperandError("shuffled scales keep their memory; assign scale.data = others instead of set_")
         if func is _aten.copy_.default and not (isinstance(args[0], cls) and isinstance(args[1], cls)):
             raise OperandError("shuffled scales are copied to shuffled ones only; shuffle_scale(s) or s.plain first")
         plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(cls, lambda scale: scale.plain, (args, kwargs or {}))
@@ -102,7 +108,7 @@ class ShuffledScale(torch.Tensor):
 
 def _typed(plain: torch.Tensor) -> ShuffledScale:
     typed: ShuffledScale = torch.Tensor._make_subclass(ShuffledScale, plain)
-    typed._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory through it alone
+    typed.kept_plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory through it alone
     note_order(plain, SHUFFLED)
     return typed
 
