@@ -11,7 +11,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import check_not_transposed, layout_of, plain_layout, shuffled_layout
+from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, check_not_transposed, layout_of, plain_layout, shuffled_layout
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
 
@@ -85,6 +85,37 @@ def test_a_mark_is_seen_after_a_plain_weight_was_served(op, shape):
             dispatcher.call(*marked, otype=otype, **fields)
         with pytest.raises(OperandError, match="is_shuffled"):
             hot(*marked, *absent, *fields.values(), otype)
+
+
+@pytest.mark.parametrize(("op", "shape"), functions_of_plain_weights())
+def test_a_lost_type_is_seen_after_a_plain_weight_was_served(op, shape):
+    """``parameter.data = shuffled`` is refused although a plain weight of its shape has a launcher."""
+    dispatcher = Dispatcher(op)
+    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
+    absent = [None] * (len(op.operands) - len(operands))
+    for weight in op.matrices:
+        lost = list(operands)
+        lost[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
+        dispatcher.call(*lost, otype=otype, **fields)
+        hot(*lost, *absent, *fields.values(), otype)
+        lost[weight].data = as_shuffled(lost[weight].data, (16, 16))
+        with pytest.raises(OperandError, match="lost the type"):
+            dispatcher.call(*lost, otype=otype, **fields)
+        with pytest.raises(OperandError, match="lost the type"):
+            hot(*lost, *absent, *fields.values(), otype)
+
+
+def test_addresses_of_shuffled_weights_end_with_them():
+    """The memory that a shuffled weight leaves is ordinary memory."""
+    weight = shuffle_weight(WEIGHT)
+    address, part = weight.data_ptr(), weight[:16]
+    assert address in SHUFFLED_ADDRESSES
+    del weight
+    assert address in SHUFFLED_ADDRESSES and part.data_ptr() == address
+    del part
+    assert address not in SHUFFLED_ADDRESSES
 
 
 SQUARE = torch.randn(64, 64).bfloat16()

@@ -16,6 +16,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
+from tunedgemm.ops.layout import SHUFFLED_ADDRESSES
 from tunedgemm.ops.op import Call, Op, Serving
 from tunedgemm.shape import Shape
 
@@ -62,12 +63,13 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         # An op may refuse one operand that is not contiguous and take another.
         order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
         key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
-        if position in op.matrices:
-            key.append(getattr(operand, "is_shuffled", None) is True)  # AITER sets it on a plain tensor
         try:
-            aligned = operand.data_ptr() % 16 == 0 and aligned
+            address = operand.data_ptr()
         except RuntimeError:
             return None
+        aligned = address % 16 == 0 and aligned
+        if position in op.matrices:  # AITER marks a plain tensor; an assignment to `data` loses our type
+            key.append(getattr(operand, "is_shuffled", None) is True or address in SHUFFLED_ADDRESSES)
     key += (aligned, needs_gradient(operands))
     try:
         hash(key[2])

@@ -14,7 +14,7 @@ import contextlib
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -152,9 +152,10 @@ def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
     otype: torch.dtype | None = None,
     weight_layout: str = "row",
     fields: str = "",
+    shuffled_scales: Sequence[int] = (),
 ) -> torch.Tensor:
     """Decompose `gemm_a16w16` without scales for Inductor."""
-    del scale_a, scale_b, scale_c, weight_layout, fields
+    del scale_a, scale_b, scale_c, weight_layout, fields, shuffled_scales
     return torch_fallback(x, weight, bias, otype)
 
 

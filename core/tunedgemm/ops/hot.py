@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.ops.layout import check_not_transposed
+from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, check_not_transposed
 from tunedgemm.ops.op import ArgumentOrder, Arguments, Call, Serving
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Most operands whose key is one flat tuple. Python builds one of more than 30 fields from a list.
 _MOST_FLAT = 4
 #: Names that the generated source uses itself.
-_TAKEN = {"key", "call", "operands", "error", "launchers", "resolve", "demote", "general", "is_grad_enabled", "forward_ad"}
+_TAKEN = {"key", "call", "operands", "error", "launchers", "resolve", "demote", "general", "shuffled", "is_grad_enabled", "forward_ad"}
 
 
 def hot_function(
@@ -67,7 +67,7 @@ def hot_function(
         others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*own, otype))
     weights = tuple(names[index] for index in serving.op.matrices)
     make = _compile(_Source(name, signature, names, optional, weights, otype, tuple(fields), others))
-    inner: Any = make(serving.launchers, _checked(serving), serving.demote, general)
+    inner: Any = make(serving.launchers, _checked(serving), serving.demote, general, SHUFFLED_ADDRESSES)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
         inner.__doc__ = general.__doc__
@@ -142,7 +142,7 @@ class _Source:
     def text(self) -> str:
         """Write the factory of the function."""
         required = [operand for operand in self.operands if operand not in self.optional]
-        lines = ["def make(launchers, resolve, demote, general):", f"    def {self.name}({self.signature}):"]
+        lines = ["def make(launchers, resolve, demote, general, shuffled):", f"    def {self.name}({self.signature}):"]
         if self.others:
             parameters = [part.removesuffix("=None") for part in self.signature.split(", ")]
             first = parameters.index("*") if "*" in parameters else len(parameters)
@@ -186,20 +186,27 @@ class _Source:
 
         An operand may be refused where it is not contiguous while another is copied, so each but x
         has a field for that. The field holds the strides of one that is not contiguous: they may be
-        part of the shape (`Op.strided`), or those of a transposed weight. The last field is the
-        attribute by which AITER marks a shuffled weight. Reading one property of all operands, then
-        the next, takes 2 % less time than operand by operand.
+        part of the shape (`Op.strided`), or those of a transposed weight.
+
+        The last field tells a shuffled weight without our type, which must not find the launcher of
+        a plain one. AITER marks it with an attribute. ``parameter.data = shuffled`` loses the type
+        and keeps the address.
+
+        Reading one property of all operands, then the next, takes 2 % less time than operand by
+        operand.
         """
         properties = ("{}.shape", "{}.dtype", "{}.get_device()", "{}.__class__")
         fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
         if len(names) > _MOST_FLAT:
             fields_by_operand[-1] = f"({fields_by_operand[-1]}),"
-        mark = " or ".join(f'getattr({name}, "is_shuffled", None)' for name in self.weights)
+        mark = " or ".join(f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self.weights)
         x, weight, *rest = names
-        ready = f"not ({_misaligned(names)}) and {x}.is_contiguous()"
+        addresses = [f"{name}_at" if name in self.weights else f"{name}.data_ptr()" for name in names]
+        ready = f"not ({_misaligned(addresses)}) and {x}.is_contiguous()"
         orders = "".join(f" {name}.is_contiguous() or {name}.stride()," for name in rest)
         needs = " or ".join(f"{name}.requires_grad" for name in names)
         return [
+            *(f"{name}_at = {name}.data_ptr()" for name in self.weights),
             "key = (",
             *(f"    {line}" for line in fields_by_operand),
             f"    {', '.join([self.otype, *self.fields])},",
@@ -210,9 +217,8 @@ class _Source:
         ]
 
 
-def _misaligned(names: Sequence[str]) -> str:
+def _misaligned(addresses: Sequence[str]) -> str:
     """Write the test for addresses off 16 bytes: the bits of up to three; of more a remainder each."""
-    addresses = [f"{name}.data_ptr()" for name in names]
     return f"({' | '.join(addresses)}) & 15" if len(addresses) < 4 else " or ".join(f"{address} % 16" for address in addresses)
 
 

@@ -55,17 +55,35 @@ def name_of(order: Order) -> str:
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
-def note_order(tensor: torch.Tensor, name: str) -> None:
-    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over.
+#: Addresses of shuffled operands that are alive. Cache keys hold whether a weight's is one.
+SHUFFLED_ADDRESSES: set[int] = set()
 
-    An attribute of the storage has the orders by place: offset and bytes.
-    """
+
+class _Places(dict[tuple[int, int], str]):
+    """Orders of the shuffled operands in a storage by offset and bytes; dies with the storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: set[int] = set()
+
+    def __del__(self) -> None:
+        SHUFFLED_ADDRESSES.difference_update(self.addresses)
+
+
+def note_order(tensor: torch.Tensor, name: str) -> None:
+    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over."""
     storage: Any = tensor.untyped_storage()
     try:
         places = storage._tunedgemm_shuffled
     except AttributeError:
-        places = storage._tunedgemm_shuffled = {}
+        places = storage._tunedgemm_shuffled = _Places()
     places[tensor.storage_offset(), tensor.nbytes] = name
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # no memory
+        return
+    places.addresses.add(address)
+    SHUFFLED_ADDRESSES.add(address)
 
 
 def noted_order(tensor: torch.Tensor) -> str:
