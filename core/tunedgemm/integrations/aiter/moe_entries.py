@@ -91,7 +91,8 @@ def asm_moe(
             raise OperandError(f"asm_moe: block_shape must be (128, 128) (got {tuple(block_shape)})")
         kind = QuantType.per_1x128
     given = _given(hidden_states, w1, per_tensor_quant_scale) if kind == QuantType.per_Token else (hidden_states, None)
-    return _routed(given, (w1, w2), routing, (fc1_scale, fc2_scale), kind, expert_mask, activation, hidden_states.dtype)
+    named: dict[str, Any] = {"w1_scale": fc1_scale, "w2_scale": fc2_scale, "a1_scale": given[1], "dtype": hidden_states.dtype}
+    return fused_moe(given[0], w1, w2, *routing, expert_mask, activation, kind, **named)
 
 
 def asm_moe_tkw1(
@@ -110,16 +111,12 @@ def asm_moe_tkw1(
     activation: Any = ActivationType.Silu,
 ) -> torch.Tensor:
     """Compute `asm_moe` by token with the routing weights multiplied into stage 1's product."""
-    import tunedgemm
-
     del per_tensor_quant_scale
     routing = (topk_weight, topk_ids)
     if a16 or fc1_smooth_scale is not None:
         scales = (fc1_scale, fc2_scale, fc1_smooth_scale, fc2_smooth_scale)
         return torch_moe_tkw1(hidden_states, _plain(w1), _plain(w2), *routing, *scales, expert_mask, activation)
-    return tunedgemm.fused_moe(  # type: ignore[no-any-return]
-        hidden_states, shuffled(w1), shuffled(w2), *routing, expert_mask, activation, QuantType.per_Token, True, fc1_scale, fc2_scale
-    )
+    return fused_moe(hidden_states, w1, w2, *routing, expert_mask, activation, QuantType.per_Token, True, fc1_scale, fc2_scale)
 
 
 def ck_moe_2stages(
@@ -263,21 +260,3 @@ def _given(hidden: torch.Tensor, w1: torch.Tensor, scale: torch.Tensor | None) -
         return hidden, None
     quantised, one = tunedgemm.per_tensor_quant(hidden, scale, quant_dtype=w1.dtype)
     return quantised, one.view(1, 1).expand(len(hidden), 1).contiguous()
-
-
-def _routed(
-    given: tuple[torch.Tensor, torch.Tensor | None],
-    weights: tuple[torch.Tensor, torch.Tensor],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[Any, Any],
-    kind: QuantType,
-    *rest: Any,
-) -> torch.Tensor:
-    """Call fused_moe; *rest* is the expert mask, the activation and the dtype of the output."""
-    import tunedgemm
-
-    expert_mask, activation, dtype = rest
-    w1, w2 = map(shuffled, weights)
-    return tunedgemm.fused_moe(  # type: ignore[no-any-return]
-        given[0], w1, w2, *routing, expert_mask, activation, kind, False, *scales, given[1], dtype=dtype
-    )

@@ -218,7 +218,9 @@ def _unquantised(
 
 def _values(x: torch.Tensor, scale: torch.Tensor | None, kind: str, rows: int, cols: int) -> torch.Tensor:
     """Return quantised values [rows, cols] in float32; AITER pads the rows of scales of 32 elements."""
-    from tunedgemm.ops.formats import mxfp4, mxfp8
+    import torch
+
+    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
 
     if kind == "No" or scale is None:
         return x.float()
@@ -226,7 +228,7 @@ def _values(x: torch.Tensor, scale: torch.Tensor | None, kind: str, rows: int, c
         powers = scale.reshape(-1, cols // 32)[:rows]
         return mxfp4.dequant_fp4(x, powers) if x.shape[-1] * 2 == cols else mxfp8.dequant_1x32(x, powers)
     if kind in moe_words.BLOCK_ROWS:
-        return (x.float().view(rows, -1, 128) * scale.reshape(rows, -1, 1)).view(rows, cols)
+        return quant.dequant_blocks(x, scale.reshape(rows, -1), torch.float32, (1, 128))
     return x.float() * (scale if scale.numel() == 1 else scale.reshape(rows, 1)).float()
 
 
@@ -234,7 +236,7 @@ def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, kind: str,
     """Return one expert's plain matrix in float32; int4 comes with a value a byte."""
     import torch
 
-    from tunedgemm.ops.formats import int4, mxfp4
+    from tunedgemm.ops.formats import int4, mxfp4, quant
 
     rows, cols = sizes
     if scale is None:
@@ -246,8 +248,7 @@ def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, kind: str,
         return mxfp4.dequant_fp4(w.view(torch.uint8)[expert], scale.reshape(len(w), rows, cols // 32)[expert])
     if kind in moe_words.BLOCK_ROWS:
         high = moe_words.BLOCK_ROWS[kind]
-        blocks = scale.reshape(len(w), -(-rows // high), -1)[expert].repeat_interleave(high, 0)[:rows]
-        return w[expert].float() * blocks.repeat_interleave(128, 1)[:, :cols]
+        return quant.dequant_blocks(w[expert], scale.reshape(len(w), -(-rows // high), -1)[expert], torch.float32, (high, 128))
     if kind == "per_1x32":
         return _values(w[expert], scale.reshape(len(w), rows, cols // 32)[expert], kind, rows, cols)
     return w[expert].float() * scale.reshape(len(w), -1)[expert].view(-1, 1)

@@ -102,8 +102,5 @@ def shuffle_scale_a16w4(src: torch.Tensor, experts_cnt: int, gate_up: bool) -> t
     return shuffle_scale(src, experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
-def moe_shuffle_scale(
-    src: torch.Tensor | None, experts_cnt: int | None = None, is_guinterleave: bool = False, gate_up: bool = False
-) -> torch.Tensor | None:
-    """Call `shuffle_scale`, with the order of every architecture but gfx1250."""
-    return shuffle_scale(src, experts_cnt, is_guinterleave, gate_up)
+#: AITER's name for the scales of experts.
+moe_shuffle_scale = shuffle_scale
