@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tunedgemm import files
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -155,7 +156,7 @@ def test_a_full_disk_leaves_the_old_table(path, monkeypatch):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sheets.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(TableError, match="No space left on device"):
         upsert(path, OP, [row(2)])
     assert read_rows(path, OP)[0] == [row()]
@@ -175,7 +176,7 @@ from tunedgemm.table.csvfile import Row, upsert
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-for m in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
+for m in range(int(sys.argv[2]), int(sys.argv[2]) + int(sys.argv[3])):
     row = Row(shape=Shape("a16w16", m, 64, 64), gfx="sm_90", cu_num=132, device="", solution=Solution("asm"), us=1.0)
     upsert(Path(sys.argv[1]), op_named("a16w16"), [row])
 """
@@ -183,7 +184,7 @@ for m in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
 
 def test_two_processes_write_one_table(path):
     """Concurrent processes and threads lose no row of one table."""
-    workers = [subprocess.Popen([sys.executable, "-c", _ADD_ROWS, str(path), first]) for first in ("100", "200")]
+    workers = [subprocess.Popen([sys.executable, "-c", _ADD_ROWS, str(path), first, "20"]) for first in ("100", "200")]
     threads = [threading.Thread(target=lambda m=m: upsert(path, OP, [row(m)])) for m in range(300, 320)]
     for thread in threads:
         thread.start()
@@ -193,6 +194,36 @@ def test_two_processes_write_one_table(path):
     rows, problems = read_rows(path, OP)
     assert problems == []
     assert sorted(found.shape.m for found in rows) == [first + i for first in (100, 200, 300) for i in range(20)]
+
+
+def test_a_table_and_a_link_to_it_share_one_lock(tmp_path, path):
+    """Two processes that write a table by its name and by a link lose no row."""
+    link = tmp_path / "other" / "link.csv"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    workers = [subprocess.Popen([sys.executable, "-c", _ADD_ROWS, str(name), first, "60"]) for name, first in ((path, "1"), (link, "101"))]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert sorted(found.shape.m for found in read_rows(path, OP)[0]) == [*range(1, 61), *range(101, 161)]
+    assert [file.name for file in link.parent.iterdir()] == ["link.csv"]
+
+
+def test_a_loop_of_links(path):
+    """A writer and a reader report links that lead to themselves."""
+    path.symlink_to(path.with_name("other.csv"))
+    path.with_name("other.csv").symlink_to(path)
+    with pytest.raises(TableError, match="cannot be written: the symbolic links lead to themselves; name the file itself"):
+        upsert(path, OP, [row()])
+    with pytest.raises(TableError, match="cannot be read: Too many levels of symbolic links"):
+        read_rows(path, OP)
+
+
+def test_a_link_in_place_of_the_lock(tmp_path, path):
+    """A lock that is a link to another file leaves that file alone."""
+    victim = written(tmp_path / "victim", "precious")
+    (tmp_path / f"{path.name}.lock").symlink_to(victim)
+    with pytest.raises(TableError, match="is a symbolic link; remove the link"):
+        upsert(path, OP, [row()])
+    assert victim.read_text() == "precious\n"
 
 
 def _write_for_ever(path: Path, texts: list[str]) -> None:
@@ -217,6 +248,8 @@ def test_a_killed_writer_leaves_a_whole_table(path):
         os.kill(worker.pid, signal.SIGKILL)
         worker.join()
         assert path.read_text() in (*texts, texts[1][: len(texts[1]) // 20])
+    for left in path.parent.glob(".*.tmp"):
+        os.utime(left, (0, 0))
     write_rows(path, OP, [row(1)])
     assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
     assert read_rows(path, OP)[0] == [row(1)]

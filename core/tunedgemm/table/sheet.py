@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import attrs
 import filelock
 
 from tunedgemm.errors import TableError
+from tunedgemm.files import read_regular, replace_file, target_of
 
 #: Longest wait for another process that is writing the same file, in seconds.
 LOCK_TIMEOUT = 60.0
@@ -161,7 +163,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Iterator[None]:
-    """Hold the lock of *path*, across processes and threads; the folder is created.
+    """Hold the lock of the file that *path* leads to, across processes and threads; create its folder.
 
     Args:
         timeout: longest wait for another process, in seconds.
@@ -170,9 +172,8 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
     Raises:
         TableError: the folder cannot be written, or another process holds the lock for longer.
     """
-    lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock_of(target_of(path))
         lock.acquire(timeout=timeout, poll_interval=poll)
     except filelock.Timeout:
         raise TableError(f"{path}: another process has held the lock {lock.lock_file} for {timeout:.0f} s; end it and try again") from None
@@ -184,35 +185,27 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
         lock.release()
 
 
+def _lock_of(target: Path) -> filelock.BaseFileLock:
+    """Return the lock of a file whose links are followed; create its folder."""
+    path = target.with_name(f"{target.name}.lock")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():  # older versions of filelock would empty its target
+        raise OSError(errno.ELOOP, f"its lock {path} is a symbolic link; remove the link")
+    return filelock.FileLock(path)
+
+
 def replace_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace a file's content atomically: after a crash it has the old text or the new.
-
-    Call it under `locked`, which makes the one temporary name safe. A link is followed, and the
-    file's mode is kept.
-
-    Args:
-        durable: sync to the disk, so that the text also survives a power cut.
+    """Replace a file's content atomically; see `replace_file`.
 
     Raises:
-        TableError: the folder cannot be written or the disk is full; the old content remains.
+        TableError: the folder cannot be written, the disk is full, or the text has half a
+            character; the old content remains.
     """
-    target = path.resolve()
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)  # the umask applies
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            temporary.chmod(target.stat().st_mode & 0o7777)
-        temporary.replace(target)
-        if durable:
-            _sync_folder(target.parent)
+        replace_file(path, text.encode(), durable=durable)
+    except UnicodeEncodeError as error:
+        raise TableError(f"{path}: not written: {error.object[error.start]!r} is half a character, which UTF-8 cannot hold") from None
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _unwritable(path, error) from error
 
 
@@ -232,15 +225,6 @@ def extend(handle: int, data: bytes) -> None:
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the content itself is safe
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _unwritable(path: Path, error: OSError) -> TableError:
     reason = error.strerror or str(error)
     return TableError(f"{path}: cannot be written: {reason}; name another output file, or set TUNEDGEMM_HOME to a writable folder")
@@ -248,7 +232,7 @@ def _unwritable(path: Path, error: OSError) -> TableError:
 
 def _read_text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except IsADirectoryError:

@@ -1,0 +1,153 @@
+"""Files: regular files are read, and replaced atomically; imports nothing from the package."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+#: Variable with the size of the largest file that is read, in MiB, and its default: a table of ten
+#: million rows.
+LARGEST = "TUNEDGEMM_MAX_FILE_MIB"
+_LARGEST_MIB = 2048
+
+#: Seconds after which the temporary file of a killed writer is removed.
+STALE = 3600.0
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def largest_file() -> int:
+    """Return the size of the largest file that is read, in bytes."""
+    text = os.environ.get(LARGEST, "").strip()
+    return (int(text) if text.isdecimal() and text.isascii() and len(text) < 10 and int(text) else _LARGEST_MIB) << 20
+
+
+def open_regular(path: Path, mode: str = "rb") -> BinaryIO:
+    """Open a regular file, unbuffered where *mode* also writes; never wait for a pipe or a device.
+
+    Raises:
+        OSError: the file cannot be opened, is not a regular file, or is larger than `LARGEST`
+            allows.
+    """
+    # Without O_NONBLOCK, a pipe would keep its reader waiting before fstat could reveal it.
+    file = open(path, mode, buffering=-1 if mode == "rb" else 0, opener=_without_waiting)  # noqa: SIM115
+    try:
+        status = os.fstat(file.fileno())
+        _check_kind(status.st_mode)
+        _check_size(status.st_size)
+    except BaseException:
+        file.close()
+        raise
+    return file  # type: ignore[return-value]
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.EINVAL, "not a regular file (got a socket, a pipe or a device)") from None
+
+
+def _check_kind(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"not a regular file (got {_KINDS.get(stat.S_IFMT(mode), 'a folder')})")
+
+
+def _check_size(size: int) -> None:
+    if size > largest_file():
+        raise OSError(errno.EFBIG, f"larger than {largest_file() >> 20} MiB (got {size >> 20} MiB); raise {LARGEST} to read it")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: as in `open_regular`.
+    """
+    with open_regular(path) as file:
+        content = file.read(largest_file() + 1)  # a file of /proc has size 0, and any file may grow
+    _check_size(len(content))
+    return content
+
+
+def target_of(path: Path) -> Path:
+    """Return the file that a path means once all links are followed; it need not exist.
+
+    Raises:
+        OSError: the links lead to themselves.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, "the symbolic links lead to themselves; name the file itself")
+    return target
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file atomically: after a crash it has the old content or the new.
+
+    A link is followed, and the file's mode is kept.
+
+    Args:
+        durable: sync to the disk, so that the content also survives a power cut.
+
+    Raises:
+        OSError: it is not a regular file, the folder cannot be written, or the disk is full; the
+            old content remains.
+    """
+    target = target_of(path)
+    mode = None
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(mode := target.stat().st_mode)
+    _remove_stale(target)
+    temporary = target.with_name(f".{_shortened(target)}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(temporary, flags, 0o666 if mode is None else 0o600)  # the umask applies
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            if mode is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchmod(handle, stat.S_IMODE(mode))
+            if durable:
+                os.fsync(handle)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        _sync_folder(target.parent)
+
+
+def _shortened(target: Path) -> str:
+    """Return the name, or as much of it as leaves room for a temporary file's."""
+    return os.fsdecode(os.fsencode(target.name)[:200])
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove the temporary files that killed writers of this file left behind."""
+    pattern = re.compile(rf"\.{re.escape(_shortened(target))}\.[0-9a-f]{{16}}\.tmp")
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process removes it, too
+                if pattern.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE:
+                    Path(entry).unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the content itself is safe
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
