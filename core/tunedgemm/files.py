@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-#: Variable with the size of the largest file that is read, in MiB, and its default: a table of ten
-#: million rows.
+#: Variable with the size of the largest file that is read, in MiB.
 LARGEST = "TUNEDGEMM_MAX_FILE_MIB"
-_LARGEST_MIB = 2048
+
+#: Its defaults: for a table of millions of rows, and for JSON, which takes ten times its size in
+#: memory.
+TABLE_MIB, JSON_MIB = 1024, 64
 
 #: Seconds after which the temporary file of a killed writer is removed.
 STALE = 3600.0
@@ -23,38 +25,43 @@ STALE = 3600.0
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def largest_file() -> int:
-    """Return the size of the largest file that is read, in bytes."""
+def largest_file(mib: int = TABLE_MIB) -> int:
+    """Return the size in bytes of the largest file that is read: the variable's, else *mib* MiB."""
     text = os.environ.get(LARGEST, "").strip()
-    return (int(text) if text.isdecimal() and text.isascii() and len(text) < 10 and int(text) else _LARGEST_MIB) << 20
+    return (int(text) if text.isdecimal() and text.isascii() and len(text) < 10 and int(text) else mib) << 20
 
 
-def open_regular(path: Path, mode: str = "rb") -> BinaryIO:
-    """Open a regular file, unbuffered where *mode* also writes; never wait for a pipe or a device.
+def open_regular(path: Path, mode: str = "rb", *, flags: int = 0, mib: int = TABLE_MIB) -> BinaryIO:
+    """Open a regular file; never wait for a pipe or a device.
+
+    Args:
+        mode: as `open`; a file that is also written is not buffered.
+        flags: more flags, such as ``os.O_APPEND``.
+        mib: the largest size, unless `LARGEST` names another.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or is larger than `LARGEST`
             allows.
     """
-    # Without O_NONBLOCK, a pipe would keep its reader waiting before fstat could reveal it.
-    file = open(path, mode, buffering=-1 if mode == "rb" else 0, opener=_without_waiting)  # noqa: SIM115
+
+    def opener(name: str, needed: int) -> int:
+        # Without O_NONBLOCK, a pipe would keep its reader waiting before fstat could reveal it.
+        return os.open(name, needed | flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+    try:
+        file = open(path, mode, buffering=-1 if mode == "rb" else 0, opener=opener)  # noqa: SIM115
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.EINVAL, "not a regular file (got a socket or a device)") from None
     try:
         status = os.fstat(file.fileno())
         _check_kind(status.st_mode)
-        _check_size(status.st_size)
+        _check_size(status.st_size, largest_file(mib))
     except BaseException:
         file.close()
         raise
     return file  # type: ignore[return-value]
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise OSError(errno.EINVAL, "not a regular file (got a socket, a pipe or a device)") from None
 
 
 def _check_kind(mode: int) -> None:
@@ -62,20 +69,16 @@ def _check_kind(mode: int) -> None:
         raise OSError(errno.EINVAL, f"not a regular file (got {_KINDS.get(stat.S_IFMT(mode), 'a folder')})")
 
 
-def _check_size(size: int) -> None:
-    if size > largest_file():
-        raise OSError(errno.EFBIG, f"larger than {largest_file() >> 20} MiB (got {size >> 20} MiB); raise {LARGEST} to read it")
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; raise {LARGEST} to read it")
 
 
-def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: as in `open_regular`.
-    """
-    with open_regular(path) as file:
-        content = file.read(largest_file() + 1)  # a file of /proc has size 0, and any file may grow
-    _check_size(len(content))
+def read_regular(path: Path, mib: int = TABLE_MIB) -> bytes:
+    """Return the content of a regular file; see `open_regular`."""
+    with open_regular(path, mib=mib) as file:
+        content = file.read(largest_file(mib) + 1)  # a file of /proc has size 0, and any file may grow
+    _check_size(len(content), largest_file(mib))
     return content
 
 

@@ -26,6 +26,7 @@ from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, lau
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
+from tunedgemm.files import JSON_MIB, open_regular, read_regular, replace_file
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
@@ -55,6 +56,7 @@ _LATE = {
 }
 
 __all__ = [
+    "JSON_MIB",
     "CallPlan",
     "Driver",
     "DriverInterface",
@@ -87,11 +89,14 @@ __all__ = [
     "on_device",
     "op_named",
     "op_of_file",
+    "open_regular",
     "ops",
     "parse_dtype",
     "plain_weight",
     "read_log",
+    "read_regular",
     "read_rows",
+    "replace_file",
     "scale_order",
     "scale_strides",
     "scratch",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.backends.artifact import cache_folder
+from tunedgemm.files import read_regular
 from tunedgemm.table import scan
 from tunedgemm.table.columns import foreign_columns
 from tunedgemm.table.csvfile import Problem, read_rows
@@ -51,7 +52,7 @@ def open_source(path: Path, op: Op) -> RowSource:
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:
             return _open_cached(path, op)
-        source = scan.scan(path, op, scan.normalise(path.read_bytes()))
+        source = scan.scan(path, op, scan.normalise(read_regular(path)))
         if source is not None and (len(source) or not source.problems):
             return source
     return _read(path, op)
@@ -88,7 +89,7 @@ def _open_cached(path: Path, op: Op) -> RowSource:
 
 
 def _content(path: Path) -> tuple[bytes, str]:
-    raw = path.read_bytes()
+    raw = read_regular(path)
     return scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
 
 
@@ -150,7 +151,7 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
 def _load(file: Path, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple[int, str]]] | None:
     """Load a source without its content, its digest and its problems; None for an unusable cache file."""
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
     except OSError:
         return None
     whole = memoryview(content)

@@ -20,6 +20,7 @@ import attrs
 
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.table.sheet import extend, present
 from tunedgemm.timing import SCHEMA, Timing
@@ -98,9 +99,7 @@ def read_log(path: Path) -> Iterator[Line]:
         TableError: the file cannot be read, is not a trial log, or is newer; names the line.
     """
     try:
-        if not path.is_file():
-            raise TableError(f"{path}: not a regular file; name another output file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, raw in enumerate(file, 1):
                 # a power cut leaves zero bytes behind on some file systems
                 text = raw.decode("utf-8", "replace").strip("\0 \t\r\n\ufeff")

@@ -23,6 +23,7 @@ import filelock
 from tunedgemm import __version__
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
+from tunedgemm.files import open_regular
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -235,8 +236,8 @@ class Store:
         if path.resolve() in (self.table.resolve(), self.trials.resolve()):
             raise TableError(f"{path}: the table or the trial log is at the path of -o2; choose another place with -o2")
         if path.is_file() and path.stat().st_size:
-            with path.open(encoding="utf-8-sig", errors="replace") as file:
-                first = file.readline(1000).strip()
+            with open_regular(path) as file:
+                first = file.readline(1000).decode("utf-8-sig", "replace").strip()
             if first != ",".join(self._profile_columns):
                 raise TableError(f"{path}: not a profile (its first line is {first[:80]!r}); choose another place with -o2")
 

@@ -12,11 +12,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.files import open_regular, read_regular
 from tunedgemm.table.columns import UNTUNED_EXTRA
 from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
 from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of
@@ -88,14 +89,14 @@ class CaptureFile:
         """
         with locked(self.path, patience, _POLL):
             try:
-                with io.FileIO(os.open(self.path, os.O_RDWR | os.O_APPEND), "rb+") as file:
+                with open_regular(self.path, "rb+", flags=os.O_APPEND) as file:
                     return self._enter(file, rows)
             except FileNotFoundError:
                 return None
             except OSError as error:
                 raise TableError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
-    def _enter(self, file: io.FileIO, rows: Mapping[Shape, Calls]) -> set[Shape] | None:
+    def _enter(self, file: BinaryIO, rows: Mapping[Shape, Calls]) -> set[Shape] | None:
         read = self._catch_up(file)
         if read is None:
             return None
@@ -121,7 +122,7 @@ class CaptureFile:
         """
         with locked(self.path, patience):
             try:
-                content = self.path.read_bytes()
+                content = read_regular(self.path)
             except FileNotFoundError:
                 content = b""
             except OSError as error:
@@ -129,7 +130,7 @@ class CaptureFile:
             text, shapes = self._merge_calls(self._end_last_line(as_text(self.path, content)), rows)
             replace_text(self.path, text, durable=False)  # not durable: a power cut ends the workload, too
             self.forget()
-            with contextlib.suppress(OSError), io.FileIO(self.path) as file:
+            with contextlib.suppress(OSError), open_regular(self.path) as file:
                 self._read = self._read_up_to(file, len(text.encode()), parse_sheet(self.path, _head(text)))
                 self._shapes = shapes
 
@@ -184,7 +185,7 @@ class CaptureFile:
             record.surplus = (CUT_OFF,)
         return text[: len(text) - len(last)] + sheet.text()[len(head) :]
 
-    def _catch_up(self, file: io.FileIO) -> _Read | None:
+    def _catch_up(self, file: BinaryIO) -> _Read | None:
         """Read what was appended since the last time; None where the file has no header or no last line end."""
         status, read = os.fstat(file.fileno()), self._read
         if read is not None and (
@@ -193,7 +194,7 @@ class CaptureFile:
             read = self._read = None
             self._shapes = set()
         file.seek(read.offset if read else 0)
-        content = file.readall() or b""
+        content = file.read()
         if read is not None and not content:
             return read
         text = as_text(self.path, content)
@@ -205,7 +206,7 @@ class CaptureFile:
         self._read = self._read_up_to(file, (read.offset if read else 0) + len(content), sheet)
         return self._read
 
-    def _read_up_to(self, file: io.FileIO, offset: int, sheet: Sheet) -> _Read:
+    def _read_up_to(self, file: BinaryIO, offset: int, sheet: Sheet) -> _Read:
         status = os.fstat(file.fileno())
         return _Read((status.st_dev, status.st_ino), offset, sheet, _ends_of_content(file, offset))
 
@@ -262,7 +263,7 @@ def _lines(text: str) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def _ends_of_content(file: io.FileIO, offset: int) -> tuple[bytes, bytes]:
+def _ends_of_content(file: BinaryIO, offset: int) -> tuple[bytes, bytes]:
     """Return the first bytes of a file, and the last ones before *offset*."""
     start = max(0, offset - _LAST)
     return os.pread(file.fileno(), min(_START, offset), 0), os.pread(file.fileno(), offset - start, start)

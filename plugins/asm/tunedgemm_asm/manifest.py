@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools import open_regular
 
 from tunedgemm_asm.abi import Abi
 
@@ -219,7 +220,7 @@ def place_of(folder: Path, file: str) -> Path:
 def content_of(folder: Path, file: str, most: int) -> bytes:
     """Return the bytes of a pack's file; raises as `place_of`, and above *most* bytes."""
     try:
-        with place_of(folder, file).open("rb") as opened:
+        with open_regular(place_of(folder, file)) as opened:
             content = opened.read(most + 1)
     except OSError as error:
         raise UnreadableError(f"{file}: {_reason(error)}") from error

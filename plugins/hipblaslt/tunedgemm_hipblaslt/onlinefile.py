@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.tools import home_folder
+from tunedgemm.tools import home_folder, read_regular
 
 from tunedgemm_hipblaslt.limits import Problem
 from tunedgemm_hipblaslt.names import is_library_name
@@ -91,7 +91,7 @@ def read(path: Path) -> Mapping[tuple[str, ...], list[OnlineRow]]:
     rows: dict[tuple[str, ...], list[OnlineRow]] = {}
     nameless = 0
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = read_regular(path).decode(errors="replace").splitlines()
     except OSError:
         return rows
     for number, line in enumerate(lines, start=1):

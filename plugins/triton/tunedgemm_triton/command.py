@@ -185,7 +185,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: file or folder not found")
-        listed += [path] if path.is_file() else files.listed(path)
+        listed += files.listed(path) if path.is_dir() else [path]
     return listed
 
 

@@ -22,6 +22,7 @@ from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served
 from tunedgemm.backends.artifact import cache_folder
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
+from tunedgemm.files import read_regular
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -208,7 +209,7 @@ def _copy_table(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
             copy.unlink(missing_ok=True)
             return [], copy
         rows, _ = read_rows(output, op)
-        replace_text(copy, output.read_text(encoding="utf-8-sig"), durable=False)
+        replace_text(copy, read_regular(output).decode("utf-8-sig"), durable=False)
     return rows, copy
 
 

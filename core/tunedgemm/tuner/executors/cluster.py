@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.errors import UserError
+from tunedgemm.files import read_regular
 
 _log = logging.getLogger("tunedgemm")
 
@@ -73,7 +74,7 @@ def _latest() -> str:
     # the file that ray.init documents for `address`
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
     try:
-        address = file.read_text().strip()
+        address = read_regular(file, 1).decode().strip()
         _reach(address)
     except (OSError, ValueError):
         return "local"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.errors import UserError
+from tunedgemm.files import JSON_MIB, read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ def _json(path: Path) -> dict[str, Any]:
     if path.name != "config.json":
         raise UserError(f"{path}: not a model folder; name the folder that holds its config.json")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_regular(path, JSON_MIB).decode())
     except (FileNotFoundError, NotADirectoryError):
         what = "no config.json in it" if path.parent.is_dir() else "no such folder"
         raise UserError(f"{path.parent}: {what}; name a model folder in Hugging Face's layout (nothing is downloaded)") from None

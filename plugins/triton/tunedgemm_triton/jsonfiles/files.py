@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import home_folder
+from tunedgemm.tools import JSON_MIB, home_folder, read_regular, replace_file
 
 from tunedgemm_triton.jsonfiles.entries import Entry
 
@@ -142,7 +141,7 @@ def read(path: Path) -> Mapping[str, Entry]:
 @functools.lru_cache(maxsize=1024)
 def _read(path: Path, _state: tuple[int, ...]) -> Mapping[str, Entry]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
+        content = json.loads(read_regular(path, JSON_MIB).decode("utf-8-sig"), object_pairs_hook=_object)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
@@ -177,14 +176,10 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
         UserError: the folder or the file cannot be written.
     """
     check_writable(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.write_text(text_of(entries), encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, text_of(entries).encode())
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}; choose another folder with --save-path") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:

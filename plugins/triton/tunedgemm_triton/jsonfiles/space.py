@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Option, Shape, Solution, Unsupported, UserError
+from tunedgemm.tools import JSON_MIB, read_regular
 
 from tunedgemm_triton import tiles
 from tunedgemm_triton.jsonfiles.dialect import Dialect
@@ -146,7 +147,7 @@ def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, dev
 @functools.lru_cache(maxsize=8)
 def _read(path: str, _changed: int) -> Space:
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        content = json.loads(read_regular(Path(path), JSON_MIB).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: invalid JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError) as error:
