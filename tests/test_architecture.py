@@ -17,7 +17,7 @@ ROOMS = ("ops", "backends", "table", "workload", "tuner", "dispatch", "analysis"
 MENUS = ("__init__", "__main__", "plugin", "tools")
 #: library -> the only modules and rooms that import it
 ONLY_IN = {
-    "pluggy": ("backends.hookspecs", "backends.registry"),
+    "pluggy": ("backends.contract", "backends.hookspecs"),
     "pandas": ("table.lookup", "tuner"),
     "triton": (),
     "pebble": ("tuner",),

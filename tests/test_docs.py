@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm import cli
-from tunedgemm.backends.registry import HOOKS, Registry
+from tunedgemm.backends.contract import HOOKS
+from tunedgemm.backends.registry import Registry
 from tunedgemm.libtypes import owners
 from tunedgemm.ops import ops
 from tunedgemm.table.csvfile import write_rows

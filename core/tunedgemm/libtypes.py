@@ -8,6 +8,9 @@ import re
 #: The built-in backend: it fits every shape and ranks last.
 BUILTIN = "torch"
 
+#: The word of ``--libtype`` for all libtypes.
+ALL = "all"
+
 #: Ties go to the earlier; a libtype that is not listed ranks between these and the built-in one.
 RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
 
@@ -57,7 +60,7 @@ KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
 def listed(libtypes: str) -> list[str]:
     """Return the names in a ``--libtype`` text, each once; [] for all libtypes."""
     words = [word.strip() for word in libtypes.split(",") if word.strip()]
-    if "all" in words:
+    if ALL in words:
         return []
     return list(dict.fromkeys(name for word in words for name in GROUPS.get(word, (canonical(word),))))
 

@@ -5,7 +5,7 @@ import inspect
 import pluggy
 import pytest
 from tunedgemm.backends import hookspecs
-from tunedgemm.backends.registry import HOOKS
+from tunedgemm.backends.contract import HOOKS
 
 #: The user's hooks; a change of any is a change of CONTRACT.
 SIGNATURES = {

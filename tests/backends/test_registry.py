@@ -1,5 +1,9 @@
 """registry: plugins are found, guarded, bound and ranked; a bad one is skipped with its reason."""
 
+import asyncio
+import itertools
+
+import attrs
 import pytest
 from tunedgemm.backends import registry as registry_module
 from tunedgemm.backends.launcher import Launcher
@@ -10,7 +14,7 @@ from tunedgemm.libtypes import BUILTIN, owners
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 
 BAD = {
@@ -137,6 +141,53 @@ class TestFakeConformance(BackendConformance):
     @pytest.fixture(autouse=True)
     def found(self, fake_plugins):
         """The distributions are on the path in every test."""
+
+
+class TestNames:
+    """What a plugin states must be what tables and the command line can name."""
+
+    @pytest.mark.parametrize(
+        "libtype", ["all", "both", "hipblast", "rocblas", "a,b", "has space", "a+b", "", "ätsch", "٣", "x\n", "-x", "a:b"]
+    )
+    def test_a_libtype_that_cannot_be_asked_for_is_refused(self, libtype):
+        """Words of --libtype, aliases, commas, spaces, joints and non-ASCII letters are refused."""
+        with pytest.raises(PluginError, match="rename the entry point"):
+            fake_backend(libtype)
+        assert fake_backend("My_lib-2.x").libtype == "My_lib-2.x"
+
+    @pytest.mark.parametrize("stated", ["a16w16", 7, ("a16w16", 7), {"a16w16": 1}])
+    def test_ops_must_be_a_tuple_of_names(self, stated):
+        """A text would be read as its letters; the message shows how to write it."""
+        plugin = FakePlugin("mine")
+        plugin.OPS = stated
+        with pytest.raises(PluginError, match=r"libtype 'mine': OPS must be a tuple of names \(got .*; write "):
+            make_backend("mine", plugin)
+
+    def test_a_list_that_never_ends_is_refused(self, shape, cpu, monkeypatch):
+        """An endless list is a PluginError that names the hook."""
+        monkeypatch.setattr(registry_module, "MOST_SOLUTIONS", 99)
+        endless = attrs.evolve(fake_backend("mine"), hooks={"enumerate_solutions": lambda *_: itertools.repeat(Solution("mine", "k"))})
+        with pytest.raises(PluginError, match=r"'mine': enumerate_solutions\(\) lists more than 99 solutions"):
+            endless.solutions(shape, cpu)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), GeneratorExit(), MemoryError(), RecursionError(), asyncio.CancelledError(), StopIteration()]
+)
+def test_whatever_a_hook_raises_is_a_reason(shape, cpu, error):
+    """Exits and errors that are not an Exception become refusals, as others do."""
+
+    def raises(*_):
+        raise error
+
+    hooks = dict.fromkeys(("supports", "enumerate_solutions", "bind", "heuristic_fallback"), raises)
+    backend, name = attrs.evolve(fake_backend("mine"), hooks=hooks), type(error).__name__
+    assert f"its supports() raised {name}" in str(backend.supports(shape, cpu))
+    assert f"its bind() raised {name}" in str(backend.bind(Solution("mine"), shape, cpu))
+    with pytest.raises(PluginError, match=rf"enumerate_solutions\(\) raised {name}"):
+        backend.solutions(shape, cpu)
+    hooks["supports"] = lambda *_: True
+    assert backend.heuristic_fallback(shape, cpu) is None
 
 
 @pytest.mark.skipif(not owners(), reason="tunedgemm is not installed: its extras are unknown")

@@ -266,7 +266,10 @@ def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -
     info = tmp_path / "greeting-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.commands]\ngreet = greeting:command\nbroken = not_there:command\n")
+    (info / "entry_points.txt").write_text(
+        "[tunedgemm.commands]\ngreet = greeting:command\nbroken = not_there:command\nleaves = leaving:command\n"
+    )
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
     def call(word: str) -> tuple[int, str, str]:
@@ -277,8 +280,12 @@ def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -
     assert call("greet") == (0, "hello\n", "")
     code, out, err = call("broken")
     assert (code, out) == (2, "") and err.startswith("tunedgemm: error: command 'broken' of not_there:command: cannot be loaded: ModuleNot")
+    code, out, err = call("leaves")
+    assert (code, out) == (2, "") and err.startswith(
+        "tunedgemm: error: command 'leaves' of leaving:command: cannot be loaded: SystemExit: 0"
+    )
     code, out, err = call("--help")
-    assert (code, err) == (0, "") and " ".join(out.split()).count("commands of greeting") == 2
+    assert (code, err) == (0, "") and " ".join(out.split()).count("commands of greeting") == 3
 
 
 @pytest.mark.parametrize(

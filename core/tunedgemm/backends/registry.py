@@ -5,21 +5,20 @@ A broken plugin is skipped and its reason is kept; requested by name it is an er
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import attrs
-import pluggy
 
 from tunedgemm import __version__
 from tunedgemm.backends import hookspecs, split
-from tunedgemm.backends.hookspecs import CONTRACT
+from tunedgemm.backends.contract import about_kernels, bound_hooks, check_name, guarded_details, guarded_text, stated_names, stated_options
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
+from tunedgemm.foreign import attempt, described, load
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
@@ -27,7 +26,9 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
 GROUP = "tunedgemm.backends"
-HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
+#: Most solutions of one list; a longer one never ends.
+MOST_SOLUTIONS = 500_000
+_END = object()
 _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin", GROUP)
 
 
@@ -66,10 +67,9 @@ class Backend:
         orders = (usual_order(shape), *self.scale_orders)
         if (order := scale_order(shape)) not in orders:
             return Unsupported(f"scale_order must be {' or '.join(dict.fromkeys(orders))} (got {order})")
-        try:
-            answer = self.hooks["supports"](shape, device)
-        except Exception as error:  # a plugin may raise anything
-            return Unsupported(f"its supports() raised {type(error).__name__}: {error}")
+        answer, fault = attempt(self.hooks["supports"], shape, device)
+        if fault:
+            return Unsupported(f"its supports() raised {fault}")
         if answer is True or isinstance(answer, Unsupported):
             return answer
         return Unsupported(f"its supports() returned {answer!r} instead of True or Unsupported(reason)")
@@ -100,30 +100,28 @@ class Backend:
             PluginError: the hook raised, or gave something that is not a Solution of this libtype.
         """
         solution: Any = None
-        try:
-            for solution in self.hooks[hook](*arguments):
-                if not isinstance(solution, Solution) or solution.libtype != self.libtype:
-                    break
-                if solution.kernel_name.endswith(ADD):
-                    break
-                yield solution
-            else:
+        solutions, fault = attempt(lambda: iter(self.hooks[hook](*arguments)))
+        for _ in range(MOST_SOLUTIONS):
+            solution, fault = (None, fault) if fault else attempt(next, solutions, _END)
+            if solution is _END:
                 return
-        except Exception as error:
-            raise PluginError(f"libtype {self.libtype!r}: {hook}() raised {type(error).__name__}: {error}") from error
+            if fault := f"raised {fault}" if fault else self._fault_of(solution):
+                raise PluginError(f"libtype {self.libtype!r}: {hook}() {fault}")
+            yield solution
+        raise PluginError(f"libtype {self.libtype!r}: {hook}() lists more than {MOST_SOLUTIONS} solutions")
+
+    def _fault_of(self, solution: Any) -> str:
+        """Return why a listed value breaks the contract, or ""."""
         if not isinstance(solution, Solution) or solution.libtype != self.libtype:
-            raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
-        raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
+            return f"returned a foreign solution: {solution!r}"
+        return f"returned {solution}; names that end in {ADD} are the core's" if solution.kernel_name.endswith(ADD) else ""
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the plugin's choice for an untuned call; None where it has none or its hook fails."""
         hook = self.hooks.get("heuristic_fallback")
         if hook is None or not self.supports(shape, device):
             return None
-        try:
-            choice = hook(shape, device)
-        except Exception:  # an untuned call has other fallbacks
-            return None
+        choice, _ = attempt(hook, shape, device)  # if it raises, an untuned call has other fallbacks
         return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
@@ -148,10 +146,9 @@ class Backend:
             # A plain `run` may do anything at its first call, so it is kept out of
             # captures.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
-        try:
-            answer = self.hooks["bind"](solution, shape, device)
-        except Exception as error:
-            return Unsupported(f"its bind() raised {type(error).__name__}: {error}")
+        answer, fault = attempt(self.hooks["bind"], solution, shape, device)
+        if fault:
+            return Unsupported(f"its bind() raised {fault}")
         if isinstance(answer, Launcher | Unsupported):
             return answer
         return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
@@ -260,112 +257,33 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     Raises:
         PluginError: names the libtype, the hook and the fault.
     """
-    contract = getattr(plugin, "CONTRACT", CONTRACT)
-    if contract not in (CONTRACT, CONTRACT - 1):
-        raise PluginError(f"written for contract {contract}; this core knows {CONTRACT - 1} and {CONTRACT}")
-    manager = pluggy.PluginManager("tunedgemm")
-    manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(plugin, name=libtype)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(f"libtype {libtype!r}: {' '.join(str(error).split())}") from error
-    hooks = {}
-    for name in HOOKS:
-        for implementation in getattr(manager.hook, name).get_hookimpls():
-            hooks[name] = _positional(libtype, name, implementation.function)
-    missing = [name for name in ("supports", "enumerate_solutions") if name not in hooks]
-    missing += [] if "run" in hooks or "bind" in hooks else ["run"]
-    if missing:
-        raise PluginError(f"libtype {libtype!r}: lacks the hook {missing[0]}(); implemented: {', '.join(hooks) or 'none'}")
-    covered = tuple(getattr(plugin, "OPS", ()))
+    check_name(libtype)
+    hooks, covered = bound_hooks(libtype, plugin), stated_names(libtype, plugin, "OPS")
     if not covered:
         raise PluginError(f"libtype {libtype!r}: states no OPS; choose from {', '.join(ops())}")
     return Backend(
         *(libtype, distribution, version, covered, hooks),
-        library_version=_guarded_text(getattr(plugin, "library_version", None)),
-        details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_asking_kernels(libtype, plugin, "lacks"),
-        source_of=_asking_kernels(libtype, plugin, "source_of"),
-        options=_options(libtype, getattr(plugin, "OPTIONS", ())),
-        scale_orders=tuple(getattr(plugin, "SCALE_ORDERS", ())),
+        library_version=guarded_text(getattr(plugin, "library_version", None)),
+        details=guarded_details(getattr(plugin, "details", None)),
+        lacks=about_kernels(libtype, plugin, "lacks"),
+        source_of=about_kernels(libtype, plugin, "source_of"),
+        options=stated_options(libtype, getattr(plugin, "OPTIONS", ())),
+        scale_orders=stated_names(libtype, plugin, "SCALE_ORDERS"),
     )
-
-
-def _options(libtype: str, stated: object) -> tuple[Option, ...]:
-    """Validate the plugin's ``OPTIONS``."""
-    options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
-    for option in options:
-        if not isinstance(option, Option):
-            raise PluginError(f"libtype {libtype!r}: OPTIONS must be values of tunedgemm.plugin.Option (got {option!r})")
-    if twice := {option.flag for option in options if sum(other.flag == option.flag for other in options) > 1}:
-        raise PluginError(f"libtype {libtype!r}: OPTIONS state {', '.join(sorted(twice))} more than once")
-    return options
-
-
-def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function to take all of the hook's arguments by position."""
-    spec_parameters = list(inspect.signature(getattr(hookspecs, name)).parameters)
-    hook_parameters = inspect.signature(function).parameters
-    for parameter in hook_parameters.values():
-        fault = "" if parameter.name in spec_parameters else f"is not one of {', '.join(spec_parameters)}"
-        fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
-        if fault:
-            written = str(parameter).split("=")[0].split(":")[0]
-            raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
-    if list(hook_parameters) == spec_parameters:
-        return function
-    positions = [spec_parameters.index(argument) for argument in hook_parameters]
-    return lambda *arguments: function(*(arguments[position] for position in positions))
-
-
-def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
-    """Wrap the plugin's function; return "" where it is missing, fails or returns anything but text."""
-
-    def guarded(*arguments: Any) -> str:
-        try:
-            answer = function(*arguments) if function is not None else ""
-        except Exception:  # unknown
-            return ""
-        return answer if isinstance(answer, str) else ""
-
-    return guarded
-
-
-def _asking_kernels(libtype: str, plugin: object, name: str) -> Callable[[Solution, Shape, Device], str]:
-    """Wrap the plugin's function, if any, to ask about the kernel alone where a bias is added after it."""
-    if not hasattr(plugin, name):
-        return getattr(hookspecs, name)  # type: ignore[no-any-return]
-    guarded = _guarded_text(_positional(libtype, name, getattr(plugin, name)))
-
-    def asked(solution: Solution, shape: Shape, device: Device) -> str:
-        whole = split.kernel_and_shape(solution, shape)
-        return whole.reason if isinstance(whole, Unsupported) else guarded(*whole, device)
-
-    return asked
-
-
-def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
-    """Wrap the plugin's function; return one line with the reason where it fails."""
-
-    def guarded(device: Device) -> tuple[str, ...]:
-        try:
-            return tuple(" ".join(str(line).splitlines()) for line in (details(device) if details is not None else ()))
-        except Exception as error:  # a plugin may raise anything
-            return (f"its details() raised {type(error).__name__}: {error}",)
-
-    return guarded
 
 
 def _load(entry: EntryPoint) -> Backend | Unsupported:
     distribution = entry.dist.name if entry.dist else "tunedgemm"
     version = entry.dist.version if entry.dist else __version__
+    plugin, fault = load(entry)
+    if fault:
+        return Unsupported(f"{distribution} cannot be imported: {fault}")
     try:
-        return make_backend(entry.name, entry.load(), distribution, version)
+        return make_backend(entry.name, plugin, distribution, version)
     except PluginError as error:
         return Unsupported(f"{distribution} breaks the contract: {error}")
-    except Exception as error:  # importing a plugin may raise anything
-        return Unsupported(f"{distribution} cannot be imported: {type(error).__name__}: {error}")
+    except Exception as error:  # its attributes may raise anything
+        return Unsupported(f"{distribution} breaks the contract: {described(error)}")
 
 
 def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:

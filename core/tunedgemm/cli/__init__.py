@@ -17,9 +17,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
+import attrs
+
 from tunedgemm import __version__
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
+from tunedgemm.foreign import attempt, load
 
 GROUP = "tunedgemm.commands"
 
@@ -115,11 +118,16 @@ def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:
     if entry.name != wanted:
         owner = entry.dist.name if entry.dist else entry.value
         return Command(entry.name, f"commands of {owner}", lambda _: None, lambda _: 0)
-    try:
-        loaded: Command = entry.load()
-    except Exception as error:  # a plugin's import may raise anything
-        raise UserError(f"command {entry.name!r} of {entry.value}: cannot be loaded: {type(error).__name__}: {error}") from error
-    return loaded
+    loaded, fault = load(entry)
+    if fault or not isinstance(loaded, Command):
+        raise UserError(f"command {entry.name!r} of {entry.value}: cannot be loaded: {fault or f'it is not a Command (got {loaded!r})'}")
+    return attrs.evolve(loaded, name=entry.name, add_arguments=lambda parser: _add_plugin_arguments(loaded, entry, parser))
+
+
+def _add_plugin_arguments(command: Command, entry: EntryPoint, parser: argparse.ArgumentParser) -> None:
+    _, fault = attempt(command.add_arguments, parser)
+    if fault:
+        raise UserError(f"command {entry.name!r} of {entry.value}: its arguments cannot be added: {fault}")
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -128,8 +136,13 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"tunedgemm {__version__}")
     choices = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((word for word in words if not word.startswith("-")), "")
-    of_plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
-    for command in (*commands(), *(_load_plugin_command(of_plugins[name], wanted) for name in sorted(of_plugins))):
+    by_name = {command.name: command for command in commands()}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        if entry.name in by_name:
+            print(f"tunedgemm: command {entry.name!r} of {entry.value}: left out: its name is taken", file=sys.stderr)
+        else:
+            by_name[entry.name] = _load_plugin_command(entry, wanted)
+    for command in by_name.values():
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="also print skipped shapes, every solution's status, full errors")
         command.add_arguments(sub)
@@ -161,14 +174,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _open_streams()
         output = _Output(sys.stdout)
         with contextlib.redirect_stdout(cast(TextIO, output)):
+            logging.basicConfig(level=logging.WARNING, format="tunedgemm: %(message)s", handlers=[_StandardError()])
             try:
                 arguments = _parse(argv)
             except SystemExit:  # of --help and --version
                 output.settle()
                 raise
             verbose = arguments.verbose
-            level = logging.INFO if verbose else logging.WARNING
-            logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])
+            if verbose:
+                logging.getLogger().setLevel(logging.INFO)
             code: int = arguments.run(arguments)
             sys.stdout.flush()
     except UserError as error:

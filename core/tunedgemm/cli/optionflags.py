@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.errors import UserError
+from tunedgemm.foreign import described
 from tunedgemm.libtypes import listed
 
 #: Attribute of the parsed arguments with the values of the flags: variable -> value.
@@ -67,10 +70,28 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     otherwise = f", else {option.default}" if option.default else ""
     text = f"{option.help}; default: {option.variable}{otherwise}".replace("%", "%%")
     metavar = None if option.choices else option.flag.rpartition("-")[2].upper()
+
     group.add_argument(
-        option.flag, action=_StoreVariable, variable=option.variable, dest=_VARIABLES, type=option.kind, choices=option.choices or None,
-        metavar=metavar, help=text,
+        option.flag, action=_StoreVariable, variable=option.variable, dest=_VARIABLES, type=functools.partial(_value, option),
+        choices=option.choices or None, metavar=metavar, help=text,
     )  # fmt: skip
+
+
+def _value(option: Option, text: str) -> str:
+    """Return the value of an option for a text.
+
+    Raises:
+        UserError: `Option.kind` returned no text, or raised what argparse does not expect.
+    """
+    try:
+        value = option.kind(text)
+    except (argparse.ArgumentTypeError, TypeError, ValueError, UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a plugin may raise anything
+        raise UserError(f"{option.flag} {text!r}: its kind() raised {described(error)}") from error
+    if not isinstance(value, str):
+        raise UserError(f"{option.flag} {text!r}: its kind() must return text (got {value!r})")
+    return value
 
 
 def _named(backends: Sequence[Backend]) -> str:

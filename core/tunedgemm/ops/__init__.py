@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from tunedgemm.errors import UnknownOpError
+from tunedgemm.foreign import load
 from tunedgemm.ops.op import Op
 
 GROUP = "tunedgemm.ops"
@@ -38,12 +39,12 @@ def ops() -> Mapping[str, Op]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         _others.loading = True
         try:
-            op = entry.load()
-        except Exception as error:  # a third party's import may raise anything
-            _log.warning("op %r from %s cannot be loaded: %s: %s", entry.name, entry.value, type(error).__name__, error)
-            continue
+            op, fault = load(entry)
         finally:
             _others.loading = False
+        if fault:
+            _log.warning("op %r from %s cannot be loaded: %s", entry.name, entry.value, fault)
+            continue
         if not isinstance(op, Op) or op.name in by_name:
             _log.warning("op %r from %s skipped: %s", entry.name, entry.value, "its name is taken" if isinstance(op, Op) else "not an Op")
             continue

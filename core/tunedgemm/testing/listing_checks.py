@@ -15,8 +15,9 @@ import attrs
 import pytest
 
 from tunedgemm.backends import hookspecs
+from tunedgemm.backends.contract import HOOKS
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import GROUP, HOOKS, make_backend
+from tunedgemm.backends.registry import GROUP, make_backend
 from tunedgemm.device import Device
 from tunedgemm.ops import ops
 from tunedgemm.shape import Shape

@@ -1,0 +1,52 @@
+"""Runs code of plugins so that whatever it raises, or changes in the process, costs that plugin alone."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from tunedgemm.switches import kept_switches
+
+_log = logging.getLogger("tunedgemm")
+
+
+def described(error: BaseException) -> str:
+    """Return an exception as text, also where its own text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as broken:  # a plugin's __str__ may raise anything
+        return f"{type(error).__name__}: its text raised {type(broken).__name__}"
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """Return a function's answer and "", or None and what it raised.
+
+    SystemExit, GeneratorExit and the like count as errors; Ctrl-C passes through. A copy of the
+    process that the function forks ends here.
+    """
+    process = os.getpid()
+    try:
+        return function(*arguments), ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything
+        return None, described(error)
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
+def load(entry: EntryPoint) -> tuple[Any, str]:
+    """Import an entry point as `attempt` does; undo, with a warning, what that changes in the process."""
+    with kept_switches() as changed:
+        answer = attempt(entry.load)
+    if changed:
+        # Each child process imports the same plugin: one warning suffices.
+        level = logging.WARNING if multiprocessing.parent_process() is None else logging.DEBUG
+        owner = entry.dist.name if entry.dist else entry.value
+        _log.log(level, "%s of %s: importing it changed %s; undone", entry.name, owner, ", ".join(changed))
+    return answer

@@ -1,0 +1,216 @@
+"""Switches of the process and of torch, which a plugin's code may not change for the code of others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+_VARIES = object()
+
+
+@attrs.frozen
+class _Switch:
+    """One switch: its name, its value and how to set it.
+
+    Attributes:
+        initial: of torch's, the value after its import; `_VARIES` where the machine decides.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    initial: Any = _VARIES
+
+
+def _handlers() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _write_handlers(before: dict[int, Any]) -> None:
+    if threading.current_thread() is threading.main_thread():  # no other thread can have changed one
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
+def _streams() -> tuple[Any, Any, Any]:
+    return sys.stdin, sys.stdout, sys.stderr
+
+
+def _write_streams(before: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = before
+
+
+_OF_PROCESS = (
+    _Switch("the working directory", os.getcwd, os.chdir),
+    _Switch("signal handlers", _handlers, _write_handlers),
+    _Switch("the standard streams", _streams, _write_streams),
+)
+
+
+@functools.cache
+def _torch_switches() -> tuple[_Switch, ...]:
+    """Return torch's switches, those that others depend on first; reading all of them takes 2 us."""
+    import torch
+    from torch import overrides
+    from torch.utils import _python_dispatch
+
+    def default_device() -> Any:
+        return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
+
+    def modes() -> tuple[Any, ...]:
+        functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+        if not functions and not dispatches:
+            return ()
+        return (*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack())
+
+    def leave_modes(before: tuple[Any, ...]) -> None:
+        for mode in reversed(modes()):
+            if mode not in before:
+                mode.__exit__(None, None, None)
+
+    def set_inference(enabled: bool) -> None:
+        _entered.append(torch.inference_mode(enabled))
+        _entered[-1].__enter__()
+
+    def autocast() -> tuple[bool, bool]:
+        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+    def set_autocast(enabled: tuple[bool, bool]) -> None:
+        torch.set_autocast_enabled("cpu", enabled[0])
+        torch.set_autocast_enabled("cuda", enabled[1])
+
+    return (
+        _Switch("torch's default device", default_device, torch.set_default_device, None),
+        _Switch("torch's modes", modes, leave_modes, ()),
+        _Switch("torch's inference mode", torch.is_inference_mode_enabled, set_inference, False),
+        _Switch("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
+        _Switch("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
+        _Switch("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        _Switch("torch's determinism", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        _Switch("torch's float32 precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        _Switch("torch's autocast", autocast, set_autocast, (False, False)),
+    )
+
+
+#: Contexts that end an inference mode that was left open; destroyed, they would restore it.
+_entered: list[Any] = []
+
+
+@contextlib.contextmanager
+def kept_switches() -> Iterator[list[str]]:
+    """Restore the switches of the process and of torch; the list then names those that were changed.
+
+    The filters of warnings are restored, too: libraries change them at import, so they are not
+    named.
+    """
+    changed: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(_kept_descriptors(changed))
+        stack.enter_context(_kept_variables(changed))
+        stack.enter_context(_kept(_OF_PROCESS, changed))
+        stack.enter_context(kept_torch_switches(changed))
+        stack.enter_context(_unclosable_streams(changed))
+        yield changed
+
+
+@contextlib.contextmanager
+def kept_torch_switches(changed: list[str]) -> Iterator[None]:
+    """Restore torch's switches; add the names of those that were changed to a list.
+
+    If torch is loaded meanwhile, they get its initial values.
+    """
+    loaded = bool(sys.modules.get("torch"))
+    with _kept(_torch_switches() if loaded else (), changed):
+        yield
+    if not loaded and sys.modules.get("torch"):
+        _restore([(switch, switch.initial) for switch in _torch_switches() if switch.initial is not _VARIES], changed)
+
+
+@contextlib.contextmanager
+def _kept(switches: tuple[_Switch, ...], changed: list[str]) -> Iterator[None]:
+    before = [(switch, switch.read()) for switch in switches]
+    try:
+        yield
+    finally:
+        _restore(before, changed)
+
+
+def _restore(before: list[tuple[_Switch, Any]], changed: list[str]) -> None:
+    for switch, value in before:
+        if switch.read() != value:
+            switch.write(value)
+            changed.append(switch.name)
+
+
+class _Unclosable:
+    """A standard stream that a plugin cannot close; one that keeps it can still write."""
+
+    def __init__(self, stream: Any, changed: list[str]) -> None:
+        self._stream, self._changed = stream, changed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        """Leave the stream open."""
+        self._changed.append("the standard streams")
+
+
+@contextlib.contextmanager
+def _unclosable_streams(changed: list[str]) -> Iterator[None]:
+    names = ("stdin", "stdout", "stderr")
+    guards = {name: _Unclosable(stream, changed) for name in names if (stream := getattr(sys, name)) is not None}
+    for name, guard in guards.items():
+        setattr(sys, name, guard)
+    try:
+        yield
+    finally:
+        for name, guard in guards.items():
+            if getattr(sys, name) is guard:
+                setattr(sys, name, guard._stream)
+
+
+@contextlib.contextmanager
+def _kept_variables(changed: list[str]) -> Iterator[None]:
+    before = os.environ.copy()
+    try:
+        yield
+    finally:
+        for name in sorted(before.keys() | os.environ.keys()):
+            if os.environ.get(name) != before.get(name):
+                changed.append(name)
+                os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _kept_descriptors(changed: list[str]) -> Iterator[None]:
+    """Reopen standard input, output and error if they are closed or replaced."""
+    kept = {descriptor: os.dup(descriptor) for descriptor in range(3) if _file_of(descriptor) is not None}
+    try:
+        yield
+    finally:
+        for descriptor, copy in kept.items():
+            if _file_of(descriptor) != _file_of(copy):
+                os.dup2(copy, descriptor)
+                changed.append(f"file descriptor {descriptor}")
+            os.close(copy)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,133 @@
+"""Plugins that misbehave in one way each, generated as source, and a good one for each to run next to.
+
+An action is a line of Python; a place is where the plugin runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+#: Calls of a launcher before a late action: more than a check takes, fewer than a timing.
+LATE = 25
+
+GOOD = """
+import torch
+from tunedgemm.plugin import Launcher, Solution, hookimpl
+OPS = ("a16w16",)
+@hookimpl
+def supports(): return True
+@hookimpl
+def enumerate_solutions(): return [Solution("good", "linear")]
+@hookimpl
+def bind(): return Launcher(torch.nn.functional.linear)
+"""
+
+#: What ends or holds up a process, or leaves a function in an unusual way.
+FAULTS = {
+    "raise": 'raise ValueError("on purpose")',
+    "sys_exit": "sys.exit(0)",
+    "sys_exit_text": 'sys.exit("goodbye")',
+    "generator_exit": "raise GeneratorExit",
+    "interrupt": "raise KeyboardInterrupt",
+    "memory_error": "raise MemoryError",
+    "recursion": "recurse()",
+    "base_exception": "raise Odd(1, 2)",
+    "stop_iteration": "raise StopIteration",
+    "exit_0": "os._exit(0)",
+    "exit_3": "os._exit(3)",
+    "segfault": "ctypes.string_at(0)",
+    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
+    "terminate": "os.kill(os.getpid(), signal.SIGTERM)",
+    "hang": "ctypes.PyDLL(None).sleep(3600)",
+    "spin": "while True: pass",
+    "fork": "os.fork()",
+    "threads": "[threading.Thread(target=time.sleep, args=(3600,), daemon=True).start() for _ in range(8)]",
+}
+#: What changes the settings of its process.
+CHANGES = {
+    "chdir": 'os.chdir("/")',
+    "handler": "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT)]",
+    "grad_mode": "import torch; torch.set_grad_enabled(False)",
+    "inference_mode": "import torch; global mode; mode = torch.inference_mode(); mode.__enter__()",
+    "function_mode": "import torch.overrides; global mode; mode = torch.overrides.BaseTorchFunctionMode(); mode.__enter__()",
+    "dispatch_mode": "from torch.utils._python_dispatch import TorchDispatchMode as T; T.__torch_dispatch__ = broken; T().__enter__()",
+    "num_threads": "import torch; torch.set_num_threads(3)",
+    "default_dtype": "import torch; torch.set_default_dtype(torch.float64)",
+    "default_device": 'import torch; torch.set_default_device("meta")',
+    "deterministic": "import torch; torch.use_deterministic_algorithms(True)",
+    "precision": 'import torch; torch.set_float32_matmul_precision("medium")',
+    "autocast": 'import torch; torch.set_autocast_enabled("cpu", True)',
+    "warnings": 'import warnings; warnings.simplefilter("error")',
+    "close_stdout": "sys.stdout.close()",
+    "close_fds": "[os.close(fd) for fd in (1, 2)]",
+    "no_stdout": "sys.stdout = sys.stderr = None",
+    "environment": 'os.environ.update(TUNEDGEMM_HOME="/nonexistent/x", OMP_NUM_THREADS="3", HOME="/"); os.environ.pop("PATH", None)',
+}
+_HEAD = """
+import ctypes, os, signal, sys, threading, time
+from tunedgemm.plugin import Launcher, Solution, Unsupported, hookimpl
+class Odd(BaseException):
+    def __init__(self, one, other): super().__init__("odd"); self.lock = lambda: None
+def recurse(): return recurse()
+@classmethod
+def broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
+kept = []
+"""
+_BODY = """
+{module}
+{ops}
+{options}
+@hookimpl
+def supports(shape, device):
+    {supports}
+    return True
+@hookimpl
+def enumerate_solutions(shape, device):
+    {enumerate_solutions}
+    return [Solution("bad", "kernel")]
+@hookimpl
+def bind(solution, shape, device):
+    {bind}
+    import torch
+    state = {{"calls": 0}}
+    def launch(x, weight):
+        state["calls"] += 1
+        if state["calls"] == 1:
+            {call}
+        if state["calls"] > 25:
+            {late}
+        time.sleep(1e-3)
+        out = torch.nn.functional.linear(x, weight)
+        {out}
+        return out
+    return Launcher(launch, graph_safe=False)
+"""
+#: Optional hooks and functions, which a plugin has only where it misbehaves there.
+_OPTIONAL = {
+    "prepare": "@hookimpl\ndef prepare(solution, shape, device):\n    {}\n",
+    "refine": "@hookimpl\ndef refine(solution, shape, device):\n    {}\n    return []\n",
+    "library_version": "def library_version(device):\n    {}\n    return '1'\n",
+    "heuristic_fallback": "@hookimpl\ndef heuristic_fallback(shape, device):\n    {}\n",
+    "details": "def details(device):\n    {}\n    return ()\n",
+    "lacks": "def lacks(solution, shape, device):\n    {}\n    return ''\n",
+}
+PLACES = ("module", "supports", "enumerate_solutions", "bind", "call", "late", "prepare", "refine", "library_version")
+
+
+def source(lines: Mapping[str, str]) -> str:
+    """Return a plugin that runs a line at each of these places."""
+    required = {"module", "ops", "options", "supports", "enumerate_solutions", "bind", "call", "late", "out"}
+    filled = {place: lines.get(place, "pass") for place in required}
+    filled["ops"] = lines.get("ops", 'OPS = ("a16w16",)')
+    return _HEAD + _BODY.format(**filled) + "".join(text.format(lines[place]) for place, text in _OPTIONAL.items() if place in lines)
+
+
+def install(folder: Path, **plugins: str) -> None:
+    """Write plugins of these libtypes, as installed distributions, into a folder for the path."""
+    for libtype, text in plugins.items():
+        (folder / f"plugin_{libtype}.py").write_text(text)
+        info = folder / f"plugin_{libtype}-1.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{libtype}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[tunedgemm.backends]\n{libtype} = plugin_{libtype}\n")
