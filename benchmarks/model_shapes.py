@@ -30,7 +30,7 @@ from harness import head, parser_of, save
 from torch.utils._python_dispatch import TorchDispatchMode
 from tunedgemm.dtype import short_dtype
 from tunedgemm.workload.models import Layer, layers_of_model
-from tunedgemm.workload.models.source import read
+from tunedgemm.workload.models.source import build, config_of
 from tunedgemm.workload.models.walk import generic
 
 #: product -> the place of its operand [K, N]; the other, [M, K], stands before
@@ -178,7 +178,7 @@ def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], ob
     Args:
         also: runs what tokens alone do not reach, such as an encoder of images.
     """
-    source = read(folder)
+    source = build(folder, config_of(folder))
     module = source.module.to_empty(device="cpu")
     for parameter in module.parameters():
         parameter.data.fill_(0.01)
@@ -217,7 +217,7 @@ def sharded(folder: Path, tp: int) -> dict[str, Any]:
     process each, over gloo.
     """
     with tempfile.TemporaryDirectory() as work:
-        module = read(folder).module.to_empty(device="cpu")
+        module = build(folder, config_of(folder)).module.to_empty(device="cpu")
         for parameter in module.parameters():
             parameter.data.fill_(0.01)
         module.save_pretrained(work)
@@ -292,7 +292,7 @@ def _architecture(raw: dict[str, Any]) -> tuple[str, list[str]]:
     with tempfile.TemporaryDirectory() as work:
         (Path(work) / "config.json").write_text(json.dumps(raw, default=str))
         layers = layers_of_model(Path(work), fuse=False).layers
-        module = read(Path(work)).module
+        module = build(Path(work), config_of(Path(work))).module
     inputs = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long, device="meta")}
     if module.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]

@@ -28,9 +28,9 @@ ELSEWHERE = Path(__file__).parents[3].parent / "shared" / "models"
 
 @pytest.fixture(scope="module", autouse=True)
 def models_are_built_once() -> Iterator[None]:
-    """Cache the modules of a model, which take seconds to build."""
+    """Cache the architecture of a model, which takes seconds to build."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "read", functools.cache(models.read))
+        patch.setattr(models, "architecture_of", functools.cache(models.architecture_of))
         yield
 
 

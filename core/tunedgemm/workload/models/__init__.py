@@ -5,20 +5,19 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.table.folders import named_model
-from tunedgemm.workload.models.fuse import Latent, fused
+from tunedgemm.workload.models.architecture import architecture_of
+from tunedgemm.workload.models.fuse import fused
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
 from tunedgemm.workload.models.parallel import sharded
-from tunedgemm.workload.models.scheme import REFUSED, scheme_of
-from tunedgemm.workload.models.source import ModelSource, number_of, read
+from tunedgemm.workload.models.scheme import REFUSED
 from tunedgemm.workload.models.walk import generic
-from tunedgemm.workload.models.walk import layers as walked
 
 if TYPE_CHECKING:
     from tunedgemm.table.untuned import Untuned
@@ -65,22 +64,18 @@ class ModelShapes:
 def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_shared_experts: bool = False) -> ModelShapes:
     """Return the products of a model, for any M; the arguments are those of `shapes_of_model`."""
     folder = named_model(str(folder))
-    source = read(folder)
-    scheme = scheme_of(source.raw)
-    products, unknown = walked(source, scheme)
-    notes = [*source.notes, *unknown]
+    model = architecture_of(folder)
+    products, notes = model.layers, list(model.notes)
     refused = dict.fromkeys(layer.name for layer in products if layer.scheme == REFUSED)
     if refused:
-        notes.append(f"left out, as no op has {scheme.refused}: {', '.join(refused)}")
+        notes.append(f"left out, as no op has {model.refused}: {', '.join(refused)}")
         products = tuple(layer for layer in products if layer.scheme != REFUSED)
     if fuse:
         products = tuple(attrs.evolve(layer, dtype=_model_dtype(products)) if layer.kind == "router" else layer for layer in products)
-        products = _with_shared_experts(products, source) if fuse_shared_experts else products
-    plan: dict[str, str] = dict(getattr(source.module, "tp_plan", None) or getattr(source.module, "_tp_plan", None) or {})
-    products, whole = sharded(products, tp, plan, engine=fuse)
-    products = fused(products, _latent(source.settings)) if fuse else products
-    architecture = type(source.module).__name__
-    return ModelShapes(folder, architecture, tp, products, {}, (*notes, *whole))
+        products = _with_shared_experts(products, folder) if fuse_shared_experts else products
+    products, whole = sharded(products, tp, model.tp_plan, engine=fuse)
+    products = fused(products, model.latent) if fuse else products
+    return ModelShapes(folder, model.name, tp, products, {}, (*notes, *whole))
 
 
 def shapes_of_model(
@@ -145,12 +140,7 @@ def _model_dtype(layers: Iterable[Layer]) -> str:
     return max(set(dtypes), key=dtypes.count) if dtypes else "bf16"
 
 
-def _latent(settings: Any) -> Latent | None:
-    rank, nope, value = (number_of(settings, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
-    return Latent(rank, nope, value) if rank and nope and value else None
-
-
-def _with_shared_experts(layers: tuple[Layer, ...], source: ModelSource) -> tuple[Layer, ...]:
+def _with_shared_experts(layers: tuple[Layer, ...], folder: Path) -> tuple[Layer, ...]:
     """Count shared experts, which every token uses, as so many more routed ones.
 
     Raises:
@@ -161,7 +151,7 @@ def _with_shared_experts(layers: tuple[Layer, ...], source: ModelSource) -> tupl
     down = next((layer for layer in shared if layer.role == "down"), None)
     if down is None or not banks or down.k % banks[0].k:
         fault = "no shared experts" if down is None or not banks else f"shared experts of width {down.k} and routed ones of {banks[0].k}"
-        raise UserError(f"{source.folder}: --fuse-shared-experts: the model has {fault}")
+        raise UserError(f"{folder}: --fuse-shared-experts: the model has {fault}")
     more = down.k // banks[0].k
     kept = []
     for layer in layers:

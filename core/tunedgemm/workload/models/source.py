@@ -1,14 +1,12 @@
-"""A model's folder as a module on the meta device, built by transformers from ``config.json``.
+"""Build a model on the meta device with transformers, from the content of its ``config.json``.
 
-Only ``config.json`` is read, no code of the folder runs, and nothing is downloaded.
+Only ``config.json`` is read, no code of the folder runs, and nothing is downloaded: `sandbox` sees
+to it, whatever the file says.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,6 @@ from tunedgemm.files import JSON_MIB, read_regular
 
 if TYPE_CHECKING:
     import torch
-
-_log = logging.getLogger("tunedgemm")
 
 #: Fields that decide shapes, by transformers' usual names. A class fills in missing ones with
 #: defaults, which may be another model's.
@@ -36,9 +32,12 @@ _POSITIVE = _DECIDING[:5]
 #: Remedy for a model that transformers does not know.
 _INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
 
-
-#: Most layers; no model has as many, and building them would take minutes.
-MOST_LAYERS = 2048
+#: Fields that choose an implementation or code, on which no shape depends. They are dropped, as is
+#: any field that begins with an underscore.
+_NO_SHAPE = frozenset(
+    ("attn_implementation", "experts_implementation", "use_kernels", "auto_map", "trust_remote_code", "name_or_path",
+     "quantization_config", "compression_config")
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -60,37 +59,13 @@ class ModelSource:
     notes: tuple[str, ...] = ()
 
 
-def read(folder: Path) -> ModelSource:
-    """Build the model of a folder on the meta device.
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``config.json``.
 
     Raises:
-        UserError: no folder, no ``config.json`` in it, not a JSON object, an architecture that the
-            installed transformers does not know, missing fields, or contradictory sizes;
-            transformers is not installed.
+        UserError: no folder, no ``config.json`` in it, or no JSON object with an architecture.
     """
-    raw = _json(folder / "config.json" if folder.is_dir() or not folder.exists() else folder)
-    transformers = _transformers()
-    with _quiet():
-        settings = _settings(transformers, folder, raw)
-        _check_depth(folder, raw)
-        notes = _check_fields(folder, raw, settings)
-        module = _module(transformers, folder, raw, settings)
-    return ModelSource(folder, raw, module, _of_text(settings), tuple(notes))
-
-
-def number_of(owner: Any, *names: str) -> int:
-    """Return the first positive number among some attributes of a model's part or settings, else 0."""
-    for name in names:
-        try:
-            value = getattr(owner, name, None)
-        except Exception:  # settings that differ between layers have no common answer
-            continue
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
-
-
-def _json(path: Path) -> dict[str, Any]:
+    path = folder / "config.json" if folder.is_dir() or not folder.exists() else folder
     if path.name != "config.json":
         raise UserError(f"{path}: not a model folder; name the folder that holds its config.json")
     try:
@@ -109,29 +84,35 @@ def _json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("shapes from models need transformers: pip install 'tunedgemm[models]'") from None
-    return transformers
+def build(folder: Path, raw: dict[str, Any]) -> ModelSource:
+    """Build the model of a `config_of` on the meta device.
+
+    Raises:
+        UserError: an architecture that the installed transformers does not know, missing fields, or
+            contradictory sizes.
+    """
+    import transformers
+
+    settings = _settings(transformers, folder, raw)
+    notes = _check_fields(folder, raw, settings)
+    module = _module(transformers, folder, raw, settings)
+    return ModelSource(folder, raw, module, _of_text(settings), tuple(notes))
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' advice on loading weights, of which there are none."""
-    from transformers.utils import logging as theirs
-
-    level = theirs.get_verbosity()
-    theirs.set_verbosity_error()
-    try:
-        yield
-    finally:
-        theirs.set_verbosity(level)
+def number_of(owner: Any, *names: str) -> int:
+    """Return the first positive number among some attributes of a model's part or settings, else 0."""
+    for name in names:
+        try:
+            value = getattr(owner, name, None)
+        except Exception:  # settings that differ between layers have no common answer
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0
 
 
 def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
-    fields = {name: value for name, value in raw.items() if name != "quantization_config"}
+    fields = _shape_fields(folder, raw)
     classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if raw["model_type"] not in classes:
         raise UserError(
@@ -140,21 +121,40 @@ def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
         )
     try:
         return classes[raw["model_type"]].from_dict(fields)
+    except MemoryError:
+        raise
     except Exception as error:  # a class of transformers may raise anything
         raise UserError(f"{folder}/config.json: transformers rejects it: {_on_one_line(error)}") from None
 
 
-def _check_depth(folder: Path, part: dict[str, Any]) -> None:
-    """Refuse more layers than can be built in a sensible time, in the file and in its parts.
+def _shape_fields(folder: Path, part: Any) -> Any:
+    """Return a part of the file without fields that choose an implementation, at any depth.
 
     Raises:
-        UserError: there are more.
+        UserError: a part names another model, whose sizes are not in the file, or an unknown dtype.
     """
-    for name, value in part.items():
-        if isinstance(value, dict):
-            _check_depth(folder, value)
-        elif name.endswith(("layers", "n_layer", "depth")) and isinstance(value, int) and value > MOST_LAYERS:
-            raise UserError(f"{folder}/config.json: {name} must be at most {MOST_LAYERS} (got {value})")
+    if isinstance(part, list):
+        return [_shape_fields(folder, value) for value in part]
+    if not isinstance(part, dict):
+        return part
+    if isinstance(named := part.get("backbone"), str):
+        raise UserError(f"{folder}/config.json: backbone names another model (got {named!r}); write its fields into backbone_config")
+    kept = {name: _shape_fields(folder, value) for name, value in part.items() if name not in _NO_SHAPE and not name.startswith("_")}
+    return kept | {name: _dtype_name(folder, name, part[name]) for name in ("dtype", "torch_dtype") if part.get(name) is not None}
+
+
+def _dtype_name(folder: Path, field: str, value: Any) -> str:
+    """Return the name of a dtype as torch has it.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    import torch
+
+    name = str(value).removeprefix("torch.")
+    if not isinstance(vars(torch).get(name), torch.dtype):
+        raise UserError(f"{folder}/config.json: {field} must be a dtype of torch (got {value!r})")
+    return name
 
 
 def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]:
@@ -217,10 +217,12 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
     classes = (getattr(transformers, name, None) for name in names if isinstance(name, str))
     chosen = next((candidate for candidate in classes if hasattr(candidate, "_from_config")), None)
     dtype = _dtype(settings)
-    build = _by_type(transformers, settings).from_config if chosen is None else chosen._from_config
+    construct = _by_type(transformers, settings).from_config if chosen is None else chosen._from_config
     try:
         with torch.device("meta"):
-            module: torch.nn.Module = build(settings, dtype=dtype)
+            module: torch.nn.Module = construct(settings, dtype=dtype)
+    except (MemoryError, UserError):
+        raise
     except Exception as error:  # the constructor of any model
         raise UserError(
             f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_on_one_line(error)}"

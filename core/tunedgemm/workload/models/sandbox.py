@@ -1,0 +1,187 @@
+"""Sandbox: child processes that describe a model without network, writes, other files or much memory.
+
+A server imports transformers once and forks a process for each model. That process has limits of
+the kernel on memory and processor time, and an audit hook that refuses whatever leaves the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NoReturn
+
+import attrs
+
+from tunedgemm.errors import UserError
+from tunedgemm.workload.models.confine import Limits, beyond, confine, lift_time_limit
+
+#: Seconds without a request after which the server ends.
+_IDLE = 30
+#: Longest wait for an answer, in seconds of the clock: the limit on processor time comes first.
+_PATIENCE = 900
+#: Largest answer, in bytes.
+_LARGEST_ANSWER = 64 << 20
+#: Beginnings of the names of variables that point transformers at hubs, caches and code.
+_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "KERNELS_", "LOCAL_KERNELS", "USE_HUB_KERNELS", "TORCH_HOME")
+#: Variables of the server: no hub, no folder that could hold caches of it, no GPU.
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HOME": os.devnull,
+    "TORCH_HOME": os.devnull,
+    "USE_HUB_KERNELS": "NO",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+}
+#: The server's program: its arguments are a descriptor and the paths of modules.
+_SERVER = "import sys; sys.path[:] = sys.argv[2:]; from tunedgemm.workload.models.sandbox import serve; serve(int(sys.argv[1]))"
+
+
+def ask(question: dict[str, Any], limits: Limits) -> Any:
+    """Return what `architecture.describe` answers to a question, computed in the sandbox.
+
+    Raises:
+        UserError: the description fails or exceeds the limits, or the process cannot be started.
+    """
+    answer = _server(os.getpid()).ask(json.dumps([question, attrs.asdict(limits)]).encode())
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return answer["described"]
+
+
+def stop() -> None:
+    """End this process's server, if any; the next question starts another."""
+    _server(os.getpid()).stop()
+
+
+@functools.cache
+def _server(_pid: int) -> _Server:
+    """Return the server of a process; a forked child starts another."""
+    return _Server()
+
+
+class _Server:
+    """The parent's side: starts the server, restarts it after it has ended, and ends it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        atexit.register(self.stop)
+
+    def ask(self, request: bytes) -> dict[str, Any]:
+        with self._lock:
+            try:
+                is_fresh = self._connection is None
+                answer = self._exchange(request)
+                if answer is None and not is_fresh:  # an idle server has ended
+                    self.stop()
+                    answer = self._exchange(request)
+            except OSError as error:
+                return {"error": f"shapes from models: {sys.executable or 'Python'} cannot be started: {error.strerror or error}"}
+            except BaseException:
+                self.stop()
+                raise
+            if answer is None:
+                self.stop()
+                return {"error": f"shapes from models: {sys.executable} cannot import transformers; import it to see the error"}
+            return answer
+
+    def _exchange(self, request: bytes) -> dict[str, Any] | None:
+        """Send a request and return its answer; None from a server that has ended."""
+        connection = self._connection or self._start()
+        with contextlib.suppress(EOFError, ConnectionError):
+            connection.send_bytes(request)
+            if connection.poll(_PATIENCE):
+                answer: dict[str, Any] = json.loads(connection.recv_bytes(_LARGEST_ANSWER))
+                return answer
+            self.stop()
+            return {"error": f"shapes from models: no answer from transformers in {_PATIENCE} s"}
+        return None
+
+    def _start(self) -> Connection:
+        self._connection, theirs = Pipe()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _SERVER, str(theirs.fileno()), *filter(None, sys.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment | _OFFLINE,
+                start_new_session=True,  # one signal ends the server and the process it has forked
+            )
+        return self._connection
+
+    def stop(self) -> None:
+        """End the server and what it runs; the next question starts another."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._connection = self._process = None
+
+
+def serve(descriptor: int) -> None:
+    """Answer questions, each in a forked process, until none comes for a while."""
+    connection = Connection(descriptor)
+    sys.dont_write_bytecode = True
+    tempfile.gettempdir()  # found by writing, which a forked process may not
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # its kernels are code of the hub
+    import transformers.models.llama.modeling_llama  # noqa: F401  # with what every model imports, once for all
+
+    from tunedgemm.workload.models.architecture import describe
+
+    while connection.poll(_IDLE):
+        try:
+            question, limits = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        pid = os.fork()
+        if pid == 0:
+            _answer(connection, functools.partial(describe, **question), question["folder"], Limits(**limits))
+        _, status = os.waitpid(pid, 0)
+        if status:
+            connection.send_bytes(_error(_ended(question["folder"], os.waitstatus_to_exitcode(status), limits["seconds"])))
+
+
+def _answer(connection: Connection, description: Callable[[], Any], folder: str, limits: Limits) -> NoReturn:
+    """Send what a function returns under the limits, or its error; end the process."""
+    try:
+        try:
+            confine(limits, folder)
+            message = json.dumps({"described": description()}).encode()
+        except UserError as error:
+            message = _error(str(error))
+        except MemoryError:
+            message = _error(beyond(folder, f"{limits.memory >> 20} MiB"))
+        lift_time_limit()  # so that the message is sent whole
+        connection.send_bytes(message)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
+
+
+def _ended(folder: str, exit_code: int, seconds: int) -> str:
+    """Write why the process of a question ended without an answer."""
+    if exit_code == -signal.SIGXCPU:
+        return beyond(folder, f"{seconds} s of processor time")
+    return f"{folder}/config.json: the process that builds its model ended with {exit_code}; check the sizes in the file"

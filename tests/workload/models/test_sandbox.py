@@ -1,0 +1,201 @@
+"""The sandbox: whatever a config.json says, nothing is fetched, written or run, and limits hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tunedgemm.workload.models import layers_of_model, sandbox
+from tunedgemm.workload.models.architecture import architecture_of
+from tunedgemm.workload.models.confine import Limits
+
+#: a whole config.json of a small model
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 128,
+}  # fmt: skip
+
+#: fields that some architecture or other requires
+SIZES = {name: value for name, value in LLAMA.items() if name != "model_type"}
+
+#: Fields that make transformers import or fetch, each in every spelling that it reads.
+TEMPTING = [
+    *({"attn_implementation": name}
+      for name in ("someone/kernel", "someone/kernel@main", "flash_attention_2", "paged|flash_attention_3", {"": "someone/kernel"})),
+    *({name: "someone/kernel"}
+      for name in ("_attn_implementation", "_attn_implementation_internal", "experts_implementation", "_experts_implementation_internal")),
+    {"use_kernels": True, "kernel_config": {"RMSNorm": "someone/kernel:RMSNorm"}},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+    {"auto_map": {"AutoConfig": "someone/code--configuration.Config", "AutoModelForCausalLM": "modeling.Model"}, "trust_remote_code": True},
+    {"_name_or_path": "someone/model", "name_or_path": "someone/model", "_commit_hash": "main"},
+    {"tokenizer_class": "someone/Tokenizer", "tokenizer_name": "someone/tokenizer", "adapter_path": "someone/adapter"},
+    {"configuration_files": ["config.4.0.0.json"], "gguf_file": "model.gguf", "transformers_weights": "someone/weights"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def recording_hub(tmp_path, monkeypatch):
+    """Record connections to a hub and imports of a package `kernels`."""
+    stub = tmp_path / "stub"
+    (stub / "kernels").mkdir(parents=True)
+    imported = tmp_path / "imported"
+    (stub / "kernels" / "__init__.py").write_text(f"open({str(imported)!r}, 'a').write('kernels\\n')\ndef __getattr__(name): return object")
+    (stub / "kernels-0.18.2.dist-info").mkdir()
+    (stub / "kernels-0.18.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
+    monkeypatch.syspath_prepend(stub)
+    connections: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+
+        def accept():
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                connections.append("connected")
+                client.close()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield lambda: [*connections, *(imported.read_text().split() if imported.exists() else [])]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    sandbox.stop()
+
+
+def test_nothing_is_fetched_or_imported(folder, recording_hub, faults_of):
+    """Fields that choose implementations or code change no layer, and reach neither hub nor kernels."""
+    sandbox.stop()  # so that the next server sees the stubs
+    vision = json.loads((folder("qwen2.5-vl") / "config.json").read_text())["vision_config"]
+    plain, nested = (layers_of_model(folder(model)).layers for model in (LLAMA, "qwen2.5-vl"))
+
+    def check(fields):
+        found = layers_of_model(folder(LLAMA, **fields))
+        inner = layers_of_model(folder("qwen2.5-vl", vision_config=vision | fields))
+
+        assert found.layers == plain or "quantization_config" in fields
+        assert inner.layers == nested
+        assert recording_hub() == []
+
+    assert not faults_of(check, TEMPTING)
+
+
+def test_another_models_sizes_are_refused(folder, one_line, recording_hub, faults_of):
+    """A backbone that is named, not described, is refused, and asks no hub."""
+
+    def check(fields):
+        model = folder({"model_type": "detr"}, **fields)
+        assert "backbone names another model (got 'resnet50')" in one_line(lambda: layers_of_model(model))
+        assert recording_hub() == []
+
+    named = {"backbone": "resnet50"}
+    assert not faults_of(check, [named, named | {"use_timm_backbone": False}, {"backbone_config": {"model_type": "timm_backbone"} | named}])
+
+
+def test_sizes_that_explode(folder, one_line, faults_of):
+    """Whatever size explodes, of any architecture, a limit ends the process, and the next model is built."""
+    limits = Limits(modules=1000, memory=96 << 20, seconds=2)
+
+    def check(model, changes):
+        start = time.perf_counter()
+
+        assert "check the sizes in the file" in (says := one_line(lambda: architecture_of(folder(model, **changes), limits))), says
+
+        assert time.perf_counter() - start < 60
+
+    assert not faults_of(
+        check,
+        [
+            (LLAMA, {"num_labels": 10**8}),
+            (LLAMA, {"num_hidden_layers": 10**6}),
+            (LLAMA, {"num_hidden_layers": 10**11}),
+            (LLAMA, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+$x"]}}),
+            ("qwen2.5-vl", {"vision_config": {"depth": 10**6}}),
+            ({"model_type": "swin"} | SIZES, {"depths": [10**6, 2, 6, 2], "num_attention_heads": [3, 6, 12, 24]}),
+            ({"model_type": "resnet"}, {"depths": [3, 10**6, 6, 3]}),
+            ({"model_type": "nllb-moe", "num_experts": 10**7} | SIZES, {}),
+        ],
+    )
+    assert architecture_of(folder(LLAMA)).layers
+
+
+def test_what_a_confined_process_may_not(tmp_path, faults_of):
+    """Network, processes, writes and files outside Python's packages raise PermissionError."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "planted.py").write_text("raise SystemExit('ran')")
+    code = """
+import ctypes, importlib, os, socket, subprocess, sys
+from pathlib import Path
+from tunedgemm.workload.models.confine import Limits, confine
+place = Path(sys.argv[1])
+import torch
+confine(Limits())
+torch.zeros(3)
+import wave  # of the standard library
+sys.path.append(str(place))
+for call in (
+    lambda: socket.socket(), lambda: socket.getaddrinfo("localhost", 80), lambda: subprocess.run(["true"]), lambda: os.system("true"),
+    os.fork, (place / "config.json").read_text, lambda: (place / "new").write_text("x"),
+    lambda: os.open(place, os.O_RDONLY), (place / "config.json").unlink, lambda: os.mkdir(place / "folder"),
+    lambda: ctypes.CDLL(str(place / "planted.so")), lambda: importlib.import_module("planted"), lambda: os.kill(os.getppid(), 0),
+):
+    try:
+        call()
+    except PermissionError:
+        continue
+    except BaseException as error:
+        print(repr(error), end=" ")
+    print("allowed:", call.__code__.co_firstlineno if hasattr(call, "__code__") else call)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "planted.py"]
+
+
+def test_a_server_that_ends(folder):
+    """A server that is killed or has gone idle is replaced."""
+    layers_of_model(folder(LLAMA))
+    process = sandbox._server(os.getpid())._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    assert layers_of_model(folder(LLAMA)).layers
+
+
+def test_a_server_ends_with_its_process(folder, tmp_path):
+    """A parent that is killed leaves no process behind."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from tunedgemm.workload.models import layers_of_model, sandbox
+layers_of_model(Path({str(folder(LLAMA))!r}))
+print(sandbox._server(os.getpid())._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    server = Path(f"/proc/{int(done.stdout)}/cmdline")
+
+    for _ in range(200):
+        if not server.exists() or not server.read_bytes():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the server still runs")
+
+
+def test_python_that_cannot_start(folder, one_line, monkeypatch):
+    """An interpreter that is missing is one line."""
+    sandbox.stop()
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+
+    assert "/nonexistent/python" in one_line(lambda: layers_of_model(folder(LLAMA)))
