@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.artifact import artifact, cache_folder
+from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
 from tunedgemm.backends.driver import (
     Driver,
     DriverInterface,
@@ -23,6 +23,7 @@ from tunedgemm.backends.driver import (
 )
 from tunedgemm.backends.launcher import on_device
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
+from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
@@ -71,6 +72,7 @@ __all__ = [
     "Row",
     "Table",
     "TensorMap",
+    "UntrustedError",
     "artifact",
     "bind_driver",
     "cache_folder",
@@ -84,6 +86,7 @@ __all__ = [
     "launch_of",
     "load_function",
     "loaded_driver",
+    "make_private",
     "mapped_files",
     "named_file",
     "on_device",
@@ -93,9 +96,11 @@ __all__ = [
     "ops",
     "parse_dtype",
     "plain_weight",
+    "private_folder",
     "read_log",
     "read_regular",
     "read_rows",
+    "read_trusted",
     "replace_file",
     "scale_order",
     "scale_strides",

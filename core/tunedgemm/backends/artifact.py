@@ -1,27 +1,41 @@
 """The artifact cache: compiled kernels and other derived bytes, kept between processes.
 
 One file per artifact, in a private folder of the user (``TUNEDGEMM_CACHE`` overrides it).
+``TUNEDGEMM_SHARED_CACHE`` names a second folder, which is only read.
 A file is the SHA-256 of its payload, then the payload; a torn or edited one is rebuilt.
+Files and folders that others may change are not used: whoever writes a kernel acts as its user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import logging
 import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tunedgemm.backends.private import UntrustedError, make_private, read_private, read_trusted
 from tunedgemm.errors import PluginError
 
+_log = logging.getLogger("tunedgemm")
+
+#: Environment variables of the two folders.
+PRIVATE, SHARED = "TUNEDGEMM_CACHE", "TUNEDGEMM_SHARED_CACHE"
 _DIGEST = hashlib.sha256().digest_size
+#: Age of a temporary file whose writer has died, and time between two searches for such files.
+_STALE_S = 24 * 3600.0
+#: Temporary files of `tempfile.mkstemp`, and folders of a compiler's cache below ours.
+_TEMPORARY = ("*/tmp????????", "*/*/tmp.pid_*/*")
 _memory: dict[str, bytes] = {}
 
 
 def cache_folder() -> Path:
     """Return the folder of the artifact cache; it need not exist yet."""
-    if override := os.environ.get("TUNEDGEMM_CACHE"):
+    if override := os.environ.get(PRIVATE):
         return Path(override)
     import platformdirs
 
@@ -44,44 +58,117 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
         PluginError: *build* did not return bytes, or they cannot be stored and must be *on_disk*.
     """
     name = hashlib.sha256(key.encode()).hexdigest()
-    path = cache_folder() / name[:2] / name
-    payload = None if fresh else (None if on_disk else _memory.get(name)) or _read(path)
+    place = f"{name[:2]}/{name}"
+    payload = None if fresh else (None if on_disk else _memory.get(name)) or _stored(place)
     if payload is None:
         payload = build()
         if not isinstance(payload, bytes):
             raise PluginError(f"artifact {key[:60]!r}: build() must return bytes (got {type(payload).__name__})")
-        failed = _write(path, payload)
-        if failed and on_disk:
-            raise PluginError(f"the artifact cache cannot be written ({failed}); set TUNEDGEMM_CACHE to a writable folder")
-        if failed:
-            _memory[name] = payload
-        else:
+        try:
+            write_cached(place, [hashlib.sha256(payload).digest(), payload])
             _memory.pop(name, None)
+        except OSError as error:
+            if on_disk:
+                raise PluginError(
+                    f"the artifact cache cannot be written ({error}); set {PRIVATE} to a folder that only you may write"
+                ) from error
+            _memory[name] = payload
     return payload
 
 
-def _read(path: Path) -> bytes | None:
+def private_folder(name: str) -> Path:
+    """Return a folder of the cache by its name, after making it and checking that it is private.
+
+    Raises:
+        UntrustedError: others may change it.
+        OSError: it cannot be made.
+    """
     try:
-        content = path.read_bytes()
+        return make_private(cache_folder() / name)
+    except UntrustedError as error:
+        _warn(error)
+        raise
+
+
+def read_cached(place: str) -> bytes:
+    """Return the bytes of a file of the private cache by its path in there.
+
+    Raises:
+        OSError: it cannot be read, or others may change it.
+    """
+    try:
+        return read_private(cache_folder() / place)
+    except UntrustedError as error:
+        _warn(error)
+        raise
+
+
+def write_cached(place: str, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file of the private cache in one step by its path in there.
+
+    Raises:
+        OSError: it cannot be written, or others may change its folder.
+    """
+    folder, _, name = place.rpartition("/")
+    path = private_folder(folder) / name
+    handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
+        Path(temporary).replace(path)
     except OSError:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    _sweep(cache_folder())
+
+
+def _stored(place: str) -> bytes | None:
+    """Return the payload that the private or else the shared cache has, None without a whole one."""
+    with contextlib.suppress(OSError):
+        if (payload := _whole(read_cached(place))) is not None:
+            return payload
+    if not (shared := os.environ.get(SHARED)):
         return None
+    try:
+        return _whole(read_trusted(Path(shared).expanduser() / place))
+    except UntrustedError as error:
+        _warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
+    except (OSError, RuntimeError):  # an unknown user in the variable raises RuntimeError
+        pass
+    return None
+
+
+def _whole(content: bytes) -> bytes | None:
     digest, payload = content[:_DIGEST], content[_DIGEST:]
     return payload if hashlib.sha256(payload).digest() == digest else None
 
 
-def _write(path: Path, payload: bytes) -> OSError | None:
-    """Store the payload; return the error where that fails."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
-    except OSError as error:
-        return error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(payload).digest() + payload)
-        Path(temporary).replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        return error
-    return None
+def _warn(error: UntrustedError) -> None:
+    """Log what in the private cache is not used, with the remedy."""
+    _warn_once(f"{error}; it is not used: remove it, or set {PRIVATE} to a folder that only you may write")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete temporary files of writers that were killed; search once a day.
+
+    The empty folder ``swept`` has the time of the last search.
+    """
+    swept, now = folder / "swept", time.time()
+    with contextlib.suppress(OSError):
+        if now - swept.stat().st_mtime < _STALE_S:
+            return
+    with contextlib.suppress(OSError):
+        os.utime(make_private(swept))
+        for pattern in _TEMPORARY:
+            for file in folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if now - file.lstat().st_mtime > _STALE_S:
+                        file.unlink()
+                        if file.parent.name.startswith("tmp.pid_"):
+                            file.parent.rmdir()

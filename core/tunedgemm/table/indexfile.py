@@ -14,14 +14,13 @@ import inspect
 import json
 import os
 import sys
-import tempfile
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.artifact import cache_folder
+from tunedgemm.backends.artifact import read_cached, write_cached
 from tunedgemm.files import read_regular
 from tunedgemm.table import scan
 from tunedgemm.table.columns import foreign_columns
@@ -69,10 +68,10 @@ def _read(path: Path, op: Op) -> RowSource:
 def _open_cached(path: Path, op: Op) -> RowSource:
     """Return the rows of a large file; write the cache where it did not match."""
     about = _validity(op)
-    file = _cache_file(path, op)
+    place = _place(path, op)
     with ThreadPoolExecutor(1) as pool:
         content = pool.submit(_content, path)  # reading and hashing release the GIL
-        cached = _load(file, about) if about is not None else None
+        cached = _load(place, about) if about is not None else None
         text, digest = content.result()
     if cached is not None and cached[1] == digest:
         source, problems = cached[0], cached[2]
@@ -84,7 +83,7 @@ def _open_cached(path: Path, op: Op) -> RowSource:
     del cached
     source = scan.scan(path, op, text) or _read(path, op)
     if about is not None and source.content:
-        _save(file, source, {**about, "content": digest})
+        _save(place, source, {**about, "content": digest})
     return source
 
 
@@ -93,10 +92,10 @@ def _content(path: Path) -> tuple[bytes, str]:
     return scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
 
 
-def _cache_file(path: Path, op: Op) -> Path:
-    """Return the cache file: one per tuned file and op, so that frequent edits do not fill the disk."""
+def _place(path: Path, op: Op) -> str:
+    """Return the path in the cache: one per tuned file and op, so that edits do not fill the disk."""
     name = hashlib.sha256(f"{os.path.realpath(path)}\n{op.name}\n{sys.implementation.cache_tag}".encode()).hexdigest()
-    return cache_folder() / "tables" / f"{name[:32]}.index"
+    return f"tables/{name[:32]}.index"
 
 
 def _validity(op: Op) -> dict[str, Any] | None:
@@ -113,7 +112,7 @@ def _validity(op: Op) -> dict[str, Any] | None:
     return {"format": _FORMAT, "code": code.hexdigest(), "hashing": hashing, "columns": json.loads(json.dumps(columns))}
 
 
-def _save(file: Path, source: RowSource, about: dict[str, Any]) -> None:
+def _save(place: str, source: RowSource, about: dict[str, Any]) -> None:
     """Write a source's numbers; a failure only costs the cache."""
     head = about | {
         "kinds": [[kind, units] for kind, stamps in source.kinds.items() for units in stamps],
@@ -126,19 +125,8 @@ def _save(file: Path, source: RowSource, about: dict[str, Any]) -> None:
     }
     arrays = [*(getattr(source, name) for name, _ in _ARRAYS), *source.split()]
     parts = [json.dumps(head).encode() + b"\n", *(numbers.tobytes() for numbers in arrays)]
-    temporary = ""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=file.parent)  # created with mode 0600
-        with os.fdopen(handle, "wb") as out:
-            out.write(_digest(parts))
-            for part in parts:
-                out.write(part)
-        Path(temporary).replace(file)
-    except OSError:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+    with contextlib.suppress(OSError):
+        write_cached(place, [_digest(parts), *parts])
 
 
 def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
@@ -148,10 +136,10 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
-def _load(file: Path, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple[int, str]]] | None:
+def _load(place: str, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple[int, str]]] | None:
     """Load a source without its content, its digest and its problems; None for an unusable cache file."""
     try:
-        content = read_regular(file)
+        content = read_cached(place)
     except OSError:
         return None
     whole = memoryview(content)

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 from filelock import FileLock, Timeout
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import artifact, cache_folder
+from tunedgemm.tools import artifact, private_folder
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
@@ -217,10 +217,8 @@ def _build_lock(key: str) -> Iterator[None]:
 
     The lock of a process that dies is released.
     """
-    folder = cache_folder() / "locks"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = FileLock(folder / f"{hashlib.sha256(key.encode()).hexdigest()}.lock", poll_interval=_POLL_S)
+        lock = FileLock(private_folder("locks") / f"{hashlib.sha256(key.encode()).hexdigest()}.lock", poll_interval=_POLL_S)
         lock.acquire()
     except (OSError, Timeout):
         yield

@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import cache_folder
+from tunedgemm.tools import cache_folder, private_folder
 
 from tunedgemm_triton.limits import ARCHITECTURES
 
@@ -112,20 +112,21 @@ def triton_cache() -> Iterator[None]:
     """Set Triton's cache to our artifact folder for compiles in here only; one thread at a time."""
     from triton import knobs
 
+    from tunedgemm_triton.cache import PrivateCache
+
     with _lock, knobs.cache.scope():
-        knobs.cache.dir = _writable(str(cache_folder() / "triton"))
+        knobs.cache.dir, knobs.cache.manager_class = _folder(cache_folder()), PrivateCache
         yield
 
 
 @functools.cache
-def _writable(folder: str) -> str:
-    """Return the folder, or a temporary one of this process where the folder is not writable."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
+def _folder(cache: Path) -> str:
+    """Return Triton's folder of this cache, or a temporary one of this process where it cannot be used."""
+    del cache  # the folder of the environment, by which this is cached
+    with contextlib.suppress(OSError):
+        private = str(private_folder("triton"))
+        if os.access(private, os.W_OK):
+            return private
     temporary = tempfile.mkdtemp(prefix="tunedgemm-triton-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary

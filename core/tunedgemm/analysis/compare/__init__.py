@@ -20,6 +20,7 @@ from tunedgemm.analysis.compare.production import Side, rows_for
 from tunedgemm.analysis.compare.show import print_checked, print_compared
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served, decide
 from tunedgemm.backends.artifact import cache_folder
+from tunedgemm.backends.private import make_private
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.files import read_regular
@@ -218,7 +219,7 @@ def _lock_candidate_folder(folder: Path, output: Path) -> Iterator[None]:
     """Lock the folder of a table's candidate, where an interrupted run finds its trials."""
     lock = filelock.FileLock(folder / "lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         lock.acquire(blocking=False)
     except filelock.Timeout:
         raise UserError(f"{output}: another process is comparing it (it holds {lock.lock_file})") from None
