@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import open_regular
+from tunedgemm.tools import UntrustedError, read_trusted
 
 from tunedgemm_asm.abi import Abi
 
@@ -218,10 +218,14 @@ def place_of(folder: Path, file: str) -> Path:
 
 
 def content_of(folder: Path, file: str, most: int) -> bytes:
-    """Return the bytes of a pack's file; raises as `place_of`, and above *most* bytes."""
+    """Return the bytes of a pack's file; raises as `place_of`, and above *most* bytes.
+
+    A file that others may change is refused, because its code is run.
+    """
     try:
-        with open_regular(place_of(folder, file)) as opened:
-            content = opened.read(most + 1)
+        content = read_trusted(place_of(folder, file), most + 1)
+    except UntrustedError as error:
+        raise PackError(f"{file}: {error}; copy the pack to a folder that only you or root may write") from error
     except OSError as error:
         raise UnreadableError(f"{file}: {_reason(error)}") from error
     if len(content) > most:
