@@ -16,6 +16,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
+from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 from tunedgemm.ops.layout import SHUFFLED_ADDRESSES
 from tunedgemm.ops.op import Call, Op, Serving
 from tunedgemm.shape import Shape
@@ -23,8 +24,6 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     from tunedgemm.device import Device
     from tunedgemm.dispatch.choice import Explanation
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Binding(Serving, Protocol):
@@ -81,7 +80,7 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
 def plain(operands: tuple[Any, ...]) -> bool:
     """Check that launchers know the operands' types: tensors, parameters, shuffled weights and scales."""
     for operand in operands:
-        if operand is not None and type(operand) not in _PLAIN and not isinstance(operand, (ShuffledWeight, ShuffledScale)):
+        if operand is not None and type(operand) not in PLAIN_TYPES and not isinstance(operand, (ShuffledWeight, ShuffledScale)):
             return False
     return True
 

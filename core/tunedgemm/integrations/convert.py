@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ import attrs
 import torch
 
 from tunedgemm.device import device_of
+from tunedgemm.dispatch.calls import watch_graphs
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import short_dtype
@@ -18,6 +20,16 @@ from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.layers import TunedFp8Linear, TunedLinear, TwofoldLinear
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
+from tunedgemm.ops.formats.twofold import (
+    PLAIN_TYPES,
+    TwofoldWeight,
+    copied,
+    has_uncounted_alias,
+    is_sole_holder,
+    make_single,
+    tensors_alive,
+    uncounted,
+)
 from tunedgemm.shape import Shape
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -45,6 +57,17 @@ class Converted:
     skipped: Mapping[str, str]
     bytes_added: int
     _undo: list[Callable[[], None]] = attrs.field(repr=False)
+    _twofold: list[TwofoldLinear] = attrs.field(repr=False)
+
+    def refresh(self) -> None:
+        """Drop the shuffled copies of weights that are kept twice; the next calls make them again.
+
+        Needed only after writes that torch does not count: see ``docs/models.md``.
+        """
+        for module in self._twofold:
+            weight = module._parameters.get("weight")
+            if isinstance(weight, TwofoldWeight):
+                weight.orders = None
 
     def undo(self) -> None:
         """Restore every layer's class and its weight's order; further calls do nothing."""
@@ -81,9 +104,10 @@ def convert(
         model: a model on the device where it will run.
         shuffle: the layout of `shuffle_weight`, True for (16, 16); False shuffles no weight.
         keep_plain: keep the plain weight, too, for the calls that it serves better, mostly those of
-            few rows (see `tunedgemm.dispatch.preshuffle`). It doubles the memory of such weights:
-            15 GB more for 8 billion parameters in bf16. Without it shuffled weights serve every
-            call, which slows down decoding at batch 1.
+            few rows (see `tunedgemm.dispatch.preshuffle`). The shuffled copy follows the plain
+            weight: the first call after a change copies it again. It doubles the memory of such
+            weights: 15 GB more for 8 billion parameters in bf16. Without it shuffled weights serve
+            every call, which slows down decoding at batch 1.
         skip: names of modules to skip, with * and ? as in file names.
         fp8: whether to convert fp8 layers. Several of torch's operations quantise their
             activations; a model's fused kernels may be faster.
@@ -96,7 +120,7 @@ def convert(
         OperandError: the layout is unknown.
     """
     layout = "row" if shuffle is False else layout_name((16, 16) if shuffle is True else shuffle)
-    patterns, holders = tuple(skip), _holders(model)
+    patterns, holders, alive = tuple(skip), _holders(model), functools.cache(tensors_alive)
     done: list[str] = []
     shuffled: list[str] = []
     skipped: dict[str, str] = {}
@@ -118,15 +142,18 @@ def convert(
             skipped[name] = reason
             continue
         why = "" if layout == "row" else _no_shuffle(module, layout, keep_plain, holders)
+        if layout != "row" and keep_plain and not why and (unseen := _unseen_writes(module.weight, alive)):
+            why = f"its weight stays plain: {unseen}"
         if layout != "row" and why:
             skipped[name] = why
         elif layout != "row":
             shuffled.append(name)
             added += _shuffle_layer(module, layout, keep_plain, undo)
-        module.__class__ = TwofoldLinear if "shuffled_weight" in module._buffers else TunedLinear
+        module.__class__ = TwofoldLinear if "copy_layout" in module.__dict__ else TunedLinear
         undo.append(_restore_class(module, torch.nn.Linear))
         done.append(name)
-    return Converted(tuple(done), tuple(shuffled), skipped, added, undo)
+    twofold = [module for _, module in layers if isinstance(module, TwofoldLinear)]
+    return Converted(tuple(done), tuple(shuffled), skipped, added, undo, twofold)
 
 
 def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
@@ -134,7 +161,7 @@ def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
     holders: dict[int, set[int]] = {}
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and tensor.numel() and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta:
+            if tensor is not None and tensor.numel() and type(tensor) in PLAIN_TYPES and not tensor.is_meta:
                 holders.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(module))
     return holders
 
@@ -150,7 +177,7 @@ def _unfit(module: torch.nn.Linear) -> str:
     weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is computed, not a parameter"
-    if type(weight) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(weight, ShuffledWeight):
+    if type(weight) not in PLAIN_TYPES and not isinstance(weight, ShuffledWeight):
         return f"its weight is of the type {type(weight).__name__}"
     if weight.dtype not in _FLOATS:
         return f"its weight is {weight.dtype}"
@@ -192,22 +219,46 @@ def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders:
     return ""
 
 
+def _unseen_writes(weight: torch.Tensor, alive: Callable[[], Mapping[int, list[torch.Tensor]]]) -> str:
+    """Return why a copy of a weight could miss a write, or ""."""
+    if reason := uncounted(weight):
+        return reason
+    if is_sole_holder(weight) or not has_uncounted_alias(weight, alive()[weight.untyped_storage().data_ptr()]):
+        return ""
+    return "writes to another tensor of its memory are not counted as its own, as with weight.data; delete that tensor first"
+
+
 def _shuffle_layer(module: torch.nn.Linear, layout: str, keep_plain: bool, undo: list[Callable[[], None]]) -> int:
     """Shuffle a layer's weight, or with *keep_plain* a copy of it; return the bytes that it adds."""
-    shuffled = shuffle_weight(module.weight.detach().contiguous(), layout)
     if keep_plain:
-        module.register_buffer("shuffled_weight", shuffled, persistent=False)
-        undo.append(lambda: delattr(module, "shuffled_weight"))
-        return shuffled.numel() * shuffled.element_size()
+        return _copy_layer(module, layout, undo)
 
     def back() -> None:
         weight: Any = module.weight
         if isinstance(weight, ShuffledWeight):
             module.weight = torch.nn.Parameter(unshuffle_weight(weight), requires_grad=False)
 
-    module.weight = torch.nn.Parameter(shuffled, requires_grad=False)
+    module.weight = torch.nn.Parameter(shuffle_weight(module.weight.detach().contiguous(), layout), requires_grad=False)
     undo.append(back)
     return 0
+
+
+def _copy_layer(module: torch.nn.Linear, layout: str, undo: list[Callable[[], None]]) -> int:
+    """Give a layer's weight a shuffled copy; return its bytes, 0 if another layer's weight is the same."""
+    weight: Any = module.weight
+    shared = isinstance(weight, TwofoldWeight)
+    if weight.is_cuda:
+        watch_graphs()
+    if not shared:
+        copied(weight, layout)
+    module.copy_layout = layout  # type: ignore[assignment]
+
+    def back() -> None:
+        del module.copy_layout
+        make_single(module._parameters.get("weight"))
+
+    undo.append(back)
+    return 0 if shared else weight.nbytes
 
 
 def _restore_class(module: torch.nn.Linear, before: type[torch.nn.Linear]) -> Callable[[], None]:

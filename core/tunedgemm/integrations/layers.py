@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
+from tunedgemm.dispatch.calls import capture_check, is_captured, watch_graphs
 from tunedgemm.dispatch.prewarm import OpCall
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
@@ -19,6 +21,7 @@ from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.torch_compile import inside_transform
 from tunedgemm.ops import DEFAULT_OP
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
+from tunedgemm.ops.formats.twofold import Orders, TwofoldWeight, copied, is_sole_holder, uncopied
 
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -40,34 +43,70 @@ class TunedLinear(torch.nn.Linear):
 class TwofoldLinear(TunedLinear):
     """A `TunedLinear` with a plain and a shuffled weight; each call takes the better one.
 
+    Graphs of torch.compile and of CUDA, gradients, autocast and functional transforms take the
+    plain weight. A replay of a CUDA graph cannot see that the copy must be made again.
+
     Attributes:
-        shuffled_weight: a buffer outside the state_dict. Graphs of torch.compile, gradients,
-            autocast and functional transforms take the plain weight.
+        copy_layout: the layout of the copy, which is kept with the weight (`TwofoldWeight`).
     """
 
-    shuffled_weight: torch.Tensor
+    copy_layout: str
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Compute ``input[..., K] @ weight[N, K].T (+ bias)``."""
-        weight, bias = self.weight, self.bias
+        out: torch.Tensor
         if is_compiling():
-            traced: torch.Tensor = linear(input, weight, bias)
-            return traced
-        chosen: torch.Tensor
-        try:
-            chosen = tgemm.dispatcher.preferred(input, weight, self._buffers["shuffled_weight"], bias)
-        except (UserError, RuntimeError, TypeError):  # the tables cannot serve it: torch does, or raises
+            out = linear(input, self.weight, self.bias)
+            return out
+        weight: Any
+        try:  # `self.weight` would take 0.2 us, in a Python function of torch
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+            orders: Orders = weight.orders
+            plain = orders.plain
+            current = plain._version == orders.version and plain.data_ptr() == orders.address
+        except (AttributeError, KeyError):
+            current = False
+        if not current:
+            renewed = self.renew()
+            if renewed is None:
+                out = linear(input, self.weight, self.bias)
+                return out
+            orders, plain, weight, bias = renewed, renewed.plain, self.weight, self.bias
+        chosen, shuffled = plain, orders.shuffled
+        if is_grad_enabled() and weight.requires_grad:
             chosen = weight
-        if chosen is not weight and (_autocast() or inside_transform()):
-            chosen = weight
-        out: torch.Tensor = linear(input, chosen, bias)
+        elif shuffled is not None:
+            try:
+                chosen = tgemm.dispatcher.preferred(input, plain, shuffled, bias)
+            except (UserError, RuntimeError, TypeError):  # the tables cannot serve it: torch does, or raises
+                chosen = plain if isinstance(input, torch.Tensor) else weight  # a symbolic trace needs the parameter
+            if chosen is shuffled and (_autocast() or inside_transform() or is_captured(capture_check(input))):
+                chosen = plain
+        out = linear(input, chosen, bias)
         return out
+
+    def renew(self) -> Orders | None:
+        """Return the present weight with a new copy, or without where that must wait.
+
+        Other tensors may have the memory of a parameter that has replaced the layer's. Their writes
+        may not count, so it gets a copy once they are gone. None stands for a weight of another
+        type, such as that of a parametrisation.
+        """
+        weight: Any = self._parameters.get("weight")
+        if type(weight) is not TwofoldWeight and (type(weight) is not torch.nn.Parameter or not is_sole_holder(weight)):
+            return None
+        if weight.is_cuda:
+            watch_graphs()
+        traced = inside_transform() or torch._C._len_torch_dispatch_stack() or is_captured(capture_check(weight))
+        return uncopied(weight) if traced or weight.is_inference() else copied(weight, self.copy_layout)
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
         """Yield the calls that `tunedgemm.prewarm` binds, with either weight."""
-        for op, (x, _, *bias), otype in super().tuned_calls(m):
-            for weight in (self.weight, self.shuffled_weight):
-                yield op, (x, weight, *bias), otype
+        orders = self.renew()
+        for op, (x, weight, *bias), otype in super().tuned_calls(m):
+            yield op, (x, weight if orders is None else orders.plain, *bias), otype
+            if orders is not None and orders.shuffled is not None:
+                yield op, (x, orders.shuffled, *bias), otype
 
 
 class TunedFp8Linear(torch.nn.Linear):

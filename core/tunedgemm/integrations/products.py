@@ -18,8 +18,8 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.linear import Function, FunctionRoute, op, stays_torch_in_graph
+from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _mm, _addmm, _matmul = torch.mm, torch.addmm, torch.matmul
 #: Dimensions of the first operand.
@@ -32,7 +32,7 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) ->
 
 
 def _plain(*operands: torch.Tensor) -> bool:
-    return all(type(operand) in _PLAIN for operand in operands)
+    return all(type(operand) in PLAIN_TYPES for operand in operands)
 
 
 def _of_product(dimensions: tuple[int, ...], input: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:

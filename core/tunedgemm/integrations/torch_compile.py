@@ -13,6 +13,7 @@ import torch
 
 from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.lowering import lower_to_direct_call
+from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 
 #: Kept alive: an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
@@ -52,7 +53,7 @@ def plain(parameter: Any) -> Any:
     Tables serve none of them, and graphs need only their data.
     """
     of = type(parameter)
-    if parameter is None or of is torch.Tensor or of is torch.nn.Parameter or not isinstance(parameter, torch.nn.Parameter):
+    if parameter is None or of in PLAIN_TYPES or not isinstance(parameter, torch.nn.Parameter):
         return parameter
     with torch._C.DisableTorchFunctionSubclass():  # 0.6 us; vLLM's classes would take 3 us of Python for this, and for each call
         return parameter.data

@@ -1,0 +1,154 @@
+"""Keep a plain weight in two orders: the shuffled copy follows the plain weight.
+
+torch counts the writes to a tensor in its version. A copy holds the version and the address of the
+weight that it was made of; where they differ it is made again. `TwofoldWeight` sees writes that
+torch does not count.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+
+#: Owners of the memory of one parameter alone: the parameter, and Python's object of the memory.
+_SOLE = 2
+
+
+@attrs.frozen(eq=False)
+class Orders:
+    """A weight in two orders, at one state of its memory.
+
+    Attributes:
+        plain: the weight as a tensor of torch's own type, whose attributes take a third of the
+            time. It shares memory and version with the parameter.
+        shuffled: the copy, None where the weight has none.
+        version, address: those of *plain* before the copy was made.
+    """
+
+    plain: torch.Tensor
+    shuffled: ShuffledWeight | None
+    version: int
+    address: int
+
+
+class TwofoldWeight(torch.nn.Parameter):
+    """A plain parameter that drops its shuffled copy where a write may go uncounted.
+
+    Attributes:
+        orders: the weight and its copy; None until `copied` makes the copy again.
+    """
+
+    orders: Orders | None = None
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """Return a detached view. Writes to it count, unlike those to the `data` of other tensors."""
+        self.orders = None
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Take other memory, as torch does."""
+        self.orders = None
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
+    def is_complex(self) -> bool:
+        """Answer as torch does. Collectives ask this before they write, and count no write."""
+        self.orders = None
+        return super().is_complex()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TwofoldWeight:
+        """Clone the plain weight."""
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
+        copied: TwofoldWeight = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle an ordinary parameter."""
+        return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+
+#: Types of tensors that hold their values in plain order.
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, TwofoldWeight)
+
+
+@torch.no_grad()
+def copied(weight: Any, layout: str) -> Orders:
+    """Make a parameter twofold, copy its present values, and return its orders.
+
+    Other threads take the plain weight until the copy is complete. Where writes are not counted, or
+    the layout does not fit, the weight has no copy.
+    """
+    weight.__class__ = TwofoldWeight
+    weight.orders = None  # lets the old copy go before the next
+    with torch.inference_mode(False):
+        plain = weight.detach()
+        orders = weight.orders = Orders(plain, None, plain._version, plain.data_ptr())
+        if uncounted(plain):
+            return orders
+        try:
+            shuffled = shuffle_weight(plain.contiguous(), layout)
+        except OperandError:  # it has other sizes or another dtype than when the layout was chosen
+            return orders
+    if plain.is_cuda:  # other threads read the copy on other streams
+        torch.cuda.current_stream(plain.device).synchronize()
+    complete = attrs.evolve(orders, shuffled=shuffled)
+    if weight.orders is orders:  # nothing was written meanwhile
+        weight.orders = complete
+    return complete
+
+
+def uncopied(weight: torch.nn.Parameter) -> Orders:
+    """Return the orders of a weight that has no copy for now."""
+    return Orders(torch.Tensor.data.__get__(weight), None, 0, 0)  # type: ignore[attr-defined]
+
+
+def make_single(weight: Any) -> None:
+    """Make a twofold weight an ordinary parameter again."""
+    if type(weight) is TwofoldWeight:
+        weight.__dict__.pop("orders", None)
+        weight.__class__ = torch.nn.Parameter  # type: ignore[assignment]
+
+
+def uncounted(weight: torch.Tensor) -> str:
+    """Return why torch does not count the writes to a weight, "" if it does."""
+    if weight.is_inference():
+        return "it was made in inference mode, where torch counts no writes; load the model outside"
+    return "other processes may write to its shared memory" if not weight.is_cuda and weight.is_shared() else ""
+
+
+def is_sole_holder(weight: torch.Tensor) -> bool:
+    """Return whether no other tensor has the memory of a weight."""
+    owners: int = torch._C._storage_Use_Count(weight.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return owners <= _SOLE
+
+
+def tensors_alive() -> Mapping[int, list[torch.Tensor]]:
+    """Return the tensors that Python holds, by the address of their storage."""
+    alive: dict[int, list[torch.Tensor]] = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor):
+            try:
+                alive.setdefault(thing.untyped_storage().data_ptr(), []).append(thing)
+            except (RuntimeError, NotImplementedError):  # no memory
+                continue
+    return alive
+
+
+def has_uncounted_alias(weight: torch.Tensor, aliases: Iterable[torch.Tensor]) -> bool:
+    """Return whether one of the tensors of a weight's memory has another version, as `data` has."""
+    with torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+        for alias in aliases:
+            before = -1 if alias.is_inference() else alias._version
+            torch.autograd.graph.increment_version(weight)
+            if alias.is_inference() or alias._version == before:
+                return True
+    return False

@@ -1,0 +1,384 @@
+"""Weights that `convert` keeps in two orders: each change of the plain one reaches the next call."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import tunedgemm
+from torch import distributed
+from torch.utils.flop_counter import FlopCounterMode
+from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.integrations.convert import Converted, convert
+from tunedgemm.ops.formats.shuffle import ShuffledWeight
+from tunedgemm.ops.formats.twofold import TwofoldWeight
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+
+BF16, SIDE = torch.bfloat16, 64
+MANY = PRESHUFFLE_M_THRESHOLD
+Layer = torch.nn.Linear
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Use default tables and a backend with kernels for every layout; list the layout of each call."""
+    calls: list[str] = []
+
+    def call(solution, shape, *operands):
+        calls.append(shape.layout)
+        return exact(solution, shape, *operands)
+
+    dispatcher = tunedgemm.tgemm.dispatcher
+    backend = fake_backend("turbo", heuristic="fake", call=call)
+    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",)), None))
+    dispatcher.reload()
+    yield calls
+    monkeypatch.undo()
+    dispatcher.reload()
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+def layer_of(weight: torch.Tensor, **options: Any) -> tuple[Layer, Converted]:
+    """A layer with a weight in two orders, after its first call."""
+    layer = Layer(SIDE, SIDE, bias=False, dtype=BF16).requires_grad_(False)
+    layer.weight.copy_(weight)
+    done = convert(layer, shuffle=True, keep_plain=True, **options)
+    assert done.shuffled == ("",)
+    layer(x_of(MANY))
+    return layer, done
+
+
+def x_of(m: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(m, SIDE, generator=torch.Generator().manual_seed(m)).to(dtype)
+
+
+def check(layer: Layer, met: list[str], layout: str = "aiter16x16") -> None:
+    """Few and many rows get the product of the present weight; many by this layout."""
+    for m in (1, MANY):
+        met.clear()
+        x = x_of(m, layer.weight.dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), torch._C._nn.linear(x, layer.weight), rtol=0.02, atol=0.05)
+    assert met == [layout]
+
+
+def add(layer: Layer, other: torch.Tensor) -> None:
+    layer.weight.data += other
+
+
+def assign(layer: Layer, other: torch.Tensor) -> None:
+    layer.weight.data = other.clone()
+
+
+def assign_twice(layer: Layer, other: torch.Tensor) -> None:
+    """The second memory may have the address of the first."""
+    layer.weight.data = torch.zeros_like(other)
+    layer.weight.data = other.clone()
+
+
+def without_gradients(layer: Layer, other: torch.Tensor) -> None:
+    with torch.no_grad():
+        layer.weight.add_(other)
+
+
+def in_inference_mode(layer: Layer, other: torch.Tensor) -> None:
+    with torch.inference_mode():
+        layer.weight.mul_(0.5)
+        layer.weight.data.add_(other)
+
+
+def step(layer: Layer, other: torch.Tensor) -> None:
+    layer.weight.requires_grad_()
+    layer.weight.grad = other.clone()
+    torch.optim.SGD(layer.parameters(), lr=1.0, foreach=True).step()
+    layer.weight.requires_grad_(False)
+
+
+def resize(layer: Layer, other: torch.Tensor) -> None:
+    storage = layer.weight.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    layer.weight.copy_(other)
+
+
+def replace(layer: Layer, other: torch.Tensor) -> None:
+    layer.weight = torch.nn.Parameter(other.clone(), requires_grad=False)
+
+
+def poke(layer: Layer, other: torch.Tensor) -> None:
+    layer._parameters["weight"] = torch.nn.Parameter(other.clone(), requires_grad=False)
+
+
+def compiled(layer: Layer, other: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.compile(lambda weight, by: weight.mul_(0.5).add_(by), backend="aot_eager")(layer.weight, other)
+
+
+def swap(layer: Layer, other: torch.Tensor) -> None:
+    torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(other.clone(), requires_grad=False))
+
+
+def view_from_before(layer: Layer, other: torch.Tensor) -> None:
+    """A view keeps the weight's count of writes, whenever it was made."""
+    layer.view.copy_(other.view(-1))  # type: ignore[operator]
+
+
+CHANGES: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
+    "load_state_dict": lambda layer, other: layer.load_state_dict({"weight": other}),
+    "load_state_dict assign": lambda layer, other: layer.load_state_dict({"weight": other.clone()}, assign=True),
+    "copy_": lambda layer, other: layer.weight.copy_(other),
+    "out=": lambda layer, other: torch.add(other, other, out=layer.weight),
+    "part": lambda layer, other: layer.weight[3:5].fill_(7),
+    "detached": lambda layer, other: layer.weight.detach().copy_(other),
+    "data +=": add,
+    "data.copy_": lambda layer, other: layer.weight.data.copy_(other),
+    "data.view": lambda layer, other: layer.weight.data.view(-1)[5:900].fill_(3),
+    "numpy of data": lambda layer, other: layer.weight.data.view(torch.int16).numpy().__setitem__(slice(3, 5), 0x4100),
+    "data =": assign,
+    "data = twice": assign_twice,
+    "set_": lambda layer, other: layer.weight.set_(other.clone()),
+    "no_grad": without_gradients,
+    "inference_mode": in_inference_mode,
+    "optimiser": step,
+    "storage": resize,
+    "replaced": replace,
+    "replaced in the dictionary": poke,
+    "swapped": swap,
+    "compiled": compiled,
+    "view from before": view_from_before,
+    "shared with processes": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[name.replace(" ", "_") for name in CHANGES])
+def test_the_copy_follows_the_weight(met, change: str) -> None:
+    """Each way in which torch changes a weight reaches the calls of many rows, again and again."""
+    layer, _ = layer_of(drawn(1))
+    if change == "view from before":
+        layer.view = layer.weight.view(-1)
+    for seed in (2, 3):
+        CHANGES[change](layer, drawn(seed))
+        check(layer, met, "row" if change.startswith("shared") else "aiter16x16")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("of", [lambda layer: layer.weight, lambda layer: layer.weight.data], ids=["parameter", "data"])
+@pytest.mark.parametrize("collective", [distributed.broadcast, distributed.all_reduce], ids=["broadcast", "all_reduce"])
+def test_the_copy_is_dropped_by_collectives(met, group, collective: Any, of: Any) -> None:
+    """They write, and torch counts nothing."""
+    layer, _ = layer_of(drawn(1))
+    assert layer.weight.orders is not None
+    collective(of(layer), **({"src": 0} if collective is distributed.broadcast else {}))
+    assert layer.weight.orders is None
+    check(layer, met)
+
+
+def test_an_unchanged_weight_is_copied_once(met) -> None:
+    """Reading the weight, its state and its copy costs no other copy."""
+    layer, _ = layer_of(drawn(1))
+    kept = layer.weight.orders
+    for _ in range(3):
+        check(layer, met)
+        layer.state_dict()
+        next(iter(layer.parameters())).detach().sum()
+    assert layer.weight.orders is kept
+
+
+def test_writes_that_torch_does_not_count_need_refresh(met) -> None:
+    """`Converted.refresh` makes the next call copy the weight."""
+    layer, done = layer_of(drawn(1))
+    layer.weight.detach().view(torch.int16).numpy()[:] = 0x4000
+    done.refresh()
+    check(layer, met)
+
+
+def test_another_dtype_or_device_makes_another_copy(met) -> None:
+    """`half`, `to` and `to_empty` give the weight other memory, and the old copy goes at once."""
+    layer, _ = layer_of(drawn(1))
+    layer.half()
+    assert layer.weight.orders is None
+    check(layer, met)
+    layer.to(torch.float32)
+    check(layer, met)
+    layer.to_empty(device="cpu").weight.data.copy_(drawn(2))
+    check(layer, met)
+    layer.double()
+    x = torch.ones(MANY, SIDE, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), torch._C._nn.linear(x, layer.weight))
+
+
+def test_weights_with_uncounted_writes_stay_plain(met) -> None:
+    """Those of inference mode, in shared memory, or with an alias by `data` are named with the remedy."""
+    layers = {name: Layer(SIDE, SIDE, bias=False, dtype=BF16).requires_grad_(False) for name in ("shared", "alias", "view", "free")}
+    layers["shared"].weight.share_memory_()
+    alias, view = layers["alias"].weight.data, layers["view"].weight.detach()
+    with torch.inference_mode():
+        layers["inference"] = Layer(SIDE, SIDE, bias=False, dtype=BF16).requires_grad_(False)
+    done = convert(torch.nn.ModuleDict(layers), shuffle=True, keep_plain=True)
+    assert done.shuffled == ("view", "free")
+    assert "inference mode" in done.skipped["inference"]
+    assert "other processes" in done.skipped["shared"]
+    assert "delete that tensor" in done.skipped["alias"]
+    alias.fill_(2)
+    view.fill_(3)
+    for name in ("alias", "view"):
+        x = x_of(MANY)
+        torch.testing.assert_close(layers[name](x), torch._C._nn.linear(x, layers[name].weight), rtol=0.02, atol=0.05)
+
+
+def test_a_replaced_weight_waits_for_its_last_alias(met) -> None:
+    """Calls take the plain weight while another tensor has the memory of a new parameter."""
+    layer, _ = layer_of(drawn(1))
+    new = torch.nn.Parameter(drawn(2), requires_grad=False)
+    alias = new.data
+    layer.weight = new
+    check(layer, met, "row")
+    alias.fill_(2)
+    check(layer, met, "row")
+    del alias
+    check(layer, met)
+    with torch.inference_mode():
+        layer.weight = torch.nn.Parameter(drawn(3), requires_grad=False)
+    check(layer, met, "row")
+
+
+def test_tied_weights_have_one_copy(met) -> None:
+    """Two layers of one parameter share it, and both follow a change by either."""
+    first, second = (Layer(SIDE, SIDE, bias=False, dtype=BF16).requires_grad_(False) for _ in range(2))
+    second.weight = first.weight
+    model = torch.nn.ModuleList([first, second])
+    done = convert(model, shuffle=True, keep_plain=True)
+    assert done.shuffled == ("0", "1") and done.bytes_added == SIDE * SIDE * 2
+    second.weight.copy_(drawn(2))
+    check(first, met)
+    check(second, met)
+    done.undo()
+    assert type(first.weight) is torch.nn.Parameter and not hasattr(first.weight, "orders")
+    assert type(first) is Layer and not hasattr(first, "copy_layout")
+
+
+def test_copies_of_a_model_have_their_own(met) -> None:
+    """A deep copy, a pickled one and its saved state follow their own weights alone."""
+    layer, _ = layer_of(drawn(1))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        other.weight.copy_(drawn(2))
+        check(other, met)
+        check(layer, met)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(layer.state_dict(keep_vars=True), Path(folder, "state"))
+        state = torch.load(Path(folder, "state"), weights_only=True)
+    assert type(state["weight"]) is torch.nn.Parameter and torch.equal(state["weight"], layer.weight)
+
+
+def test_a_weight_that_learns_takes_torchs_product(met) -> None:
+    """A gradient reaches the parameter, and its step reaches the copy."""
+    layer, _ = layer_of(drawn(1))
+    layer.weight.requires_grad_()
+    layer(x_of(MANY)).sum().backward()
+    assert layer.weight.grad is not None
+    torch.optim.Adam(layer.parameters()).step()
+    check(layer, met)
+
+
+def test_other_weights_in_a_call_are_used(met) -> None:
+    """`functional_call` and a parametrisation give other weights for a call, or all calls."""
+    layer, _ = layer_of(drawn(1))
+    x, other = x_of(MANY), drawn(2)
+    near = torch.testing.assert_close
+    near(torch.func.functional_call(layer, {"weight": other}, (x,)), torch._C._nn.linear(x, other), rtol=0.02, atol=0.05)
+    check(layer, met)
+
+    class Doubled(torch.nn.Module):
+        def forward(self, weight):
+            return weight * 2
+
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    near(layer(x), torch._C._nn.linear(x, drawn(1) * 2), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.no_grad], ids=["inference", "no_grad"])
+def test_modes_of_a_call_leave_the_copy_usable(met, around: Any) -> None:
+    """A copy made in inference mode serves calls outside it."""
+    layer, _ = layer_of(drawn(1))
+    layer.weight.copy_(drawn(2))
+    with around():
+        layer(x_of(MANY))
+    check(layer, met)
+    layer(x_of(MANY).requires_grad_()).sum().backward()
+
+
+def test_a_traced_call_makes_no_copy(met) -> None:
+    """Under a dispatch mode or a transform a changed weight is used plain, until a usual call."""
+    layer, _ = layer_of(drawn(1))
+    layer.weight.copy_(drawn(2))
+    with FlopCounterMode(display=False):
+        layer(x_of(MANY))
+    torch.func.vmap(layer)(x_of(MANY).view(2, -1, SIDE))
+    torch.func.grad(lambda x: layer(x).sum())(x_of(MANY))
+    assert layer.weight.orders.version != layer.weight._version
+    check(layer, met)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_layers_follow_the_weight(met, backend: str) -> None:
+    """A compiled layer takes the plain weight, whatever has changed it."""
+    layer, _ = layer_of(drawn(1))
+    graph, x = torch.compile(layer, backend=backend, fullgraph=True), x_of(MANY)
+    with torch.no_grad():
+        for change in ("data +=", "copy_", "data =", "replaced"):
+            CHANGES[change](layer, drawn(5))
+            torch.testing.assert_close(graph(x), torch._C._nn.linear(x, layer.weight), rtol=0.02, atol=0.05)
+    check(layer, met)
+
+
+def test_threads_take_a_finished_copy(met) -> None:
+    """Eight threads that meet a changed weight at once all get its product."""
+    layer, _ = layer_of(drawn(1))
+    x, failed = x_of(MANY), []
+    for seed in range(2, 6):
+        layer.weight.copy_(drawn(seed))
+        wanted = torch._C._nn.linear(x, layer.weight)
+        start = threading.Barrier(8)
+
+        def call(wanted: torch.Tensor = wanted, start: threading.Barrier = start) -> None:
+            start.wait()
+            for _ in range(5):
+                if not torch.allclose(layer(x), wanted, rtol=0.02, atol=0.05):
+                    failed.append(1)
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+
+
+def test_the_weight_stays_a_parameter(met) -> None:
+    """Its identity, its state and `isinstance` stay; the copy is in no state."""
+    layer = Layer(SIDE, SIDE, dtype=BF16).requires_grad_(False)
+    weight = layer.weight
+    convert(layer, shuffle=True, keep_plain=True)
+    assert layer.weight is weight and type(weight) is TwofoldWeight and isinstance(weight, torch.nn.Parameter)
+    assert list(layer.state_dict()) == ["weight", "bias"] and not layer._buffers
+    assert isinstance(weight.orders.shuffled, ShuffledWeight)
+    assert type(weight.detach()) is type(weight + 0) is torch.Tensor
