@@ -45,7 +45,7 @@ class Binding(Serving, Protocol):
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
     """Make the cache key of a call of any op.
 
-    Returns None where a field cannot be hashed or an operand has no storage.
+    Returns None where a field cannot be hashed or the memory of an operand does not hold its values.
 
     Raises:
         OperandError: an operand is not a tensor.
@@ -59,13 +59,15 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         if not isinstance(operand, torch.Tensor):
             name = op.operands[position] if position < len(op.operands) else f"operand {position + 1}"
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
-        # An op may refuse one operand that is not contiguous and take another.
-        order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
-        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
         try:
             address = operand.data_ptr()
         except RuntimeError:
             return None
+        if operand.is_neg() or not (address or operand.numel() == 0):
+            return None
+        # An op may refuse one operand that is not contiguous and take another.
+        order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
+        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
         aligned = address % 16 == 0 and aligned
         if position in op.matrices:  # AITER marks a plain tensor; an assignment to `data` loses our type
             key.append(getattr(operand, "is_shuffled", None) is True or address in SHUFFLED_ADDRESSES)
@@ -83,20 +85,6 @@ def plain(operands: tuple[Any, ...]) -> bool:
         if operand is not None and type(operand) not in PLAIN_TYPES and not isinstance(operand, (ShuffledWeight, ShuffledScale)):
             return False
     return True
-
-
-def has_no_storage(operands: tuple[Any, ...]) -> bool:
-    """Check for an operand without an address.
-
-    Functional transforms (vmap, jvp, grad) and the export of a program pass such operands.
-    """
-    for operand in operands:
-        if isinstance(operand, torch.Tensor):
-            try:
-                operand.data_ptr()
-            except RuntimeError:
-                return True
-    return False
 
 
 def open_dual_levels() -> int:
@@ -169,8 +157,8 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
-    """Check that an operand is absent, or aligned to 16 bytes and, unless *strided*, contiguous."""
-    return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)
+    """Check that an operand is absent, or aligned to 16 bytes, not negated and, unless *strided*, contiguous."""
+    return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0 and not operand.is_neg())
 
 
 def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: tuple[int, ...] = ()) -> Call:
@@ -186,7 +174,7 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: 
 
     def ready(index: int, operand: torch.Tensor | None) -> torch.Tensor | None:
         keeps = index in strided
-        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand, contiguous=not keeps)
+        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand.resolve_neg(), contiguous=not keeps)
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
         if native is not None and not all(is_ready(operands[index]) for index in weights if index < len(operands)):
@@ -206,6 +194,24 @@ def eager_only(call: Call, native: Call) -> Call:
     return eager
 
 
+def differentiable(shape: Shape, call: Call) -> Call:
+    """Wrap torch's call for operands that need a gradient or have a tangent."""
+    return with_gradient(shape.op, call) if shape.m else _with_zero_gradients(call)
+
+
+def _with_zero_gradients(call: Call) -> Call:
+    """Wrap the call of an empty batch, which gives zero gradients to all operands, as torch's product does."""
+
+    def empty(*operands: torch.Tensor | None) -> torch.Tensor:
+        out = call(*operands)
+        for operand in operands:
+            if operand is not None and (operand.requires_grad or has_tangent(operand)):
+                out = out + (operand[:0] if operand.dim() else operand).to(out.dtype).sum()  # the sum reads no weight
+        return out
+
+    return empty
+
+
 def with_gradient(op: str, call: Call) -> Call:
     """Wrap torch's call for operands that need a gradient or have a tangent.
 
@@ -223,11 +229,28 @@ def with_gradient(op: str, call: Call) -> Call:
         if any(map(has_tangent, operands)):
             if not has_tangent(out):
                 raise OperandError(f"{op}: an operand has a tangent, which this op does not propagate; unpack_dual it first")
-        elif not out.requires_grad:
+        elif not _has_derivative(out, operands):
             raise OperandError(f"{op}: an operand requires a gradient, which this op does not compute; {hint}")
         return out
 
     return differentiable
+
+
+def _has_derivative(out: torch.Tensor, operands: tuple[torch.Tensor | None, ...]) -> bool:
+    """Check that a gradient reaches the operands; torch itself raises at the backward pass alone."""
+    if not out.requires_grad:
+        return False
+    met = {operand.grad_fn for operand in operands if operand is not None}  # what is before them is the caller's
+    waiting = [out.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in met or node is None:
+            continue
+        if node.name().endswith("NotImplemented"):
+            return False
+        met.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return True
 
 
 #: Ids of the graphs being captured. While it is empty, calls skip the driver query (0.3 us).

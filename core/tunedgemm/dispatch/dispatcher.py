@@ -25,8 +25,8 @@ from tunedgemm.dispatch.calls import (
     call_key,
     capture_check,
     copying,
+    differentiable,
     eager_only,
-    has_no_storage,
     is_captured,
     is_elsewhere,
     is_ready,
@@ -36,10 +36,10 @@ from tunedgemm.dispatch.calls import (
     torch_only,
     watch_graphs,
     with_call_counter,
-    with_gradient,
 )
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_source
-from tunedgemm.dispatch.hot import register_hot_function, serve_without_storage
+from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
+from tunedgemm.dispatch.operands import check_given, in_memory
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
@@ -186,11 +186,12 @@ class Dispatcher:
         Raises:
             OperandError: the operands do not form this op.
         """
-        if (key is None or torch.compiler.is_exporting()) and has_no_storage(operands):
-            return serve_without_storage(self, operands, otype, fields)
-        shape = self.op.shape_of(*operands, otype=otype, **fields)
-        while operands[-1] is None:
+        while operands and operands[-1] is None:
             operands = operands[:-1]
+        check_given(self.op, operands, fields)
+        if not in_memory(operands):
+            return serve_without_memory(self, operands, otype, fields)
+        shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         if self.on_miss is not None and shape.m and may_wait(operands):
             self._tune_missing(self.on_miss, shape, device)
@@ -237,8 +238,8 @@ class Dispatcher:
 
         Errors of torch propagate.
         """
-        if has_no_storage(operands):  # blames no solution
-            return serve_without_storage(self, operands, otype, fields)
+        if not in_memory(operands):  # blames no solution
+            return serve_without_memory(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         if key is not None and is_elsewhere(device) and not isinstance(self.launchers.get(key), OnDevice | None):
@@ -339,7 +340,7 @@ class Dispatcher:
         x = operands[0]
         if torch_only(shape, operands):
             call = self.torch_fallback(shape, device)
-            return with_gradient(self.op.name, call) if shape.m and needs_gradient(operands) else call, NATIVE
+            return differentiable(shape, call) if needs_gradient(operands) else call, NATIVE
         ask = capture_check(x)
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import Binding, needs_gradient, with_gradient
+from tunedgemm.dispatch.calls import Binding, differentiable, needs_gradient, with_gradient
+from tunedgemm.dispatch.operands import check_not_nested, check_strided, copied_to_memory, has_no_storage, in_memory
 from tunedgemm.ops.op import ArgumentOrder, Call
 
 #: The hot functions in use. Each maps to its dispatcher and to the function that turns its
@@ -60,19 +61,30 @@ def register_hot_function(function: Call, dispatcher: Binding, arrange: Argument
     return function
 
 
-def serve_without_storage(
-    dispatcher: Binding, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]
-) -> torch.Tensor:
-    """Serve a call whose operands have no storage: by its op in a graph, else by torch's call.
+def serve_without_memory(dispatcher: Binding, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
+    """Serve a call with an operand whose memory does not hold its values.
+
+    A traced call becomes its op in the graph. Negated and zero tensors are copied to memory. Torch's
+    call serves others.
 
     Raises:
-        OperandError: the operands do not form this op, or one needs a gradient that the op does not
-            give.
+        OperandError: the operands do not form this op, one needs a gradient that the op does not
+            give, or torch's call does not take one.
     """
-    while operands[-1] is None:
-        operands = operands[:-1]
-    call = _graph_ops[0].stand_in(dispatcher, otype, fields) if _graph_ops else None
-    if call is None:
-        shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
-        call = dispatcher.torch_fallback(shape, device_of(operands[0].get_device()))
-    return with_gradient(dispatcher.op.name, call)(*operands) if needs_gradient(operands) else call(*operands)
+    call = _graph_ops[0].stand_in(dispatcher, otype, fields) if _graph_ops and has_no_storage(operands) else None
+    if call is not None:
+        return with_gradient(dispatcher.op.name, call)(*operands) if needs_gradient(operands) else call(*operands)
+    copies = tuple(map(copied_to_memory, operands))
+    if in_memory(copies):
+        return dispatcher.call(*copies, otype=otype, **fields)
+    check_not_nested(dispatcher.op, operands)
+    shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
+    needed = needs_gradient(operands)
+    if operands[0].is_meta and not needed:
+        return dispatcher.op.fake(*operands, otype=otype)
+    call = dispatcher.torch_fallback(shape, device_of(operands[0].get_device()))
+    try:
+        return differentiable(shape, call)(*operands) if needed else call(*operands)
+    except (NotImplementedError, RuntimeError) as error:
+        check_strided(dispatcher.op, operands, error)
+        raise

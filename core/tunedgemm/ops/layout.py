@@ -130,7 +130,11 @@ def check_not_transposed(op: str, weight: Any) -> None:
     Raises:
         OperandError: it is.
     """
-    sizes = tuple(getattr(weight, "shape", ()))
+    import torch
+
+    if not isinstance(weight, torch.Tensor) or weight.layout is not torch.strided or weight.is_nested:
+        return
+    sizes = tuple(weight.shape)
     if len(sizes) == 2 and sizes[0] == sizes[1] and not weight.is_contiguous() and weight.stride(0) == 1:
         raise OperandError(
             f"{op}: the square weight is a transposed view (got {sizes} with strides {weight.stride()}); pass the [N, K] weight itself, "

@@ -34,7 +34,9 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     q_dtype_a: str = "",
     gate_mode: Any = "",
     scale_order: str | None = None,
-    **bounds: float | None,
+    swiglu_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other.
 
@@ -42,7 +44,7 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
         q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
         gate_mode: AITER's order of w1's rows.
         scale_order: order of e8m0 scales; None: as their types or sizes tell.
-        bounds: swiglu_limit, beta and linear_beta.
+        swiglu_limit, beta, linear_beta: bounds of the activation.
     """
     import torch
 
@@ -67,6 +69,7 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     if quantised:
         q_dtype_a = short_dtype(hidden.dtype)
     q_dtype_a = q_dtype_a or moe_words.activation_dtype(kind, q_dtype_w, act, hidden.shape[0], bool(mode), gfx)
+    bounds = {"swiglu_limit": swiglu_limit, "beta": beta, "linear_beta": linear_beta}
     options = call_options({"bias1": bias1, "bias2": bias2}, act, quantised, bounds)
     shape = Shape(
         op=moe_words.NAME,

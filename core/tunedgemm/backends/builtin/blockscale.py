@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.builtin.product import cublas_scales, finish, no_fp8, products
+from tunedgemm.backends.builtin.product import cublas_scales, finish, is_differentiated, no_fp8, products
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
@@ -47,6 +47,8 @@ def times_blocks(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
     import torch
 
     values = q.to(torch.bfloat16)
+    if is_differentiated(scale) or is_differentiated(values):  # no derivative goes through an output that was given
+        return (values * scale.repeat_interleave(BLOCK, -1)[:, : q.shape[-1]]).to(dtype)
     out = torch.empty(values.shape, dtype=dtype, device=q.device)
     whole = q.shape[-1] // BLOCK
     edge = whole * BLOCK

@@ -122,6 +122,16 @@ def rounded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.matmul(x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)).to(torch.float32)
 
 
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Check for a gradient or a tangent that a result must keep."""
+    import torch
+    from torch.autograd import forward_ad
+
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def rescale(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
     """Scale a float32 or int32 product by rows and columns, add the bias in float32, and round once.
 
@@ -130,8 +140,7 @@ def rescale(product: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor
     import torch
 
     out = product.mul_(by_row) if product.dtype is torch.float32 else product * by_row
-    keeps_gradients = out.requires_grad or by_column.requires_grad
-    if bias is None and dtype is not torch.float32 and not keeps_gradients:
+    if bias is None and dtype is not torch.float32 and not (is_differentiated(out) or is_differentiated(by_column)):
         return torch.mul(out, by_column, out=torch.empty(out.shape, dtype=dtype, device=out.device))
     return finish(out.mul_(by_column), bias, dtype, tuple(out.shape))
 

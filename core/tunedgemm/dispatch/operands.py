@@ -1,0 +1,93 @@
+"""Checks of a call's operands at a miss: their number, and whether their memory holds their values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.op import Op
+
+
+def check_given(op: Op, operands: tuple[Any, ...], fields: Mapping[str, Any]) -> None:
+    """Check the number of a call's operands and the names of its fields.
+
+    Raises:
+        OperandError: an operand is missing, or the op does not take one of them.
+    """
+    names = ", ".join(op.operands)
+    if len(operands) > len(op.operands):
+        raise OperandError(f"{op.name}: too many operands (got {len(operands)}); pass {names}")
+    if rest := [name for name in op.operands[len(operands) :] if not name.endswith("?")]:
+        raise OperandError(f"{op.name}: {rest[0]} must be a tensor (got None); pass {names}")
+    if unknown := sorted(set(fields) - _fields(op)):
+        listed = ", ".join(sorted(_fields(op))) or "none"
+        raise OperandError(f"{op.name}: unknown argument (got {unknown[0]!r}); known: {listed}")
+
+
+@functools.lru_cache(256)
+def _fields(op: Op) -> frozenset[str]:
+    """Return the names of the arguments of an op's `shape_of` that are neither operands nor the output dtype."""
+    parameters = inspect.signature(op.shape_of).parameters
+    operands = {name.removesuffix("?") for name in op.operands}
+    return frozenset(name for name, each in parameters.items() if each.kind is not each.VAR_POSITIONAL) - operands - {"otype"}
+
+
+def has_no_storage(operands: tuple[Any, ...]) -> bool:
+    """Check for a strided operand without an address.
+
+    Functional transforms (vmap, jvp, grad) and the export of a program pass such operands.
+    """
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and operand.layout is torch.strided:
+            try:
+                operand.data_ptr()
+            except RuntimeError:
+                return True
+    return False
+
+
+def in_memory(operands: tuple[Any, ...]) -> bool:
+    """Check that the memory of each operand holds its values, as kernels take for granted.
+
+    It does not for sparse, nested, meta and zero tensors, under functional transforms, and where
+    torch negates values as it reads them.
+    """
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            continue
+        if operand.layout is not torch.strided or operand.is_nested or operand.is_neg():
+            return False
+        try:
+            address = operand.data_ptr()
+        except RuntimeError:
+            return False
+        if not address and operand.numel():
+            return False
+    return True
+
+
+def copied_to_memory(operand: Any) -> Any:
+    """Return a negated or zero tensor as one whose memory holds its values; others as they are."""
+    if not isinstance(operand, torch.Tensor) or operand.layout is not torch.strided or operand.is_nested:
+        return operand
+    return operand.clone() if operand._is_zerotensor() else operand.resolve_neg() if operand.is_neg() else operand
+
+
+def check_not_nested(op: Op, operands: tuple[Any, ...]) -> None:
+    """Check that no operand is nested; raise OperandError that names one."""
+    for name, operand in zip(op.operands, operands, strict=False):
+        if isinstance(operand, torch.Tensor) and operand.is_nested:
+            raise OperandError(f"{op.name}: {name.rstrip('?')} must have one size (got a nested tensor); pass its parts")
+
+
+def check_strided(op: Op, operands: tuple[Any, ...], error: Exception) -> None:
+    """Raise OperandError that names an operand whose layout was the cause of torch's *error*, if one is."""
+    for name, operand in zip(op.operands, operands, strict=False):
+        if isinstance(operand, torch.Tensor) and operand.layout is not torch.strided:
+            text = f"{op.name}: {name.rstrip('?')}: torch's call does not take this layout (got {operand.layout})"
+            raise OperandError(f"{text}; pass {name.rstrip('?')}.to_dense()") from error
