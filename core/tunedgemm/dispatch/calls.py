@@ -45,7 +45,7 @@ class Binding(Serving, Protocol):
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
     """Make the cache key of a call of any op.
 
-    Returns None where a field cannot be hashed or the memory of an operand does not hold its values.
+    Returns None where a field cannot be hashed, or memory does not hold an operand's values.
 
     Raises:
         OperandError: an operand is not a tensor.
@@ -157,7 +157,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
-    """Check that an operand is absent, or aligned to 16 bytes, not negated and, unless *strided*, contiguous."""
+    """Check that an operand is absent, or aligned, not negated and contiguous or *strided*."""
     return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0 and not operand.is_neg())
 
 
@@ -200,7 +200,7 @@ def differentiable(shape: Shape, call: Call) -> Call:
 
 
 def _with_zero_gradients(call: Call) -> Call:
-    """Wrap the call of an empty batch, which gives zero gradients to all operands, as torch's product does."""
+    """Wrap the call of an empty batch to give zero gradients to all operands."""
 
     def empty(*operands: torch.Tensor | None) -> torch.Tensor:
         out = call(*operands)

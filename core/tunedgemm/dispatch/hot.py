@@ -64,8 +64,8 @@ def register_hot_function(function: Call, dispatcher: Binding, arrange: Argument
 def serve_without_memory(dispatcher: Binding, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
     """Serve a call with an operand whose memory does not hold its values.
 
-    A traced call becomes its op in the graph. Negated and zero tensors are copied to memory. Torch's
-    call serves others.
+    A traced call becomes its op in the graph. Negated and zero tensors are copied to memory.
+    Torch's call serves others.
 
     Raises:
         OperandError: the operands do not form this op, one needs a gradient that the op does not

@@ -31,7 +31,7 @@ def check_given(op: Op, operands: tuple[Any, ...], fields: Mapping[str, Any]) ->
 
 @functools.lru_cache(256)
 def _fields(op: Op) -> frozenset[str]:
-    """Return the names of the arguments of an op's `shape_of` that are neither operands nor the output dtype."""
+    """Return the names of an op's fields: arguments of `shape_of` but operands and otype."""
     parameters = inspect.signature(op.shape_of).parameters
     operands = {name.removesuffix("?") for name in op.operands}
     return frozenset(name for name, each in parameters.items() if each.kind is not each.VAR_POSITIONAL) - operands - {"otype"}
@@ -72,7 +72,7 @@ def in_memory(operands: tuple[Any, ...]) -> bool:
 
 
 def copied_to_memory(operand: Any) -> Any:
-    """Return a negated or zero tensor as one whose memory holds its values; others as they are."""
+    """Return a negated or zero tensor as one whose memory holds its values, and any other unchanged."""
     if not isinstance(operand, torch.Tensor) or operand.layout is not torch.strided or operand.is_nested:
         return operand
     return operand.clone() if operand._is_zerotensor() else operand.resolve_neg() if operand.is_neg() else operand

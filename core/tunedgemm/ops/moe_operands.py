@@ -44,7 +44,6 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
         q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
         gate_mode: AITER's order of w1's rows.
         scale_order: order of e8m0 scales; None: as their types or sizes tell.
-        swiglu_limit, beta, linear_beta: bounds of the activation.
     """
     import torch
 
@@ -69,8 +68,7 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     if quantised:
         q_dtype_a = short_dtype(hidden.dtype)
     q_dtype_a = q_dtype_a or moe_words.activation_dtype(kind, q_dtype_w, act, hidden.shape[0], bool(mode), gfx)
-    bounds = {"swiglu_limit": swiglu_limit, "beta": beta, "linear_beta": linear_beta}
-    options = call_options({"bias1": bias1, "bias2": bias2}, act, quantised, bounds)
+    options = call_options((bias1, bias2), act, quantised, swiglu_limit, beta=beta, linear_beta=linear_beta)
     shape = Shape(
         op=moe_words.NAME,
         m=hidden.shape[0],

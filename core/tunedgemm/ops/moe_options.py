@@ -6,7 +6,6 @@ A shape without any has no field for them. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -118,18 +117,21 @@ def gate_word(value: Any, gfx: str = "") -> str:
     raise OperandError(f"fmoe: gate_mode must be separated or interleave (got {value!r})")
 
 
-def call_options(operands: Mapping[str, torch.Tensor | None], act: str, quantised: bool, numbers: Mapping[str, Any]) -> str:
+def call_options(
+    biases: tuple[torch.Tensor | None, torch.Tensor | None], act: str, quantised: bool, limit: float | None, **betas: float | None
+) -> str:
     """Return the text of the options of a call.
 
     Args:
-        operands: bias1 and bias2.
+        biases: bias1 and bias2.
         act: word of the activation; a bound that it does not use is dropped.
         quantised: whether the hidden states are.
-        numbers: swiglu_limit, beta and linear_beta, None where they are not given.
+        limit: AITER's swiglu_limit, None where it is not given.
+        betas: beta and linear_beta, None where they are not given.
     """
-    limit, bounds = numbers.get("swiglu_limit"), {}
+    bounds: dict[str, float] = {}
     if act == "situv2":
-        bounds = {name: float(numbers[name]) for name in ("beta", "linear_beta") if numbers.get(name) is not None}
+        bounds = {name: float(value) for name, value in betas.items() if value is not None}
     elif limit and not (act == "swiglu" and float(limit) == SWIGLU_LIMIT):
         bounds = {"swiglu_limit": float(limit)}
-    return str(Options(operands["bias1"] is not None, operands["bias2"] is not None, quantised, **bounds))
+    return str(Options(biases[0] is not None, biases[1] is not None, quantised, **bounds))
