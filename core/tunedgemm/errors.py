@@ -1,4 +1,4 @@
-"""The exception tree; imports nothing from the package.
+"""The exception tree; its messages are printable text.
 
 ::
 
@@ -15,9 +15,14 @@
         `-- OutOfResources     it needs more shared memory or registers than the device has
 """
 
+from tunedgemm.printable import printable
+
 
 class TunedGemmError(Exception):
     """Base class of every error that tunedgemm raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UserError(TunedGemmError):

@@ -39,18 +39,20 @@ from tunedgemm.workload.lists import op_of_file, shape_of_texts
 
 if TYPE_CHECKING:
     from tunedgemm.backends.builtin import torch_launcher
+    from tunedgemm.console import console
     from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight, unshuffle_weight
     from tunedgemm.tuner import Options, tune
     from tunedgemm.tuner.log import read_log
     from tunedgemm.tuner.progress import Progress
-    from tunedgemm.tuner.report import console, summary
+    from tunedgemm.tuner.report import summary
     from tunedgemm.tuner.trial import Outcome, Planned
 
 _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
     "Progress": "tunedgemm.tuner.progress",
-    **dict.fromkeys(("console", "summary"), "tunedgemm.tuner.report"),
+    "console": "tunedgemm.console",
+    "summary": "tunedgemm.tuner.report",
     "read_log": "tunedgemm.tuner.log",
     "torch_launcher": "tunedgemm.backends.builtin",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),

@@ -23,6 +23,7 @@ from tunedgemm import __version__
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.foreign import attempt, load
+from tunedgemm.printable import PrintableStream
 
 GROUP = "tunedgemm.commands"
 
@@ -169,11 +170,16 @@ def _open_streams() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 if a part of the work failed, or 2 for a usage error."""
+    _open_streams()
+    with contextlib.redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))):
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     verbose = False
     try:
-        _open_streams()
         output = _Output(sys.stdout)
-        with contextlib.redirect_stdout(cast(TextIO, output)):
+        with contextlib.redirect_stdout(cast(TextIO, PrintableStream(cast(TextIO, output)))):
             logging.basicConfig(level=logging.WARNING, format="tunedgemm: %(message)s", handlers=[_StandardError()])
             try:
                 arguments = _parse(argv)

@@ -45,8 +45,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.analysis.coverage import BY, coverage
     from tunedgemm.analysis.coverage.show import print_coverage, print_next, write_entries
+    from tunedgemm.console import console
     from tunedgemm.device import device_of_text
-    from tunedgemm.tuner.report import console
 
     least = arguments.min_exact
     if least is not None and not 0.0 <= least <= 100.0:

@@ -20,10 +20,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tunedgemm.backends.registry import Registry
+    from tunedgemm.console import console
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
     from tunedgemm.solution import Unsupported
-    from tunedgemm.tuner.report import console
 
     registry, device = Registry(), current_device()
     details: list[str] = []
@@ -42,14 +42,14 @@ def _run(arguments: argparse.Namespace) -> int:
     output = console()
     output.print(table)
     for line in details:
-        output.print(line, markup=False, soft_wrap=True)
+        output.print(line, soft_wrap=True)
     for libtype in registry.libtypes:
         for problem in registry.problems(libtype):
-            output.print(f"warning: {problem}", markup=False, soft_wrap=True)
+            output.print(f"warning: {problem}", soft_wrap=True)
     missing = [libtype for libtype in owners() if libtype not in registry]
     if missing:
         names = ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing)
-        output.print(f"not installed: {names}", markup=False, soft_wrap=True)
+        output.print(f"not installed: {names}", soft_wrap=True)
     return 0
 
 

@@ -34,9 +34,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import listed, model_of
+    from tunedgemm.console import console
     from tunedgemm.ops import op_named
     from tunedgemm.table.untuned import write_untuned
-    from tunedgemm.tuner.report import console, number_of
+    from tunedgemm.tuner.report import number_of
     from tunedgemm.workload.lists import list_paths
 
     model = model_of(arguments)

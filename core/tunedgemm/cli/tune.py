@@ -217,7 +217,7 @@ def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options
 def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Tune into a candidate table, and time the op with the present table and with the candidate."""
     from tunedgemm.analysis.compare import compare, print_compared
-    from tunedgemm.tuner.report import console
+    from tunedgemm.console import console
 
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
@@ -232,7 +232,7 @@ def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Opti
 def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; print a line a shape as progress."""
     from tunedgemm.analysis.compare import print_checked, run_config
-    from tunedgemm.tuner.report import console
+    from tunedgemm.console import console
 
     def print_served(served: Served) -> None:
         with _tolerate_closed_output():

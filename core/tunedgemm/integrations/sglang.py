@@ -8,7 +8,6 @@ model's own weights; SGLang's kernel serves every M at which the row is not fast
 
 from __future__ import annotations
 
-import logging
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,12 @@ from typing import Any
 import torch
 
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
+from tunedgemm.printable import logger
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
 #: SGLang prints the messages of loggers below its root logger.
-_log = logging.getLogger("sglang.tunedgemm")
+_log = logger("sglang.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_SGLANG"
 #: Versions whose functions are known, the first and the last.

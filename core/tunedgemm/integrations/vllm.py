@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -21,11 +20,12 @@ import torch
 
 from tunedgemm.integrations.engine_rows import unserved_reason
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
+from tunedgemm.printable import logger
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 
 #: vLLM prints the messages of loggers below its root logger.
-_log = logging.getLogger("vllm.tunedgemm")
+_log = logger("vllm.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_VLLM"
 #: Value of the variable that also routes on a CPU, where vLLM would pack the weights.

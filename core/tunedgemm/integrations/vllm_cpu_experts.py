@@ -32,11 +32,12 @@ from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
+from tunedgemm.printable import logger
 from tunedgemm.shape import Shape
 
 _log = logging.getLogger("tunedgemm")
 #: vLLM prints the messages of loggers below its root logger.
-_log_of_vllm = logging.getLogger("vllm.tunedgemm")
+_log_of_vllm = logger("vllm.tunedgemm")
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
 #: Module, the functions that choose and make a kernel, and the enumeration whose member TRITON

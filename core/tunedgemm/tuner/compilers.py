@@ -27,7 +27,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.processes import cpu_seconds, exit_reason, spawned_pool
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tunedgemm")
 
 #: Seconds without progress after which a pool is replaced: tasks wait, processes are idle and use
 #: no time.

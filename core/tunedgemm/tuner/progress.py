@@ -8,13 +8,14 @@ import threading
 import time
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tunedgemm.tuner.report import console, outcome_details, outcome_text, sizes, weighted_gain
+from tunedgemm.console import Console, console
+from tunedgemm.tuner.report import outcome_details, outcome_text, sizes, weighted_gain
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned, Step, Task
 
 _DOING = {"list": "listing", "compile": "compiling", "check": "checking", "screen": "screening", "time": "timing"}

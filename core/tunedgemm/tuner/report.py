@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunedgemm.console import Console, console
 from tunedgemm.shape import Shape
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
 from tunedgemm.tuner.trial import Outcome, Report
 
-#: Columns of text in a file or a pipe, which have no width.
-FILE_WIDTH = 160
 #: The summary has a table of the shapes from this width on; narrower output has no table.
 TABLE_WIDTH = 80
 #: Without -v, more shapes than this omit the table.
@@ -29,12 +25,6 @@ EXAMPLES = 3
 SLOWER = 1 / 1.02
 #: Statuses of a healthy run; the summary names solutions with other statuses.
 HEALTHY = ("ok", "screened", "unsupported", "out_of_resources", "nondeterministic", "batch_variant")
-
-
-def console() -> Console:
-    """Return standard output; wide unless it is a terminal, so that lines of a log stay whole."""
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
-    return Console(width=wide, highlight=False)
 
 
 def summary(report: Report, verbose: bool = False, output: Console | None = None, *, stale: bool = False) -> None:

@@ -147,7 +147,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     progress = Progress(verbose=arguments.verbose, budget=options.budget, output=output)
 
     def say(text: str) -> None:
-        output.print(text, soft_wrap=True, markup=False)
+        output.print(text, soft_wrap=True)
 
     try:
         with progress:

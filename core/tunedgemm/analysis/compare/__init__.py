@@ -13,7 +13,6 @@ from pathlib import Path
 
 import attrs
 import filelock
-from rich.console import Console
 
 from tunedgemm.analysis.compare.measuring import Measuring, measuring
 from tunedgemm.analysis.compare.production import Side, rows_for
@@ -21,6 +20,7 @@ from tunedgemm.analysis.compare.show import print_checked, print_compared
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served, decide
 from tunedgemm.backends.artifact import cache_folder
 from tunedgemm.backends.private import make_private
+from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.files import read_regular

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served
+from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -149,4 +148,4 @@ def _title(text: str) -> Iterator[str]:
 
 def _say(console: Console, lines: Sequence[str]) -> None:
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

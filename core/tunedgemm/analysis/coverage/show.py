@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from tunedgemm.analysis.coverage.proposal import Next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
 from tunedgemm.analysis.coverage.whole import Coverage
+from tunedgemm.console import Console
 from tunedgemm.errors import UserError
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 from tunedgemm.tuner.report import number_of, sizes

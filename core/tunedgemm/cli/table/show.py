@@ -9,11 +9,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from tunedgemm.cli.table.files import op_of
+from tunedgemm.console import console
 from tunedgemm.device import current_device
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
-from tunedgemm.tuner.report import console, sizes
+from tunedgemm.tuner.report import sizes
 
 #: All columns are shown from this width of the terminal on.
 WIDE = 100
