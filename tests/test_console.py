@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-import time
+import re
+from pathlib import Path
 
-import pytest
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from tunedgemm.console import Console
 from tunedgemm.printable import PrintableStream
+
+ROOT = Path(__file__).parents[1]
 
 #: rich drops the \x07
 HOSTILE = "k\x1b[2J\x07\u202e\x9b"
@@ -58,18 +60,8 @@ def test_a_terminal_keeps_its_colours_and_its_live_display():
     assert "\x1b[2J" not in below.getvalue()
 
 
-@pytest.mark.timing
-def test_a_long_table_costs_little():
-    """A table of 2,000 rows takes at most a third more time than rich alone."""
-    import rich.console
-
-    def seconds(console: rich.console.Console) -> float:
-        table = Table(*"abcd")
-        for row in range(2000):
-            table.add_row(*(f"kernel_{row}_{column}" for column in range(4)))
-        start = time.perf_counter()
-        console.print(table)
-        return time.perf_counter() - start
-
-    theirs = min(seconds(rich.console.Console(file=io.StringIO(), width=120)) for _ in range(3))
-    assert min(seconds(output()[0]) for _ in range(3)) < theirs * 1.33
+def test_only_this_module_makes_a_console():
+    """All output through rich is printable: no other module makes rich's own console."""
+    made = re.compile(r"from rich\.console import [^\n]*\bConsole\b|rich\.console\.Console\(")
+    files = [file for folder in ("core/tunedgemm", "plugins") for file in (ROOT / folder).rglob("*.py") if "tests" not in file.parts]
+    assert [file.name for file in files if made.search(file.read_text())] == []

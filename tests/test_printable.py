@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tunedgemm.errors import TableError, UnknownOpError
 from tunedgemm.printable import PrintableStream, logger, printable
+
+ROOT = Path(__file__).parents[1]
 
 #: A text as in a file, and as people see it.
 SEEN = {
@@ -80,3 +84,10 @@ def test_a_stream_is_printable():
     stream.writelines(["\x07", "\n"])
     assert below.getvalue() == "a\\x1b b\\u202e\n\\x07\n"
     assert stream.getvalue == below.getvalue
+
+
+def test_only_this_module_makes_other_loggers():
+    """All records are printable: other modules have the package's logger, or one of `logger`."""
+    made = re.compile(r"getLogger\((?!\"tunedgemm\"\)|\))")
+    files = [file for folder in ("core/tunedgemm", "plugins") for file in (ROOT / folder).rglob("*.py") if "tests" not in file.parts]
+    assert [file.name for file in files if made.search(file.read_text())] == ["printable.py"]

@@ -31,12 +31,14 @@ class Console(rich.console.Console):
 
     @file.setter
     def file(self, file: IO[str]) -> None:
+        """Set the stream."""
         rich.console.Console.file.fset(self, file)  # type: ignore[attr-defined]
 
     def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of a renderable, and of those inside it, with printable text."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            shown = segment.text if segment.control else printable(segment.text)
+            yield segment if shown is segment.text else segment._replace(text=shown)
 
 
 def console() -> Console:

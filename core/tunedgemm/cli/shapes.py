@@ -14,10 +14,10 @@ from tunedgemm.cli.flags import add_model, add_overrides
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table as Grid
 
     from tunedgemm.cli.flags import Listed
+    from tunedgemm.console import Console
     from tunedgemm.table.untuned import Untuned
 
 

@@ -17,6 +17,7 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN, absent
+from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -94,7 +95,7 @@ class Explanation:
         if not (self.certain or self.refused):
             lines.append("  checked without the device: its libraries and compiled kernels may still refuse")
         lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:

@@ -19,6 +19,7 @@ from tunedgemm.dtype import FP8, fp8_of
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.ops.op import Op
+from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.row import Row
@@ -64,7 +65,7 @@ class RowExplanation:
     verdict: str
 
     def __str__(self) -> str:
-        return f"{self.explanation}\n  {self.row.source}:{self.row.line} {self.verdict}"
+        return printable(f"{self.explanation}\n  {self.row.source}:{self.row.line} {self.verdict}")
 
 
 def explain_row(op: Op, path: Path, line: int, device: Device | None = None, above: Sequence[Path] = ()) -> RowExplanation:

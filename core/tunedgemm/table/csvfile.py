@@ -10,6 +10,7 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.printable import printable
 from tunedgemm.table.columns import (
     DEVICE,
     UNTUNED_EXTRA,
@@ -69,7 +70,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason
+        return printable(f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason)
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
@@ -100,7 +101,7 @@ class Conflict:
     def __str__(self) -> str:
         rows = ", ".join(f"{row.solution} {row.us:.2f} us ({row.source}:{row.line})" for row in (self.kept, *self.others))
         device = self.kept.device or f"{self.kept.gfx or 'any device'}/{self.kept.cu_num}"
-        return f"{self.kept.shape} on {device}: the first of {rows}"
+        return printable(f"{self.kept.shape} on {device}: the first of {rows}")
 
 
 def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
