@@ -37,8 +37,11 @@ def _one_of(*allowed: str) -> Any:
 
 
 def _extra(value: Any) -> tuple[tuple[str, int | str | bool], ...]:
-    items = value.items() if isinstance(value, dict) else value
-    return tuple(sorted((str(name), item) for name, item in items))
+    items = tuple(sorted((str(name), item) for name, item in (value.items() if isinstance(value, dict) else value)))
+    for name, item in items:
+        if not isinstance(item, int | str):
+            raise ShapeError(f"{name[:40]!r} must be an integer, a text or true or false (got {str(item)[:40]!r})")
+    return items
 
 
 def _outdtype(text: str, shape: Shape) -> str:
@@ -118,8 +121,22 @@ class Shape:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Shape:
-        """Rebuild a shape from the result of `to_dict`."""
-        return cls(**fields)
+        """Rebuild a shape from the result of `to_dict`.
+
+        Raises:
+            ShapeError: it is none, or a field has an impossible value.
+        """
+        allowed = {field.name for field in attrs.fields(cls)}
+        if (
+            not isinstance(fields, dict)
+            or not {"op", "m", "n", "k"} <= {*fields} <= allowed
+            or not isinstance(fields.get("extra", {}), dict)
+        ):
+            raise ShapeError(f"a shape must be an object of {', '.join(sorted(allowed))} (got {str(fields)[:80]!r})")
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ShapeError(f"a shape has a value of another type: {str(error.args[0])[:80]}") from None
 
 
 _M = attrs.fields(Shape).m

@@ -62,8 +62,18 @@ class Solution:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Solution:
-        """Rebuild a solution from the result of `to_dict`."""
-        return cls(**{**fields, "extra": tuple(sorted(fields.get("extra", {}).items()))})
+        """Rebuild a solution from the result of `to_dict`.
+
+        Raises:
+            ValueError, PluginError: it is none, or a field has an impossible value.
+        """
+        allowed = {field.name for field in attrs.fields(cls)}
+        if not isinstance(fields, dict) or not {"libtype"} <= {*fields} <= allowed or not isinstance(fields.get("extra", {}), dict):
+            raise ValueError(f"a solution must be an object of {', '.join(sorted(allowed))} (got {str(fields)[:80]!r})")
+        try:
+            return cls(**{**fields, "extra": tuple(sorted(fields.get("extra", {}).items()))})
+        except TypeError as error:
+            raise ValueError(f"a solution has a value of another type: {str(error.args[0])[:80]}") from None
 
 
 @attrs.frozen

@@ -33,6 +33,23 @@ STATUSES = {
 }
 
 
+def _status(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or value not in STATUSES:
+        raise ValueError(f"{attribute.name!r} must be one of {', '.join(STATUSES)} (got {str(value)[:40]!r})")
+
+
+def _typed(what: str, *types: type) -> Any:
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ValueError(f"{attribute.name!r} must be {what} (got {str(value)[:40]!r})")
+
+    return check
+
+
+_NUMBER, _COUNT, _TEXT = _typed("a number", int, float), _typed("a whole number", int), _typed("text", str)
+_FLAG = _typed("true, false or null", bool, type(None))
+
+
 @attrs.frozen
 class Timing:
     """The outcome of one solution on one shape.
@@ -56,17 +73,17 @@ class Timing:
 
     shape: Shape
     solution: Solution
-    status: str = attrs.field(validator=attrs.validators.in_(STATUSES))
-    us: float = 0.0
-    noise: float = 0.0
-    samples: int = 0
-    err_ratio: float = 0.0
-    row_error: float = 0.0
-    clock_mhz: int = 0
-    throttled: str = ""
-    deterministic: bool | None = None
-    batch_invariant: bool | None = None
-    detail: str = ""
+    status: str = attrs.field(validator=_status)
+    us: float = attrs.field(default=0.0, validator=_NUMBER)
+    noise: float = attrs.field(default=0.0, validator=_NUMBER)
+    samples: int = attrs.field(default=0, validator=_COUNT)
+    err_ratio: float = attrs.field(default=0.0, validator=_NUMBER)
+    row_error: float = attrs.field(default=0.0, validator=_NUMBER)
+    clock_mhz: int = attrs.field(default=0, validator=_COUNT)
+    throttled: str = attrs.field(default="", validator=_TEXT)
+    deterministic: bool | None = attrs.field(default=None, validator=_FLAG)
+    batch_invariant: bool | None = attrs.field(default=None, validator=_FLAG)
+    detail: str = attrs.field(default="", validator=_TEXT)
 
     @property
     def ok(self) -> bool:
@@ -90,6 +107,8 @@ class Timing:
             raise ValueError(f"a trial must be a JSON object of schema 1 to {SCHEMA} (got {line[:80]!r})")
         names = {a.name for a in attrs.fields(cls)}
         fields = {name: value for name, value in fields.items() if name in names}
+        if missing := [name for name in ("shape", "solution", "status") if name not in fields]:
+            raise ValueError(f"lacks {missing[0]!r}")
         fields["shape"] = Shape.from_dict(fields["shape"])
         fields["solution"] = Solution.from_dict(fields["solution"])
         return cls(**fields)

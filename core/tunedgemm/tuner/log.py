@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from typing import Any
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.errors import ShapeError, TableError, TunedGemmError
 from tunedgemm.files import open_regular
+from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.row import key_shape
 from tunedgemm.table.sheet import extend, present
 from tunedgemm.timing import SCHEMA, Timing
 
@@ -30,6 +35,30 @@ _log = logging.getLogger("tunedgemm")
 #: How every line begins. A line that begins so and is not JSON was cut off, by a kill or a full
 #: disk.
 _BEGINNING = '{"schema": '
+
+#: Kinds of lines, each with the fields that it cannot do without; schema 1 names no kind.
+_KINDS = {
+    "run": ("run", "op"),
+    "trial": ("shape", "solution", "status"),
+    "shape": ("run", "gfx", "cu_num", "device", "shape", "winner"),
+    "end": ("run",),
+}
+
+#: Types of the fields that are read here; `Timing` checks the others.
+_SCALARS: tuple[type, ...] = (str, int, float, bool, type(None))
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "run", "op", "gfx", "device", "libver"), (str,)),
+    **dict.fromkeys(("shape", "solution", "identity"), (dict,)),
+    **dict.fromkeys(("winner", "incumbent"), (dict, type(None))),
+    **dict.fromkeys(("us", "noise", "err_ratio"), (int, float)),
+    **dict.fromkeys(("cu_num", "samples", "clock_mhz"), (int,)),
+    "resumes": (list,),
+}
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+#: Largest number of a measurement; a year has 3e13 microseconds.
+_MOST = 1e18
 
 
 def trials_path(table: Path) -> Path:
@@ -67,7 +96,7 @@ class Line:
         Raises:
             TableError: the line has an impossible value.
         """
-        with self._naming_line():
+        with self.naming():
             return Timing.from_json(self.text)
 
     def where(self) -> tuple[Device, Shape]:
@@ -76,17 +105,45 @@ class Line:
         Raises:
             TableError: the line lacks one of them, or has an impossible value.
         """
-        with self._naming_line():
+        with self.naming():
             fields = self.fields
-            return Device(fields["gfx"], fields["cu_num"], fields["device"]), Shape.from_dict(fields["shape"])
+            device, shape = Device(fields["gfx"], fields["cu_num"], fields["device"]), Shape.from_dict(fields["shape"])
+            _check_shape(shape, device.gfx)
+            return device, shape
+
+    def solution(self, field: str) -> Solution | None:
+        """Return the solution of a field, None where it has none.
+
+        Raises:
+            TableError: it has an impossible value.
+        """
+        with self.naming():
+            fields = self.fields.get(field)
+            return None if fields is None else Solution.from_dict(fields)
 
     @contextlib.contextmanager
-    def _naming_line(self) -> Iterator[None]:
+    def naming(self) -> Iterator[None]:
+        """Raise TableError with file and line for a fault in the line's values."""
         try:
             yield
-        except (TunedGemmError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (TunedGemmError, ValueError, KeyError) as error:
             fault = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
-            raise TableError(f"{self.path}:{self.number}: not a trial: {fault}; {_MOVE}") from error
+            raise TableError(f"{self.path}:{self.number}: not a {self.kind}: {fault}; {_MOVE}") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_shape(shape: Shape, gfx: str) -> None:
+    """Raise ShapeError for a shape that its op's tables cannot have."""
+    op = ops().get(shape.op)
+    if op is None:
+        return
+    try:
+        texts = {column: text for column, text in op.columns.format(shape).items() if text}
+        read = op.columns.parse(texts | {"gfx": gfx})
+    except (TunedGemmError, ValueError, KeyError, TypeError) as error:
+        raise ShapeError(f"no shape of {op.name}: {error.args[0] if error.args else type(error).__name__}") from None
+    if key_shape(read) != key_shape(shape):
+        raise ShapeError(f"no shape of {op.name} (got {shape}; its tables have {read})")
 
 
 _MOVE = "move the file away, and the next run starts a new one"
@@ -122,7 +179,42 @@ def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
         raise TableError(f"{path}:{number}: not a line of a trial log: not a JSON object with a 'schema' (got {text[:40]!r}); {_MOVE}")
     if schema > SCHEMA:
         raise TableError(f"{path}:{number}: was written by a newer tunedgemm (schema {schema}; this one reads 1 to {SCHEMA}); {_MOVE}")
+    if fault := _fault(fields, text):
+        raise TableError(f"{path}:{number}: not a line of a trial log: {fault}; {_MOVE}")
     return dict(fields)
+
+
+def _fault(fields: dict[str, Any], text: str) -> str:
+    """Return why an object cannot be a line of a trial log, or ""."""
+    if _SURROGATE.search(text) and not _is_text(fields):
+        return "has half of a surrogate pair, which no file can hold"
+    for name, value in fields.items():
+        types = _TYPES.get(name)
+        if types is not None and (type(value) not in types or not _is_flat(value)):
+            return f"{name!r} has a value of another type (got {str(value)[:40]!r})"
+        if types is not None and types[0] is int and not 0 <= value <= _MOST:
+            return f"{name!r} must be a number from 0 to {_MOST:g} (got {str(value)[:40]})"
+    kind = fields.get("kind", "trial")
+    if kind not in _KINDS:
+        return f"'kind' must be one of {', '.join(_KINDS)} (got {kind[:40]!r})"
+    missing = [name for name in _KINDS[kind] if name not in fields]
+    return f"lacks {missing[0]!r}" if missing else ""
+
+
+def _is_text(fields: dict[str, Any]) -> bool:
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _is_flat(value: Any) -> bool:
+    """Tell whether a value nests no deeper than a shape, whose ``extra`` is an object of scalars."""
+    if type(value) is list:
+        return all(type(item) is str for item in value)
+    items = value.values() if type(value) is dict else ()
+    return all(type(item) in _SCALARS or (type(item) is dict and all(type(part) in _SCALARS for part in item.values())) for item in items)
 
 
 def line(kind: str, run: str, **fields: Any) -> str:

@@ -295,7 +295,8 @@ class Store:
                 continue
             winner = _winner(outcome, trials)
             if winner is not None:
-                row = self._row(*key, winner, str(outcome.fields.get("libver", "")))
+                with outcome.naming():
+                    row = self._row(*key, winner, outcome.fields.get("libver", ""))
                 if outcome.number in reusable.last and _died_before_table(outcome, rows.get(row.key), row):
                     self._waiting.append(row)
                 elif row.key not in rows:
@@ -377,11 +378,12 @@ def _fields_of(timing: Timing) -> dict[str, Any]:
 
 def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
     """Return the winner's timing of an outcome's line; its trial may be in another run."""
-    if outcome.fields["winner"] is None:
+    solution = outcome.solution("winner")
+    if solution is None:
         return None
-    solution = Solution.from_dict(outcome.fields["winner"])
     timing = trials.get(solution) or Timing(outcome.where()[1], solution, "ok")
-    return attrs.evolve(timing, **{name: outcome.fields[name] for name in _REPEATED})
+    with outcome.naming():
+        return attrs.evolve(timing, **{name: outcome.fields[name] for name in _REPEATED})
 
 
 def _died_before_table(outcome: Line, present_row: Row | None, row: Row) -> bool:
@@ -391,6 +393,6 @@ def _died_before_table(outcome: Line, present_row: Row | None, row: Row) -> bool
     """
     if present_row is None:
         return True
-    incumbent = outcome.fields.get("incumbent")
-    before = Solution.from_dict(incumbent) if incumbent else None
-    return present_row.solution == before and (present_row.solution != row.solution or present_row.us != round(row.us, 4))
+    return present_row.solution == outcome.solution("incumbent") and (
+        present_row.solution != row.solution or present_row.us != round(row.us, 4)
+    )
