@@ -117,7 +117,7 @@ def _repeat_column(rows: list[list[str]], _: int, column: int, value: int) -> No
 def _move_column(rows: list[list[str]], at: int, column: int, value: int) -> None:
     column %= len(rows[0]) + 1
     for row in rows:
-        row += row[column : column + 1]
+        row.extend(row[column : column + 1])
     _delete_column(rows, at, column, value)
 
 
