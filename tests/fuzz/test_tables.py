@@ -40,7 +40,7 @@ def table_of(op: Op, path: Path) -> bytes:
 
 
 def rounded(rows: list[Row]) -> Counter[Row]:
-    """Count rows with their times as tables round them; NaN equals NaN, and columns without a name are lost."""
+    """Count rows with their times as tables round them; NaN equals NaN, and extra columns do not count."""
     numbers = [{"us": str(round(row.us, 4)), "err_ratio": str(round(row.err_ratio, 4))} for row in rows]
     return Counter(attrs.evolve(row, **number, extra=()) for row, number in zip(rows, numbers, strict=True))
 

@@ -8,16 +8,19 @@ a million rows load in seconds.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import hashlib
 import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.errors import TableError
 from tunedgemm.table.csvfile import Problem
 
 if TYPE_CHECKING:
@@ -71,6 +74,7 @@ class RowSource(Sequence["Row"]):
         sorted: whether the rows are in the order of their lines.
         parts: the positions of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
+        index: the cache file that the numbers come from, if any.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -87,6 +91,7 @@ class RowSource(Sequence["Row"]):
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
+    index: Path | None = None
     _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -145,20 +150,27 @@ class RowSource(Sequence["Row"]):
         return self.parsed[position] if position in self.parsed else self._parse((position,))[0]
 
     def _parse(self, positions: Sequence[int]) -> list[Row]:
-        """Parse the rows at some positions together."""
+        """Parse the rows at some positions together.
+
+        Raises:
+            TableError: the numbers, which come from a cache file, do not match the table.
+        """
         texts: dict[int, bytes] = {}
         for position in positions:
             start, end = self.starts[position], self.content.find(b"\n", self.starts[position])
             texts.setdefault(self.lines[position], self.content[start : end if end >= 0 else None])
         rows: dict[int, list[Row]] = {number: [] for number in texts}
-        for row in self.read(list(texts), list(texts.values())):
-            rows[row.line].append(row)
+        with contextlib.suppress(UnicodeDecodeError):  # an offset inside a character is found below
+            for row in self.read(list(texts), list(texts.values())):
+                rows[row.line].append(row)
         parsed = []
         for position in positions:
-            first = position
-            while first and self.lines[first - 1] == self.lines[position]:
+            first, of_line = position, rows[self.lines[position]]
+            while first and position - first < len(of_line) and self.lines[first - 1] == self.lines[position]:
                 first -= 1
-            parsed.append(rows[self.lines[position]][position - first])
+            if position - first >= len(of_line):
+                raise TableError(f"{self.index}: does not match the table that it is the index of; delete it")
+            parsed.append(of_line[position - first])
         return parsed
 
     def __len__(self) -> int:

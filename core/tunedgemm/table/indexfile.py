@@ -25,7 +25,7 @@ from tunedgemm.files import read_regular
 from tunedgemm.table import scan
 from tunedgemm.table.columns import foreign_columns
 from tunedgemm.table.csvfile import Problem, read_rows
-from tunedgemm.table.index import RowSource, unread
+from tunedgemm.table.index import PARTS, RowSource, unread
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -142,22 +142,51 @@ def _load(place: str, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple
         content = read_cached(place)
     except OSError:
         return None
-    whole = memoryview(content)
-    if _digest([whole[_DIGEST:]]) != content[:_DIGEST]:
+    whole, end = memoryview(content), content.find(b"\n", _DIGEST)
+    if end < 0 or _digest([whole[_DIGEST:]]) != content[:_DIGEST]:
         return None
-    end = content.index(b"\n", _DIGEST)
-    head = json.loads(content[_DIGEST:end])
-    if any(head.get(name) != value for name, value in about.items()):
+    try:
+        head = json.loads(content[_DIGEST:end])
+        if any(head.get(name) != value for name, value in about.items()):
+            return None
+        source = _source_of(head, whole[end + 1 :])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # whoever can write here can forge the digest
         return None
-    source = RowSource(unread, sorted=head["sorted"], pinned=head["pinned"], devices=[(gfx, device) for gfx, device in head["devices"]])
-    for kind, units in head["kinds"]:
-        *words, extra = kind
-        source.stamp(units, (*words, tuple((name, value) for name, value in extra)))
-    start = end + 1
-    source.parts = [array("I") for _ in head["parts"]]
-    sizes = [head["rows"]] * len(_ARRAYS) + head["parts"]
-    for numbers, size in zip([*(getattr(source, name) for name, _ in _ARRAYS), *source.parts], sizes, strict=True):
-        stop = start + size * numbers.itemsize
-        numbers.frombytes(whole[start:stop])
+    source.index = file
+    return source, _checked(head["content"], str), [(_number(line), _checked(reason, str)) for line, reason in head["problems"]]
+
+
+def _source_of(head: dict[str, Any], numbers: memoryview) -> RowSource:
+    """Return the source of a head and its arrays; raise ValueError or TypeError where they are no index."""
+    source = RowSource(unread, sorted=_checked(head["sorted"], bool), pinned=_checked(head["pinned"], bool))
+    source.devices = [(_checked(gfx, str), _checked(device, str)) for gfx, device in head["devices"]]
+    for (*words, extra), units in head["kinds"]:
+        pairs = tuple((_checked(name, str), _checked(value, str, int, bool)) for name, value in extra)
+        dtype, outdtype, epilogue, scale, layout = (_checked(word, str) for word in words)
+        source.stamp(_number(units), (dtype, outdtype, epilogue, scale, layout, pairs))
+    rows, sizes = _number(head["rows"]), [_number(size) for size in head["parts"]]
+    source.parts = [array("I") for _ in sizes]
+    arrays = [*(getattr(source, name) for name, _ in _ARRAYS), *source.parts]
+    start = 0
+    for part, size in zip(arrays, [rows] * len(_ARRAYS) + sizes, strict=True):
+        stop = start + size * part.itemsize
+        part.frombytes(numbers[start:stop])
         start = stop
-    return source, head["content"], head["problems"]
+    if start != len(numbers) or len(sizes) != PARTS or sum(sizes) != rows:
+        raise ValueError("another number of rows than it says")
+    if rows and (max(source.device_numbers) >= len(source.devices) or max(max(part, default=0) for part in source.parts) >= rows):
+        raise ValueError("a device or a row that it does not have")
+    return source
+
+
+def _checked(value: Any, *types: type) -> Any:
+    if type(value) not in types:
+        raise ValueError(f"a value of another type (got {type(value).__name__})")
+    return value
+
+
+def _number(value: Any) -> int:
+    number: int = _checked(value, int)
+    if number < 0:
+        raise ValueError(f"a negative number (got {number})")
+    return number

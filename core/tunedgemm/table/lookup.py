@@ -249,12 +249,25 @@ class Table:
             return [number for _, _, number in valid]
         for _, group in itertools.groupby(valid, key=lambda entry: entry[:2]):
             ties = [number for *_, number in group]
-            numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
+            if len(ties) > 1:
+                rows = {number: row for number in ties if (row := self._row(number)) is not None}
+                ties = sorted(rows, key=lambda number: _further(rows[number]))
+            numbers += ties
         return numbers
+
+    def _row(self, number: int) -> Row | None:
+        """Return the row of a number; None where the file's index does not match it."""
+        try:
+            return self._index.row(number)
+        except TableError as error:
+            _log.warning("a row that is not used: %s", error)
+            return None
 
     def _match(self, unparsed: _UnparsedRow) -> Match | None:
         """Parse a matching row; None where it repeats a better one, or its key is a hash collision."""
-        row = self._index.row(unparsed.number)
+        row = self._row(unparsed.number)
+        if row is None:
+            return None
         shape = row.shape
         if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (unparsed.units, unparsed.m, unparsed.product):
             return None
