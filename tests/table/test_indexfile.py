@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -247,3 +248,31 @@ print(len(indexfile.open_source(Path({str(file)!r}), op_named("a16w16"))))
     open_source(file, OP)
     assert scans == []
     agree(file)
+
+
+NAMES = ("rows", "parts", "kinds", "devices", "problems", "sorted", "pinned")
+FORGED = [
+    *((name, value) for name in NAMES for value in (None, "x", -1, [[]], {})),
+    *(("kinds", [[[*words, extra], units]]) for words, extra, units in [("abcde", [], -1), ([[]] * 5, [], 1), ("abcde", [["x", []]], 1)]),
+    ("rows", 10**30), ("parts", [1] * 256), ("parts", [0] * 255), ("kinds", [[["a"] * 5, -1]]), ("devices", []), ("devices", [["a", 7]]),
+    ("problems", [["3", "x"]]), ("content", None),
+]  # fmt: skip
+
+
+def test_a_forged_index_is_made_again(file, scans, faults_of):
+    """An index with the digest of other content than an index has costs a scan and no more."""
+    open_source(file, OP)
+    [index] = kept()
+    raw = index.read_bytes()
+    end = raw.index(b"\n", 32)
+
+    def check(name, value):
+        head = {**json.loads(raw[32:end]), name: value}
+        body = json.dumps(head).encode() + raw[end:]
+        index.write_bytes(hashlib.blake2b(body, digest_size=32).digest() + body)
+        scans.clear()
+        assert list(open_source(file, OP)) == read_rows(file, OP)[0]
+        assert len(scans) == 1
+        assert index.read_bytes() == raw
+
+    assert not faults_of(check, FORGED)

@@ -74,7 +74,7 @@ class RowSource(Sequence["Row"]):
         sorted: whether the rows are in the order of their lines.
         parts: the positions of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
-        index: the cache file that the numbers come from, if any.
+        cached: the cache file that the numbers come from, if any.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -91,7 +91,7 @@ class RowSource(Sequence["Row"]):
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
-    index: Path | None = None
+    cached: Path | None = None
     _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -169,7 +169,7 @@ class RowSource(Sequence["Row"]):
             while first and position - first < len(of_line) and self.lines[first - 1] == self.lines[position]:
                 first -= 1
             if position - first >= len(of_line):
-                raise TableError(f"{self.index}: does not match the table that it is the index of; delete it")
+                raise TableError(f"{self.cached}: does not match the table that it is the index of; delete it")
             parsed.append(of_line[position - first])
         return parsed
 

@@ -149,18 +149,19 @@ def _load(place: str, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple
         head = json.loads(content[_DIGEST:end])
         if any(head.get(name) != value for name, value in about.items()):
             return None
-        source = _source_of(head, whole[end + 1 :])
+        source, digest = _source_of(head, whole[end + 1 :]), _checked(head["content"], str)
+        problems = [(_number(line), _checked(reason, str)) for line, reason in _checked(head["problems"], list)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # whoever can write here can forge the digest
         return None
-    source.index = file
-    return source, _checked(head["content"], str), [(_number(line), _checked(reason, str)) for line, reason in head["problems"]]
+    source.cached = file
+    return source, digest, problems
 
 
 def _source_of(head: dict[str, Any], numbers: memoryview) -> RowSource:
     """Return the source of a head and its arrays; raise ValueError or TypeError where they are no index."""
     source = RowSource(unread, sorted=_checked(head["sorted"], bool), pinned=_checked(head["pinned"], bool))
-    source.devices = [(_checked(gfx, str), _checked(device, str)) for gfx, device in head["devices"]]
-    for (*words, extra), units in head["kinds"]:
+    source.devices = [(_checked(gfx, str), _checked(device, str)) for gfx, device in _checked(head["devices"], list)]
+    for (*words, extra), units in _checked(head["kinds"], list):
         pairs = tuple((_checked(name, str), _checked(value, str, int, bool)) for name, value in extra)
         dtype, outdtype, epilogue, scale, layout = (_checked(word, str) for word in words)
         source.stamp(_number(units), (dtype, outdtype, epilogue, scale, layout, pairs))

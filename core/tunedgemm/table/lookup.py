@@ -250,8 +250,8 @@ class Table:
         for _, group in itertools.groupby(valid, key=lambda entry: entry[:2]):
             ties = [number for *_, number in group]
             if len(ties) > 1:
-                rows = {number: row for number in ties if (row := self._row(number)) is not None}
-                ties = sorted(rows, key=lambda number: _further(rows[number]))
+                found = {number: row for number in ties if (row := self._row(number)) is not None}
+                ties = sorted(found, key=lambda number: _further(found[number]))
             numbers += ties
         return numbers
 
