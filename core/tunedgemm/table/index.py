@@ -15,7 +15,6 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -74,7 +73,7 @@ class RowSource(Sequence["Row"]):
         sorted: whether the rows are in the order of their lines.
         parts: the positions of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
-        cached: the cache file that the numbers come from, if any.
+        cached: the file of the cache that the numbers come from, if any.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -91,7 +90,7 @@ class RowSource(Sequence["Row"]):
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
-    cached: Path | None = None
+    cached: str = ""
     _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -169,7 +168,7 @@ class RowSource(Sequence["Row"]):
             while first and position - first < len(of_line) and self.lines[first - 1] == self.lines[position]:
                 first -= 1
             if position - first >= len(of_line):
-                raise TableError(f"{self.cached}: does not match the table that it is the index of; delete it")
+                raise TableError(f"{self.cached} of the cache: does not match the table that it is the index of; delete it")
             parsed.append(of_line[position - first])
         return parsed
 

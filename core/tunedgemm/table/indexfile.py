@@ -153,7 +153,7 @@ def _load(place: str, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple
         problems = [(_number(line), _checked(reason, str)) for line, reason in _checked(head["problems"], list)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # whoever can write here can forge the digest
         return None
-    source.cached = file
+    source.cached = place
     return source, digest, problems
 
 
