@@ -31,6 +31,7 @@ from tunedgemm.files import JSON_MIB, open_regular, read_regular, replace_file
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
+from tunedgemm.paths import expanded
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
@@ -83,6 +84,7 @@ __all__ = [
     "device_context",
     "driver_interface",
     "dtype_bits",
+    "expanded",
     "first_usable",
     "home_folder",
     "launch_of",

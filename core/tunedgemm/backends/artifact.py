@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tunedgemm.backends.private import UntrustedError, make_private, read_private, read_trusted
 from tunedgemm.errors import PluginError
+from tunedgemm.paths import expanded, user_folder
 
 _log = logging.getLogger("tunedgemm")
 
@@ -35,11 +36,7 @@ _memory: dict[str, bytes] = {}
 
 def cache_folder() -> Path:
     """Return the folder of the artifact cache; it need not exist yet."""
-    if override := os.environ.get(PRIVATE):
-        return Path(override)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("tunedgemm", appauthor=False))
+    return user_folder(PRIVATE, "cache")
 
 
 def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_disk: bool = False) -> bytes:
@@ -131,7 +128,7 @@ def _stored(place: str) -> bytes | None:
     if not (shared := os.environ.get(SHARED)):
         return None
     try:
-        return _whole(read_trusted(Path(shared).expanduser() / place))
+        return _whole(read_trusted(expanded(shared, SHARED) / place))
     except UntrustedError as error:
         _warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
     except (OSError, RuntimeError):  # an unknown user in the variable raises RuntimeError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
+from tunedgemm.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.coverage import Coverage, Next
@@ -38,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by", default="", metavar="op|layer|shape", help="sum up by op, by layer (a shape without its M) or by shape")
     add("--next", type=int, default=10, metavar="N", help="layers to tune next (default: %(default)s)")
     add("-o", "--output", default="", metavar="FILE", help="write the shapes to tune next, for `tune -i`; for several ops to a FOLDER/")
-    add("--csv", type=Path, metavar="FILE", help="write every shape with its solution and time")
+    add("--csv", type=expanded, metavar="FILE", help="write every shape with its solution and time")
     add("--min-exact", type=float, metavar="PCT", help="exit 1 if exact and pinned rows serve less than PCT per cent of the calls")
 
 

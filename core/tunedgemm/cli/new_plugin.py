@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP
+from tunedgemm.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -29,7 +30,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the backend's libtype: lower-case letters, digits and underscores")
     parser.add_argument("--op", default=DEFAULT_OP, help="the op of its kernels; default: %(default)s")
     parser.add_argument(
-        "--folder", type=Path, default=Path(), metavar="DIR", help="parent of the package's folder; default: the working folder"
+        "--folder", type=expanded, default=Path(), metavar="DIR", help="parent of the package's folder; default: the working folder"
     )
 
 

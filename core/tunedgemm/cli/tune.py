@@ -19,6 +19,7 @@ from tunedgemm.cli import give_up_output
 from tunedgemm.cli.flags import SHUFFLED
 from tunedgemm.cli.tuneflags import add_flags, tables
 from tunedgemm.errors import UserError
+from tunedgemm.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
@@ -77,7 +78,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.tuner import Options, stopped_by_sigterm
     from tunedgemm.tuner.progress import Progress
 
-    profile = Path(arguments.profile) if arguments.profile else None
+    profile = expanded(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
     arguments.output = default(arguments.output, "GTUNE_TUNED", tables, None)

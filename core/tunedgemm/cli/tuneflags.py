@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from tunedgemm.cli.flags import add_model, add_overrides
+from tunedgemm.paths import expanded
 
 #: Begins the help of a flag that changes nothing here.
 ACCEPTED = "accepted for AITER's scripts"
@@ -22,7 +23,7 @@ def _boolean(text: str) -> bool:
 
 def tables(text: str) -> Path | tuple[Path, ...]:
     """Return the paths of a text such as ``A:B``; a Path for one."""
-    paths = [Path(part) for part in text.split(os.pathsep) if part]
+    paths = [expanded(part) for part in text.split(os.pathsep) if part]
     return paths[0] if len(paths) == 1 else tuple(paths)
 
 

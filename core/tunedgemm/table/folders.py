@@ -13,6 +13,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
+from tunedgemm.paths import expanded, user_folder
 from tunedgemm.table.sheet import present
 
 if TYPE_CHECKING:
@@ -51,11 +52,7 @@ def home_folder() -> Path:
 
     It need not exist.
     """
-    if override := os.environ.get("TUNEDGEMM_HOME"):
-        return Path(override).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("tunedgemm", appauthor=False))
+    return user_folder("TUNEDGEMM_HOME", "config")
 
 
 def tuned_path(op: Op) -> Path:
@@ -71,7 +68,7 @@ def untuned_path(op: Op) -> Path:
 
 def named_file(text: str) -> Path:
     """Return the file that *text* names: a path, or else the bare name of a shipped file."""
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.name == text and not present(path):
         shipped = (SHIPPED / text, SHIPPED / MODELS / text)
         return next((file for file in shipped if file.is_file()), path)
@@ -89,7 +86,7 @@ def named_model(text: str) -> Path:
     Raises:
         UserError: a bare name that is neither; the message lists those that are shipped.
     """
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.name != text or present(path):
         return path
     shipped = sorted(folder.parent for folder in (SHIPPED / MODEL_FOLDERS).glob("*/config.json"))
@@ -145,7 +142,7 @@ def _variable(op: Op) -> tuple[list[Path], bool]:
     named: list[Path] = []
     defaults = not entries
     for entry in entries:
-        path = Path(entry).expanduser()
+        path = expanded(entry, op.columns.variable)
         if entry == DEFAULT or (path.parts[-3:] == ("aiter", "configs", op.columns.tuned_file) and not present(path)):
             defaults = True
         else:

@@ -12,6 +12,7 @@ from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.paths import expanded
 from tunedgemm.shape import Shape
 from tunedgemm.table.columns import is_tuned
 from tunedgemm.table.csvfile import infer_op
@@ -157,7 +158,7 @@ def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:
         UserError: one file for several ops, or it would replace captured shapes or another kind of
             file.
     """
-    path, ops = Path(target).expanduser(), [op_named(name) for name in names]
+    path, ops = expanded(target), [op_named(name) for name in names]
     folder = target.endswith("/") or path.is_dir()
     if len(ops) > 1 and not folder:
         listed = ", ".join(op.name for op in ops)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
+from tunedgemm.tools import expanded
 
 from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
@@ -22,11 +23,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--gfx", default="", help="only this architecture, such as gfx942")
 
     check = _action(actions, "check", "check packs; exit 1 if one has a fault")
-    check.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="a pack, a folder with packs, or AITER's hsa tree")
+    check.add_argument("folders", metavar="DIR", nargs="+", type=expanded, help="a pack, a folder with packs, or AITER's hsa tree")
 
     build = _action(actions, "build", "build this plugin's kernels as a pack, without a GPU")
     build.add_argument("--gfx", required=True, help="architecture: gfx942 or gfx950")
-    build.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the pack's folder; created if missing")
+    build.add_argument("-o", "--output", metavar="DIR", type=expanded, required=True, help="the pack's folder; created if missing")
 
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str) -> argparse.ArgumentParser:

@@ -15,6 +15,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import attrs
+from tunedgemm.plugin import UserError
+from tunedgemm.tools import expanded
 
 #: Folders of packs or of AITER's tree, joined by `os.pathsep`.
 VARIABLE = "TUNEDGEMM_ASM_PACKS"
@@ -55,9 +57,9 @@ def sources() -> Iterator[Source]:
 
 def _existing(label: str, text: str) -> Source:
     try:
-        folder = Path(text).expanduser()
+        folder = expanded(text)
         there = folder.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # permission denied, name too long, or unknown user
+    except (OSError, UserError, ValueError) as error:  # permission denied, name too long, or unknown user
         return Source(label, None, f"{label}: {text[:200]}: {error}"[:400])
     return Source(label, folder) if there else Source(label, None, f"{label}: folder not found: {folder}")
 

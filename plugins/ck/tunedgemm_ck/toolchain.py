@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools import expanded
 
 from tunedgemm_ck.problem import Problem
 
@@ -101,9 +102,9 @@ def hip(problem: Problem) -> Toolchain:
         PluginError: one of them is missing.
     """
     rocm = Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
-    folder = os.environ.get(FP4_CLANG) if problem.op == "a4w4_blockscale" else ""
+    folder = _path_from(FP4_CLANG) if problem.op == "a4w4_blockscale" else None
     if folder:
-        compiler = _first_existing([Path(folder) / "clang++"], f"{FP4_CLANG}: clang++ not found in {folder}")
+        compiler = _first_existing([folder / "clang++"], f"{FP4_CLANG}: clang++ not found in {folder}")
     else:
         compiler = _first_existing(_hipccs(rocm), f"hipcc not found; install ROCm's compiler, or set ROCM_PATH or {HIPCC}")
     include = _first_existing(
@@ -166,7 +167,7 @@ def _cutlass() -> Iterator[Path]:
 
 def _path_from(variable: str) -> Path | None:
     text = os.environ.get(variable, "")
-    return Path(text) if text else None
+    return expanded(text, variable) if text else None
 
 
 def _first_existing(paths: Iterable[Path], missing: str) -> Path:

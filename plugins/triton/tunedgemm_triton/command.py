@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.plugin import Command, UserError
+from tunedgemm.tools import expanded
 
 from tunedgemm_triton.jsonfiles import buckets, files, space
 
@@ -53,7 +54,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--out-dtype", default="", help="dtype of the output: bf16, fp16 or fp32 (default: bf16)")
     columns = "another column of the op's table, such as q_dtype_w=fp8 or B=16; repeatable"
     add("--set", action="append", default=[], metavar="COLUMN=TEXT", help=columns)
-    add("--save-path", type=Path, metavar="DIR", help="folder of the files; default: triton/gemm in the user folder, which calls read")
+    add("--save-path", type=expanded, metavar="DIR", help="folder of the files; default: triton/gemm in the user folder, which calls read")
     add("--keys", choices=(buckets.NEW, buckets.LEGACY), default=buckets.NEW, help="M_LEQ_64 ..., or small, medium_M64 ... (default: new)")
     _add_run(parser.add_argument_group("flags of `tunedgemm tune`"))
 
@@ -77,7 +78,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     where = f"files or folders; default: those that calls read: ${files.VARIABLE}, the user's, the shipped ones"
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=where)
+    parser.add_argument("paths", nargs="*", type=expanded, metavar="PATH", help=where)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -85,21 +86,21 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add(
         "paths",
         nargs="+",
-        type=Path,
+        type=expanded,
         metavar="PATH",
         help="tuned CSV files to convert to JSON files; with -o: JSON files or folders",
     )
     add("--op", required=True, help="op family of the table")
-    add("-o", "--output", type=Path, metavar="CSV", help="convert JSON files to rows of this table, one for every timed M")
+    add("-o", "--output", type=expanded, metavar="CSV", help="convert JSON files to rows of this table, one for every timed M")
     add(
         "--times",
         nargs="+",
-        type=Path,
+        type=expanded,
         default=[],
         metavar="FILE",
         help="with -o: trial logs or tuned CSVs; default: tuning/ next to each file",
     )
-    add("--save-path", type=Path, metavar="DIR", help="folder of the JSON files; default: triton/gemm in the user folder")
+    add("--save-path", type=expanded, metavar="DIR", help="folder of the JSON files; default: triton/gemm in the user folder")
     add("--keys", choices=(buckets.NEW, buckets.LEGACY), default=buckets.NEW, help="style of keys, as in `triton tune` (default: new)")
 
 
@@ -139,7 +140,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
     options = Options(libtype=dialect.libtype, iters=arguments.num_iters, **{name: getattr(arguments, name) for name in _SAME_FLAGS})
-    folder = (arguments.save_path or files.user_folder()).expanduser()
+    folder = arguments.save_path or files.user_folder()
     request = Request(
         dialect, op.name, _pairs(arguments), arguments.m, _columns(arguments, op), folder, options, arguments.search_space, arguments.keys
     )
@@ -217,7 +218,7 @@ def _to_files(arguments: argparse.Namespace) -> int:
     from tunedgemm_triton.jsonfiles.dialect import dialect_of
 
     op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
-    folder = (arguments.save_path or files.user_folder()).expanduser()
+    folder = arguments.save_path or files.user_folder()
     rows: list[Any] = []
     times: dict[Any, dict[Any, dict[Any, float]]] = {}
     for path in arguments.paths:

@@ -215,7 +215,7 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
 
 
 def _same(first: Path, second: Path) -> bool:
-    return first.expanduser().resolve() == second.expanduser().resolve()
+    return first.resolve() == second.resolve()
 
 
 def _rows(path: Path, op: Op) -> list[Row]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from pathlib import Path
 
 from tunedgemm.backends.command import Command
+from tunedgemm.paths import expanded
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
 
@@ -22,7 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("file", help=_FILE)
 
     merge = _action(actions, "merge", "add the rows of tables (of shards, of machines) to one")
-    merge.add_argument("output", metavar="OUT", type=Path, help="the table that gets the rows; it keeps its own")
+    merge.add_argument("output", metavar="OUT", type=expanded, help="the table that gets the rows; it keeps its own")
     merge.add_argument("inputs", metavar="IN", nargs="+", help=f"{_FILE}; it is not changed")
     merge.add_argument("--no-sort", dest="sort", action="store_false", help="keep the order of OUT's rows; default: sort by the key")
 
@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("second", metavar="B", help=_FILE)
 
     export = _action(actions, "export", "write a table that AITER reads: its columns, its libtypes, one row a key")
-    export.add_argument("--aiter", metavar="OUT", type=Path, required=True, help="the new table, which must not exist")
+    export.add_argument("--aiter", metavar="OUT", type=expanded, required=True, help="the new table, which must not exist")
     export.add_argument("inputs", metavar="IN", nargs="*", help=f"{_FILE}; default: the merged layers that dispatch uses")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools import expanded
 
 from tunedgemm_asm.gcn.frame import ABI
 from tunedgemm_asm.gcn.kernel import text_of
@@ -117,7 +118,7 @@ def assembler_for(gfx: str) -> Assembler:
 def _candidates() -> Iterator[str]:
     """Yield programs in order of preference; an empty name means Triton's LLVM."""
     if named := os.environ.get(CLANG):
-        yield named
+        yield str(expanded(named, CLANG))
         return
     for root in dict.fromkeys((os.environ.get("ROCM_PATH"), "/opt/rocm")):
         if root and (clang := shutil.which(str(Path(root, "llvm", "bin", "clang")))):

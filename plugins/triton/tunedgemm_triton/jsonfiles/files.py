@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import JSON_MIB, home_folder, read_regular, replace_file
+from tunedgemm.tools import JSON_MIB, expanded, home_folder, read_regular, replace_file
 
 from tunedgemm_triton.jsonfiles.entries import Entry
 
@@ -86,7 +86,7 @@ def user_folder() -> Path:
 
 def named_folders() -> list[Path]:
     """Return the folders of `VARIABLE`."""
-    return [Path(text.strip()).expanduser() for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text.strip()]
+    return [expanded(text.strip(), VARIABLE) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text.strip()]
 
 
 def folders() -> list[Path]:

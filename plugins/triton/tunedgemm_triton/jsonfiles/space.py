@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Option, Shape, Solution, Unsupported, UserError
-from tunedgemm.tools import JSON_MIB, read_regular
+from tunedgemm.tools import JSON_MIB, expanded, read_regular
 
 from tunedgemm_triton import tiles
 from tunedgemm_triton.jsonfiles.dialect import Dialect
@@ -47,7 +47,7 @@ def space_of(text: str) -> Space:
     """
     if text == AITER:
         return _aiter_space()
-    path = Path(text).expanduser()
+    path = expanded(text)
     try:
         return _read(str(path), path.stat().st_mtime_ns)
     except OSError as error:
