@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from tunedgemm.interrupt import is_interrupt
 from tunedgemm.switches import kept_switches
 
 _log = logging.getLogger("tunedgemm")
@@ -25,15 +26,15 @@ def described(error: BaseException) -> str:
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """Return a function's answer and "", or None and what it raised.
 
-    SystemExit, GeneratorExit and the like count as errors; Ctrl-C passes through. A copy of the
-    process that the function forks ends here.
+    SystemExit, GeneratorExit and the like count as errors; exceptions of signals pass through. A
+    copy of the process that the function forks ends here.
     """
     process = os.getpid()
     try:
         return function(*arguments), ""
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a plugin may raise anything
+        if is_interrupt(error):
+            raise
         return None, described(error)
     finally:
         if os.getpid() != process:

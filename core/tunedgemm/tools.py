@@ -28,6 +28,7 @@ from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.files import JSON_MIB, open_regular, read_regular, replace_file
+from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
@@ -64,6 +65,7 @@ __all__ = [
     "CallPlan",
     "Driver",
     "DriverInterface",
+    "ForkSafeLock",
     "KernelFunction",
     "Launch",
     "LaunchPlan",

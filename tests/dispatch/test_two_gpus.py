@@ -68,7 +68,7 @@ def test_tensors_of_both_whichever_is_current(served: tuple[Dispatcher, Shape, s
             out = dispatcher.call(*operands)
             assert torch.cuda.current_device() == current
             require_right(dispatcher.op, shape, operands, out)
-    assert not dispatcher._vetoed
+    assert not dispatcher._vetoes
     for index in GPUS:
         assert dispatcher.bound(shape, device_of(index)).offer.solution.libtype == libtype
 

@@ -149,7 +149,7 @@ def test_transforms_of_direct_calls_match_torchs(name: str, whose: str, numpys: 
     numpys.clear()
     found = TRANSFORMS[name](products[whose])
     torch.testing.assert_close(found, TRANSFORMS[name](lambda x: functional.linear(x, weight)))
-    assert numpys == [] and not own.dispatcher._vetoed and not tgemm.dispatcher._vetoed
+    assert numpys == [] and not own.dispatcher._vetoes and not tgemm.dispatcher._vetoes
 
 
 def test_vmap_batches_an_op_without_a_rule() -> None:

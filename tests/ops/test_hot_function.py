@@ -82,7 +82,8 @@ def test_a_launcher_that_fails_is_replaced(dispatcher):
     def failing(*operands):
         raise RuntimeError("no such kernel")
 
-    def demote(error, key, operands, otype):
+    def demote(error, call, key, operands, otype):
+        assert call is failing
         replaced.append((str(error), key, len(operands), otype))
         return wanted
 
@@ -140,6 +141,6 @@ class TestWeightScaled:
             raise RuntimeError("no such kernel")
 
         dispatcher.launchers[key] = failing
-        dispatcher.demote = lambda error, key, operands, otype: (str(error), key, len(operands), otype)
+        dispatcher.demote = lambda error, call, key, operands, otype: (str(error), key, len(operands), otype)
         assert hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None) == ("no such kernel", key, 3, None)
         assert wanted.shape == (4, 32)

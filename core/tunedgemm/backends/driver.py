@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import attrs
 
 from tunedgemm.errors import LaunchError, PluginError
+from tunedgemm.forksafe import ForkSafeLock
 
 Bound = TypeVar("Bound")
 
@@ -48,7 +48,7 @@ _DRIVERS = {
 }
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, and the bytes that CUDA grants by default.
 _DYNAMIC_SHARED, _DEFAULT_SHARED = 8, 48 << 10
-_granting = threading.Lock()
+_granting = ForkSafeLock()
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -151,7 +151,7 @@ def may_wait(operands: tuple[Any, ...]) -> bool:
     return not (operands[0].is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Check whether a call failed because memory ran out, which blames no solution."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
@@ -184,6 +184,22 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: 
     return copied
 
 
+class TorchFailed(Exception):
+    """Wraps the error of torch's own call where it stood in for a launcher, which is not to blame."""
+
+
+def blaming_torch(native: Call) -> Call:
+    """Wrap torch's call for use inside a launcher, so that its errors veto no solution."""
+
+    def blamed(*operands: torch.Tensor | None) -> torch.Tensor:
+        try:
+            return native(*operands)
+        except Exception as error:
+            raise TorchFailed from error
+
+    return blamed
+
+
 def eager_only(call: Call, native: Call) -> Call:
     """Wrap a launcher that breaks a graph capture: torch's call serves while one is under way."""
     capturing = torch.cuda.is_current_stream_capturing
@@ -210,6 +226,25 @@ def _with_zero_gradients(call: Call) -> Call:
         return out
 
     return empty
+
+
+def adapted(op: Op, call: Call, native: Call | None, operands: tuple[Any, ...], ready: bool, breaks_capture: bool, is_torch: bool) -> Call:
+    """Wrap a launcher for operands that are not *ready*, or for captures that it *breaks*.
+
+    Args:
+        op, operands: of a call that finds it; those of later calls are as ready.
+        call: the launcher.
+        native: torch's call, or None where torch has none.
+        ready: whether all operands are as the launcher takes them.
+        breaks_capture: whether the launcher may not be captured, as a later call may be.
+        is_torch: whether the launcher is the built-in backend's.
+    """
+    call = eager_only(call, native) if breaks_capture and native is not None else call
+    if ready:
+        return call
+    if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
+        native = copying(native, None, (), op.strided)  # torch's products of bytes need contiguous, aligned operands, too
+    return native if native and is_torch else copying(call, native, op.weights, op.strided)
 
 
 def with_gradient(op: str, call: Call) -> Call:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,15 @@ from torch.autograd import forward_ad
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.dispatch.cache import Key, LauncherCache, Operands, Served, Vetoes
 from tunedgemm.dispatch.calls import (
     OnDevice,
+    TorchFailed,
+    adapted,
+    blaming_torch,
     call_key,
     capture_check,
-    copying,
     differentiable,
-    eager_only,
     is_captured,
     is_elsewhere,
     is_ready,
@@ -44,6 +45,9 @@ from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
+from tunedgemm.foreign import described
+from tunedgemm.forksafe import ForkSafeLock
+from tunedgemm.interrupt import is_interrupt
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
 from tunedgemm.shape import Shape
@@ -70,7 +74,8 @@ class Dispatcher:
         table: used in place of the layers.
 
     Attributes:
-        launchers: cache key to launcher.
+        launchers: cache key to launcher; those of `cache`.
+        cache: the launchers, and the solution behind each.
         on_miss: tunes a shape that no row serves before its call, and returns whether a table has a
             row now. None unless the settings ask for online tuning.
         unbound: shapes met first while a graph was captured, and how many captured calls of each
@@ -90,10 +95,11 @@ class Dispatcher:
         table: Table | None = None,
     ) -> None:
         self.op = op
-        self.launchers: dict[tuple[Any, ...], Call] = {}
+        self.cache = LauncherCache()
+        self.launchers = self.cache.calls
         self.above = tuple(above)
         self._configured = (registry, settings, table)
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock(awaited=True)
         self._clear()
 
     def _clear(self) -> None:
@@ -103,7 +109,7 @@ class Dispatcher:
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
         self.unbound: dict[Shape, int] = {}
         self.preferences: dict[tuple[Any, ...], bool] = {}
-        self._vetoed: dict[tuple[Shape, int, Solution], str] = {}
+        self._vetoes = Vetoes()
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
         if self._capture is not None:
             watch_graphs()
@@ -112,7 +118,7 @@ class Dispatcher:
             from tunedgemm.dispatch.online import Online  # tables, processes and locks that serving does not need
 
             self.on_miss = Online(self.op, self.settings)
-        self.launchers.clear()
+        self.cache.clear()
 
     def reload(self) -> None:
         """Read the environment, the tables and the installed backends again."""
@@ -144,7 +150,7 @@ class Dispatcher:
         """
         device = device or current_device()
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
-        return with_source(choose(candidates, shape, device, self.registry, self._veto(shape, device))[0], self.registry)
+        return with_source(choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))[0], self.registry)
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call of any operands: a microsecond or two slower than the op's public functions.
@@ -160,21 +166,18 @@ class Dispatcher:
         while operands and operands[-1] is None:
             operands = operands[:-1]
         key = call_key(self.op, operands, otype, fields)
-        call = self.launchers.get(key) if key is not None else None
-        if call is None:
+        if key is None or (call := self.launchers.get(key)) is None:
             return self.resolve(key, operands, otype, **fields)
         try:
             return call(*operands)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return self.demote(error, key, operands, otype, **fields)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return self.demote(error, call, key, operands, otype, **fields)
 
     def hot(self, inner: Call, arrange: ArgumentOrder) -> Call:
         """Register a hot function; see `tunedgemm.dispatch.hot.register_hot_function`."""
         return register_hot_function(inner, self, arrange)
 
-    def resolve(
-        self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
-    ) -> torch.Tensor:
+    def resolve(self, key: Key | None, operands: Operands, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call whose key is new: choose, bind, cache, run.
 
         Args:
@@ -201,19 +204,20 @@ class Dispatcher:
                 call = self.with_capture(call, shape, operands)
             if is_elsewhere(device):
                 call = OnDevice(call, device.index)
+            served = Served(call, shape, device.index, solution)
             # Only a choice that holds for the next call of the key, too, is kept. Inside a level of
             # forward mode there may be another.
             if key is not None and solution is not None and forward_ad._current_level < 0:
                 if len(self.launchers) >= MAX_LAUNCHERS:
-                    self.launchers.clear()
+                    self.cache.clear()
                     self._bound.clear()
-                self.launchers[key] = call
+                self.cache.keep(key, served)
         try:
             return call(*operands)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return self.demote(error, key, operands, otype, **fields)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return self.retry(error, served, key, operands, otype, **fields)
 
-    def with_capture(self, call: Call, shape: Shape, operands: tuple[Any, ...]) -> Call:
+    def with_capture(self, call: Call, shape: Shape, operands: Operands) -> Call:
         """Wrap a call of this library or an engine so that capture counts it.
 
         Returns the call unchanged if capture is off.
@@ -231,31 +235,47 @@ class Dispatcher:
                 self._bound.pop((shape, device.index), None)
                 self.preferences.clear()
 
-    def demote(
-        self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
-    ) -> torch.Tensor:
-        """Veto the solution that just raised for its shape and serve the call with the next offer.
+    def demote(self, error: BaseException, call: Call, key: Key, operands: Operands, otype: Any = None, **fields: Any) -> torch.Tensor:
+        """Serve a call of a key whose launcher has just raised; see `retry`."""
+        return self.retry(error, self.cache.behind(key, call), key, operands, otype, **fields)
 
-        Errors of torch propagate.
+    def retry(
+        self, error: BaseException, served: Served | None, key: Key | None, operands: Operands, otype: Any = None, **fields: Any
+    ) -> torch.Tensor:
+        """Veto the solution that raised for its shape and serve the call with the next offer.
+
+        Errors of torch and the exceptions of signals propagate.
+
+        Args:
+            error: the exception.
+            served: what raised; None where its launcher has been replaced meanwhile, which vetoes
+                nothing.
+            key, operands, otype, fields: of the call, as for `resolve`.
         """
+        if is_interrupt(error) or out_of_memory(error):
+            raise error
+        if isinstance(error, TorchFailed) and error.__cause__ is not None:
+            raise error.__cause__
         if not in_memory(operands):  # blames no solution
             return serve_without_memory(self, operands, otype, fields)
-        shape = self.op.shape_of(*operands, otype=otype, **fields)
-        device = device_of(operands[0].get_device())
-        if key is not None and is_elsewhere(device) and not isinstance(self.launchers.get(key), OnDevice | None):
-            self.launchers.pop(key, None)  # bound while its device was current
-            return self.resolve(key, operands, otype, **fields)
-        with self._lock:
-            _, solution = self._call_for(shape, device, operands)
-            if solution in (None, NATIVE) or out_of_memory(error):
+        # A launcher that was bound while its device was current is bound again while another is.
+        if served is not None and (isinstance(served.call, OnDevice) or not is_elsewhere(device_of(served.index))):
+            if served.solution in (None, NATIVE):
                 raise error
-            self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
-            self._bound.pop((shape, device.index), None)
-            self.preferences.clear()
-            if key is not None:
-                self.launchers.pop(key, None)
-        _log.warning("%s failed for %s and will not be used for it again: %s: %s", solution, shape, type(error).__name__, error)
+            self._veto(served, error)
         return self.resolve(key, operands, otype, **fields)
+
+    def _veto(self, served: Served, error: BaseException) -> None:
+        """Veto a solution for the shape that it failed for, unless another thread has."""
+        place = served.shape, served.index
+        with self._lock:
+            if not self._vetoes.add(served, error):
+                return
+            if place in self._bound and self._bound[place][0].offer.solution == served.solution:
+                del self._bound[place]
+            self.preferences.clear()
+            self.cache.drop(served)
+        _log.warning("%s failed for %s and will not be used for it again: %s", served.solution, served.shape, described(error))
 
     def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
         """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
@@ -269,10 +289,10 @@ class Dispatcher:
         expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
         return sum(self.warm(shape, device) for shape in dict.fromkeys(expected))
 
-    def warm(self, shape: Shape, device: Device, operands: tuple[Any, ...] = ()) -> bool:
+    def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
         """Bind one shape and run it on these or random operands; returns whether there was memory to run it."""
         with self._lock:
-            _, launcher = self._bind(shape, device)
+            explanation, launcher = self._bind(shape, device)
             self.unbound.pop(shape, None)
         try:
             operands = operands or self.op.make_inputs(shape, device.torch_device, 0)
@@ -280,8 +300,9 @@ class Dispatcher:
         except (torch.OutOfMemoryError, MemoryError) as error:  # random experts of a whole model, next to that model
             _log.warning("%s is bound but was not run: no memory for its operands: %s", shape, error)
             return False
-        except Exception as error:  # a kernel of a plugin may raise anything
-            self.demote(error, None, operands, torch_dtype(shape.outdtype), **self.op.fields(shape))
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            served = Served(launcher.call, shape, device.index, explanation.offer.solution)
+            self.retry(error, served, None, operands, torch_dtype(shape.outdtype), **self.op.fields(shape))
         return True
 
     def fingerprint(self) -> str:
@@ -295,12 +316,6 @@ class Dispatcher:
             versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
             parts.append(f"{libtype} {versions}")
         return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
-
-    def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
-        """Return a function of the reason against a solution of a shape; None where no solution has failed."""
-        if not self._vetoed:
-            return None
-        return lambda solution: self._vetoed.get((shape, device.index, solution), "")
 
     def is_bound(self, shape: Shape, device: Device) -> bool:
         """Check whether a shape is bound on a device."""
@@ -324,7 +339,7 @@ class Dispatcher:
             if len(self._bound) >= MAX_LAUNCHERS:
                 self._bound.clear()
             untried = offers(shape, device, self.table, self.registry, self.settings.untuned)
-            explanation, launcher = choose(untried, shape, device, self.registry, self._veto(shape, device))
+            explanation, launcher = choose(untried, shape, device, self.registry, self._vetoes.against(shape, device))
             if launcher is None:
                 raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
             bound = self._bound[shape, device.index] = explanation, launcher
@@ -332,7 +347,7 @@ class Dispatcher:
                 _log.warning("%s", explanation)
         return bound
 
-    def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
+    def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None]:
         """Return the function for these operands and its solution.
 
         The solution is None if the function serves this one call only.
@@ -358,14 +373,8 @@ class Dispatcher:
         if ready and not breaks_capture:
             return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
-        native = self.torch_fallback(shape, device) if covered else None
-        # A later call of the same key may be captured.
-        call = eager_only(launcher.call, native) if breaks_capture and native is not None else launcher.call
-        if ready:
-            return call, solution
-        if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
-            native = copying(native, None, (), strided)  # torch's products of bytes need contiguous, aligned operands, too
-        return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights, strided), solution
+        native = blaming_torch(self.torch_fallback(shape, device)) if covered else None
+        return adapted(self.op, launcher.call, native, operands, ready, breaks_capture, solution.libtype == BUILTIN), solution
 
     def torch_fallback(self, shape: Shape, device: Device) -> Call:
         """Return torch's call, which keeps gradients and is safe to capture.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
+from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Call
 
@@ -21,7 +21,7 @@ class TunedGemm:
     def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
         self._configured = (registry, settings)
         self._dispatchers: dict[str, Dispatcher] = {}
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock(awaited=True)
         self.dispatcher = self.of(DEFAULT_OP)
         _ = self.gemm_a16w16  # with its other spellings, `mm` among them
 

@@ -60,14 +60,14 @@ class FunctionRoute:
     operands: Callable[..., tuple[torch.Tensor | None, ...] | None]
     adapted: Callable[[Function], Function] = _identity
 
-    def first(self, key: tuple[Any, ...], *arguments: Any, failed: Exception | None = None) -> Any:
+    def first(self, key: tuple[Any, ...], *arguments: Any, failed: tuple[BaseException, Function] | None = None) -> Any:
         """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
 
         Args:
             key: the cache key of the call; its last but one field is whether the operands are dense
                 and have memory.
             arguments: of torch's function.
-            failed: the exception of the key's launcher.
+            failed: the exception of the key's launcher, and that launcher.
         """
         if _serving.inside:
             _serving.reentered = True
@@ -77,26 +77,28 @@ class FunctionRoute:
         operands = self.operands(*arguments)
         # A launcher that calls torch's function, but not at its first call, is at the end of the
         # stack, without room to demote it.
-        if operands is None or isinstance(failed, RecursionError):
+        if operands is None or (failed is not None and isinstance(failed[0], RecursionError)):
             return self._keep_original(key, *arguments)
-        launchers = self.dispatcher.launchers
-        launchers.pop(key, None)
+        cache = self.dispatcher.cache
+        blamed = None if failed is None else cache.behind(key, failed[1])
+        cache.take(key)
         trial = (key,)  # a launcher that calls torch's function returns here, and must not find itself
         _serving.inside, _serving.reentered = True, False
         try:
-            serve = self.dispatcher.resolve
-            out = serve(trial, operands) if failed is None else self.dispatcher.demote(failed, trial, operands)
+            dispatcher = self.dispatcher
+            out = dispatcher.resolve(trial, operands) if failed is None else dispatcher.retry(failed[0], blamed, trial, operands)
         except OperandError:  # not this op: torch serves it, or raises
             return self._keep_original(key, *arguments)
         except (UserError, RuntimeError):
             return self.original(*arguments)
         finally:
             _serving.inside = False
-            launcher = launchers.pop(trial, None)
-        if launcher is not None:  # a captured call may have none to keep
-            call, present = self._lasting_call(launcher), [argument for argument in arguments if argument is not None]
+            served = cache.take(trial)
+        if served is not None:  # a captured call may have none to keep
+            call, present = self._lasting_call(served.call), [argument for argument in arguments if argument is not None]
             on_cpu = arguments[0].get_device() < 0 and call is not self.original
-            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(present)) if on_cpu else call
+            call = _on_cpu(call, self.original, bool(key[-2]), len(present)) if on_cpu else call
+            cache.keep(key, attrs.evolve(served, call=call))
         return out
 
     def _keep_original(self, key: tuple[Any, ...], *arguments: Any) -> Any:
@@ -200,8 +202,8 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
             return first(key, input, weight, bias)
         try:
             return call(input, weight) if bias is None else call(input, weight, bias)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return first(key, input, weight, bias, failed=error)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return first(key, input, weight, bias, failed=(error, call))
 
     return linear
 

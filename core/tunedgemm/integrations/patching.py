@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 
+from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.integrations import linear, products
 from tunedgemm.integrations.dynamo import load_unrouted
 
@@ -39,7 +39,7 @@ class PatchTarget:
 _LINEAR = (PatchTarget(torch.nn.functional, "linear", linear.linear),)
 _PRODUCTS = tuple(PatchTarget(torch, name, getattr(products, name)) for name in ("mm", "addmm", "matmul"))
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 #: Requests of each `patch` and of each active `patched` block.
 _requests: list[tuple[PatchTarget, ...]] = []
 #: Requests of `patch`, in order.

@@ -86,8 +86,8 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
             return first(key, input, mat2)
         try:
             return call(input, mat2)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return first(key, input, mat2, failed=error)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return first(key, input, mat2, failed=(error, call))
 
     product.__name__ = product.__qualname__ = name
     return product
@@ -123,8 +123,8 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
             return first(key, input, mat1, mat2)
         try:
             return call(input, mat1, mat2)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return first(key, input, mat1, mat2, failed=error)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return first(key, input, mat1, mat2, failed=(error, call))
 
     return addmm
 

@@ -176,8 +176,8 @@ class _Source:
             "else:",
             "    try:",
             f"        return {run}",
-            "    except Exception as error:  # a kernel of a plugin may raise anything",
-            f"        return demote(error, key, {operands}, {self.otype}{extra})",
+            "    except BaseException as error:  # a kernel of a plugin may raise anything",
+            f"        return demote(error, call, key, {operands}, {self.otype}{extra})",
             f"return resolve(key, {operands}, {self.otype}{extra})",
         ]
 

@@ -44,7 +44,7 @@ class Serving(Protocol):
         """Serve a call whose key is new."""
 
     def demote(
-        self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
+        self, error: BaseException, call: Call, key: tuple[Any, ...], operands: tuple[Any, ...], otype: Any = None, **fields: Any
     ) -> torch.Tensor:
         """Serve a call whose launcher raised."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunedgemm.errors import TunedGemmError
+from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.row import key_shape
 from tunedgemm.workload.capturefile import Calls, CaptureFile
@@ -64,8 +65,8 @@ class Capture:
         self._written: dict[Shape, Calls] = {}  # the part of the counters that the file has
         self._untried: set[Shape] = set()  # shapes not yet written
         self._file = CaptureFile(op, self.path)
-        self._lock = threading.Lock()  # guards the fields above, briefly
-        self._writing = threading.RLock()  # guards the file, for as long as a write takes
+        self._lock = ForkSafeLock()  # guards the fields above, briefly
+        self._writing = ForkSafeLock()  # guards the file, for as long as a write takes
         self._complained = False
         _captures.add(self)
         _at_exit(self)
@@ -168,8 +169,7 @@ class Capture:
         return (count, graph) if count or graph else self._first.get(shape, (0, 0))
 
     def _restart(self) -> None:
-        """Reset a forked child: leave the counts so far to the parent, and drop locks its threads may hold."""
-        self._lock, self._writing = threading.Lock(), threading.RLock()
+        """Reset a forked child: leave the counts so far to the parent."""
         self._written = {shape: (counter[0], counter[1]) for shape, counter in self._counters.items()}
         self._first.clear()
         self._untried.clear()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import Launch, on_device, torch_dtype, workspace
+from tunedgemm.tools import ForkSafeLock, Launch, on_device, torch_dtype, workspace
 
 from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Objects compiled anew in this process; each is rebuilt once.
 _rebuilt: set[str] = set()
-_rebuilding = threading.Lock()
+_rebuilding = ForkSafeLock()
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:

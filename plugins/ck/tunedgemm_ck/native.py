@@ -6,12 +6,11 @@ import ctypes
 import hashlib
 import os
 import struct
-import threading
 from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError
-from tunedgemm.tools import CallPlan, Launch, call_of
+from tunedgemm.tools import CallPlan, ForkSafeLock, Launch, call_of
 
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]
@@ -64,7 +63,7 @@ class LoadedObject:
 
 #: The objects of this process, by the digest of their bytes.
 _objects: dict[bytes, LoadedObject] = {}
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def load_object(code: bytes) -> LoadedObject:

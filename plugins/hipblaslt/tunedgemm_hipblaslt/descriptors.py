@@ -9,10 +9,10 @@ import contextlib
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Iterator
 
 import attrs
+from tunedgemm.tools import ForkSafeLock
 
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.library import Library, OpaqueObject, StatusError, device_context, library_handle
@@ -194,8 +194,8 @@ def desc_values(abi: Abi, problem: Problem) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _shared_descriptors(library: Library, problem: Problem, index: int) -> tuple[ProblemDescriptors, threading.Lock]:
-    return ProblemDescriptors(library, problem, index), threading.Lock()
+def _shared_descriptors(library: Library, problem: Problem, index: int) -> tuple[ProblemDescriptors, ForkSafeLock]:
+    return ProblemDescriptors(library, problem, index), ForkSafeLock()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from tunedgemm.tools import ForkSafeLock
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors
 from tunedgemm_hipblaslt.library import Library
@@ -59,7 +60,7 @@ def by_ctypes(descriptors: ProblemDescriptors, result: HeuristicResult, attribut
     matmul, set_attribute = library.functions["Matmul"], library.functions["MatmulDescSetAttribute"]
     scalar: Any = ctypes.c_int32 if descriptors.problem.compute == "32i" else ctypes.c_float
     alpha, beta, algo, nbytes = ctypes.byref(scalar(1)), ctypes.byref(scalar(0)), result.algo, result.workspace
-    size, lock = ctypes.sizeof(ctypes.c_void_p), threading.Lock()
+    size, lock = ctypes.sizeof(ctypes.c_void_p), ForkSafeLock()
 
     def launch(stream: int, d: int, a: int, b: int, workspace: int, *pointers: int) -> int:
         handle, desc, a_layout, b_layout, d_layout, _ = descriptors.addresses

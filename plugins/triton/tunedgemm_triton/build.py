@@ -14,14 +14,13 @@ import importlib
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import cache_folder, private_folder
+from tunedgemm.tools import ForkSafeLock, cache_folder, private_folder
 
 from tunedgemm_triton.limits import ARCHITECTURES
 
@@ -30,7 +29,7 @@ TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3
 
 Constant = int | float | bool | str
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 @attrs.frozen(cache_hash=True)

@@ -8,9 +8,10 @@ So counters belong to the address.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from tunedgemm.tools import ForkSafeLock
 
 from tunedgemm_triton.limits import MAX_TILES
 
@@ -30,7 +31,7 @@ def counters_of(device: torch.device) -> Callable[[int], Any]:
     """
     import torch
 
-    lock, known = threading.Lock(), dict[int, Any]()
+    lock, known = ForkSafeLock(), dict[int, Any]()
 
     def block() -> list[Any]:
         zeros = torch.zeros(_SLICES * MAX_TILES, dtype=torch.int32, device=device)

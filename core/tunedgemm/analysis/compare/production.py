@@ -208,8 +208,8 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
             return dispatcher.resolve(key, operands, otype, **fields)
         try:
             return launcher(*operands)
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return dispatcher.demote(error, key, operands, otype, **fields)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            return dispatcher.demote(error, launcher, key, operands, otype, **fields)
 
     return call
 

@@ -1,0 +1,208 @@
+"""A child forked while other threads of its parent serve calls: it serves calls, too."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tunedgemm import forksafe
+from tunedgemm.backends.registry import Registry
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.plugin import Shape, Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+WEIGHT = torch.arange(16.0 * 32).view(16, 32) % 7
+#: Seconds after which a child counts as hung.
+HUNG = 20
+
+
+def in_child(work: Callable[[], bool]) -> str:
+    """Run *work* in a forked child; return how that ended."""
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(HUNG)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            code = 0 if work() else 3
+        except BaseException:
+            code = 4
+        finally:
+            os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        return "hung" if os.WTERMSIG(status) == signal.SIGALRM else f"signal {os.WTERMSIG(status)}"
+    return {0: "served", 3: "wrong", 4: "raised"}.get(os.WEXITSTATUS(status), "left")
+
+
+def serves(gemm: TunedGemm, rows: int) -> bool:
+    """Check the product of a new shape; random numbers would need the lock of torch's generator."""
+    x = torch.arange(rows * 32.0).view(rows, 32) % 5
+    return torch.equal(gemm.mm(x, WEIGHT), torch.nn.functional.linear(x, WEIGHT))
+
+
+class Blocked:
+    """A thread that waits inside a function until the test ends."""
+
+    def __init__(self) -> None:
+        self.inside, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: object) -> bool:
+        """Wait; in a child, and the second time, return at once."""
+        if not self.inside.is_set():
+            self.inside.set()
+            self.over.wait(HUNG)
+        return True
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], object]], Blocked]]:
+    """Return a function that starts a thread in *work* and waits until that is blocked."""
+    monkeypatch.setattr(forksafe, "PATIENCE", 0.1)
+    threads: list[threading.Thread] = []
+    block = Blocked()
+
+    def start(work: Callable[[], object]) -> Blocked:
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        assert block.inside.wait(HUNG)
+        return block
+
+    start.block = block  # type: ignore[attr-defined]
+    yield start
+    block.over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_while_another_thread_binds(blocked) -> None:
+    """The child binds new shapes although the thread that held the lock does not exist in it."""
+    registry = fake_registry(fake_backend("slow", heuristic="fake", supports=lambda shape, device: shape.m != 7 or blocked.block()))
+    gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
+    gemm.mm(torch.randn(2, 32), WEIGHT)
+    blocked(lambda: gemm.mm(torch.randn(7, 32), WEIGHT))
+    assert in_child(lambda: serves(gemm, 2) and serves(gemm, 3) and serves(gemm, 7)) == "served"
+    assert serves(gemm, 2)  # a hit needs no lock
+
+
+def test_while_a_plugin_is_imported(importable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork waits for the import of a plugin: half-done, it would never end in the child."""
+    (importable / "slow_plugin.py").write_text(
+        "import time\nfrom tunedgemm.testing.fakes import FakePlugin\ntime.sleep(0.5)\n"
+        "import sys\nplugin = FakePlugin('slow', heuristic='fake')\n"
+        "OPS, supports, enumerate_solutions, heuristic_fallback, bind = plugin.OPS, plugin.supports, "
+        "plugin.enumerate_solutions, plugin.heuristic_fallback, plugin.bind\n"
+    )
+    from importlib.metadata import EntryPoint
+
+    registry = Registry([EntryPoint("slow", "slow_plugin", "tunedgemm.backends")])
+    gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
+    thread = threading.Thread(target=lambda: gemm.mm(torch.randn(5, 32), WEIGHT))
+    thread.start()
+    time.sleep(0.1)
+    how = in_child(lambda: serves(gemm, 6) and str(gemm.dispatcher.explain(Shape("a16w16", 6, 16, 32, dtype="fp32"))).find("slow") > 0)
+    thread.join()
+    assert how == "served"
+
+
+def test_while_this_thread_holds_the_lock() -> None:
+    """A plugin may fork in `bind`: the lock stays with that thread in both processes."""
+    ended: list[str] = []
+
+    def supports(shape: Shape, device: object) -> bool:
+        if shape.m == 7 and not ended:
+            ended.append("forking")
+            ended[0] = in_child(lambda: serves(gemm, 8))
+        return True
+
+    gemm = TunedGemm(fake_registry(fake_backend("forks", heuristic="fake", supports=supports)), settings=Settings(untuned=("forks",)))
+    assert serves(gemm, 7) and serves(gemm, 9)
+    assert ended == ["served"]
+
+
+def test_while_another_thread_logs(blocked) -> None:
+    """A failing kernel is reported in the child although a thread was in the handler of the log."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            blocked.block()
+
+    def fail(solution: Solution, shape: Shape, *operands: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("lost")
+
+    gemm = TunedGemm(fake_registry(fake_backend("turbo", heuristic="fake", call=fail)), settings=Settings(untuned=("turbo",)))
+    handler = Handler()
+    logging.getLogger("tunedgemm").addHandler(handler)
+    try:
+        blocked(lambda: gemm.mm(torch.randn(5, 32), WEIGHT))
+        assert in_child(lambda: serves(gemm, 6)) == "served"
+    finally:
+        logging.getLogger("tunedgemm").removeHandler(handler)
+
+
+def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork-safe lock held by another thread is free in the child, and still held in the parent."""
+    monkeypatch.setattr(forksafe, "PATIENCE", 0.1)
+    for awaited in (True, False):
+        lock, held, over = forksafe.ForkSafeLock(awaited=awaited), threading.Event(), threading.Event()
+
+        def hold(lock=lock, held=held, over=over) -> None:
+            with lock, lock:
+                held.set()
+                over.wait(HUNG)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(HUNG)
+        assert in_child(lambda lock=lock: lock.acquire(timeout=1)) == "served"
+        assert not lock.acquire(blocking=False)
+        over.set()
+        thread.join()
+        assert lock.acquire(blocking=False)
+        lock.release()
+
+
+def test_threads_that_fork_at_once() -> None:
+    """Threads that fork while others bind end, and so do their children."""
+    gemm = TunedGemm(fake_registry(fake_backend("turbo", heuristic="fake")), settings=Settings(untuned=("turbo",)))
+    ended: list[str] = []
+    rows = itertools.count(2)
+
+    def bind() -> None:
+        while len(ended) < 8:
+            serves(gemm, 2 + next(rows) % 500)
+            gemm.dispatcher.reload()
+
+    def fork() -> None:
+        for _ in range(2):
+            ended.append(in_child(lambda: serves(gemm, 20_000)))
+
+    threads = [threading.Thread(target=work) for work in (bind, bind, *(fork,) * 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HUNG)
+    assert ended == ["served"] * 8
+
+
+def test_locks_that_calls_take_are_fork_safe(repository: Path) -> None:
+    """Only the tuner and the reading of models, which no call needs, have other locks."""
+    plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
+    sources = [*(repository / "core").rglob("*.py"), *(repository / "plugins").glob("*/tunedgemm_*/**/*.py")]
+    found = [
+        str(path.relative_to(repository))
+        for path in sources
+        if not {"tuner", "models"} & set(path.parts) and plain.search(path.read_text())
+    ]
+    assert sources and found == []
