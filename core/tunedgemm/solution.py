@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.cell import RULE, is_kept
 from tunedgemm.errors import PluginError
 
 #: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
@@ -18,8 +19,20 @@ _MARKS = frozenset("\r\n,\"'")
 def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> None:
     if not isinstance(value, str) or not _MARKS.isdisjoint(value):
         raise PluginError(
-            f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r})"
+            f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r:.80})"
         )
+    _kept(instance, attribute.name, value)
+
+
+def _extra(instance: Solution, _: attrs.Attribute[Any], pairs: tuple[tuple[str, int | str], ...]) -> None:
+    for name, value in pairs:
+        if not isinstance(value, int):
+            _kept(instance, name, value)
+
+
+def _kept(instance: Solution, name: str, value: str) -> None:
+    if not is_kept(value):
+        raise PluginError(f"libtype {instance.libtype!r}: {name!r} must be {RULE} (got {value!r:.80})")
 
 
 @attrs.frozen(cache_hash=True)
@@ -50,7 +63,7 @@ class Solution:
     solidx: int = attrs.field(default=0, eq=False)
     deterministic: bool = attrs.field(default=True, eq=False)
     batch_invariant: bool = attrs.field(default=False, eq=False)
-    extra: tuple[tuple[str, int | str], ...] = attrs.field(default=(), eq=False)
+    extra: tuple[tuple[str, int | str], ...] = attrs.field(default=(), validator=_extra, eq=False)
 
     def __str__(self) -> str:
         split = f" splitK={self.split_k}" if self.split_k else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,12 +14,15 @@ import pluggy
 from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.hookspecs import CONTRACT
 from tunedgemm.backends.option import Option
+from tunedgemm.cell import RULE, is_kept
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.foreign import attempt
 from tunedgemm.libtypes import ALIASES, ALL, GROUPS, STAND_INS
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+
+_log = logging.getLogger("tunedgemm")
 
 HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
 #: The form of AITER's libtypes, in tables and in ``--libtype``.
@@ -98,6 +103,25 @@ def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callab
         return function
     positions = [spec_parameters.index(argument) for argument in hook_parameters]
     return lambda *arguments: function(*(arguments[position] for position in positions))
+
+
+def guarded_version(libtype: str, function: Callable[..., str] | None) -> Callable[..., str]:
+    """Wrap the plugin's library_version as `guarded_text`; a text that tables cannot keep is unknown, too."""
+    guarded = guarded_text(function)
+
+    def checked(*arguments: Any) -> str:
+        version = guarded(*arguments).strip()
+        if is_kept(version):
+            return version
+        _warn_of_version(libtype, version)
+        return ""
+
+    return checked
+
+
+@functools.cache
+def _warn_of_version(libtype: str, version: str) -> None:
+    _log.warning("libtype %r: library_version() must be %s (got %.80r); its rows have none", libtype, RULE, version)
 
 
 def guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:

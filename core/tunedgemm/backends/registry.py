@@ -13,7 +13,15 @@ import attrs
 
 from tunedgemm import __version__
 from tunedgemm.backends import hookspecs, split
-from tunedgemm.backends.contract import about_kernels, bound_hooks, check_name, guarded_details, guarded_text, stated_names, stated_options
+from tunedgemm.backends.contract import (
+    about_kernels,
+    bound_hooks,
+    check_name,
+    guarded_details,
+    guarded_version,
+    stated_names,
+    stated_options,
+)
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
 from tunedgemm.device import Device
@@ -263,7 +271,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         raise PluginError(f"libtype {libtype!r}: states no OPS; choose from {', '.join(ops())}")
     return Backend(
         *(libtype, distribution, version, covered, hooks),
-        library_version=guarded_text(getattr(plugin, "library_version", None)),
+        library_version=guarded_version(libtype, getattr(plugin, "library_version", None)),
         details=guarded_details(getattr(plugin, "details", None)),
         lacks=about_kernels(libtype, plugin, "lacks"),
         source_of=about_kernels(libtype, plugin, "source_of"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ from tunedgemm.table.row import (
     sort_key,
     stray_columns,
 )
-from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
+from tunedgemm.table.sheet import Record, Sheet, format_line, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -59,6 +60,9 @@ __all__ = [
     "upsert",
     "write_rows",
 ]
+
+
+_log = logging.getLogger("tunedgemm")
 
 
 @attrs.frozen
@@ -151,10 +155,12 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
     """Write a table of these rows in their order, replacing the file.
 
+    A row that the table would not give back is left out, with an error in the log.
+
     Raises:
         TableError: the folder cannot be written.
     """
-    records = [record_of(row, op) for row in rows]
+    records = list(filter(None, (_kept_record(path, op, row) for row in rows)))
     with locked(path):
         replace_text(path, Sheet(in_order(op, _columns_of(records)), records).text())
 
@@ -164,7 +170,7 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
 
     A row from AITER names no device. One measured on a device of its kind replaces it, or else the
     older time could win. The file is read again under its lock, so that several processes may write
-    one table.
+    one table. A row that the table would not give back is left out, with an error in the log.
 
     Args:
         sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
@@ -222,13 +228,25 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
             records.append(record)
         elif key in waiting:
             row = waiting.pop(key)
-            records.append(record if _is_this_row(path, record, op, unknown, row) else record_of(row, op))
-    records += [record_of(row, op) for row in waiting.values()]
+            records.append(record if _is_this_row(path, record, op, unknown, row) else _kept_record(path, op, row, sheet.columns) or record)
+    records += filter(None, (_kept_record(path, op, row, sheet.columns) for row in waiting.values()))
     if sort:
         records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
     sheet.records = records
     sheet.columns = _widen(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
     replace_text(path, sheet.text())
+
+
+def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> Record | None:
+    """Return a row's record; None, with an error in the log, where the table would not give it back."""
+    record = record_of(row, op)
+    try:
+        format_line(record, in_order(op, record.cells) if not columns else list(dict.fromkeys((*columns, *record.cells))))
+        rows_of(path, record, op)
+    except (TunedGemmError, ValueError) as error:
+        _log.error("%s: left out: the row of %s for %s: %s", path, row.solution, row.shape, reason(error))
+        return None
+    return record
 
 
 def _is_this_row(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.cell import NOTHING, RULE, is_kept
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
@@ -29,9 +30,6 @@ _log = logging.getLogger("tunedgemm")
 #: columns of `Columns.values` that the core interprets; the op's further ones go to
 #: `Solution.extra`
 _KNOWN = ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw")
-
-#: spellings of a missing value, by pandas and others
-_NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
 #: CU counts of AITER's legacy files, which have no gfx column (from its chip_info)
 _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
@@ -59,10 +57,10 @@ def key_shape(shape: Shape) -> Shape:
     return attrs.evolve(shape, bias_dtype="")
 
 
-def one_line(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    """Refuse a text of several lines, which a CSV line could not hold."""
-    if not isinstance(value, str) or "\n" in value or "\r" in value:
-        raise TableError(f"{attribute.name!r} must be text on one line (got {value!r})")
+def kept(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse a text that a table would not give back."""
+    if not is_kept(value):
+        raise TableError(f"{attribute.name!r} must be {RULE} (got {value!r:.80})")
 
 
 @attrs.frozen
@@ -86,11 +84,11 @@ class Row:
     shape: Shape = attrs.field(converter=key_shape)
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]*"))
     cu_num: int = attrs.field(validator=attrs.validators.ge(0))
-    device: str = attrs.field(validator=one_line)
+    device: str = attrs.field(validator=kept)
     solution: Solution
     us: float
     err_ratio: float = 0.0
-    libver: str = attrs.field(default="", validator=one_line)
+    libver: str = attrs.field(default="", validator=kept)
     source: Path = attrs.field(default=Path(), eq=False)
     line: int = attrs.field(default=0, eq=False)
     extra: tuple[tuple[str, str], ...] = ()
@@ -315,7 +313,7 @@ def named_device(record: Record) -> tuple[str, int]:
 
 
 def _present(text: str) -> str:
-    return "" if text.lower() in _NOTHING else text
+    return "" if text.lower() in NOTHING else text
 
 
 def _cell(cells: Mapping[str, str], column: str) -> str:

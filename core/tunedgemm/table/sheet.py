@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 import filelock
 
+from tunedgemm.cell import is_one_line
 from tunedgemm.errors import TableError
 from tunedgemm.files import read_regular, replace_file, target_of
 
@@ -81,6 +82,9 @@ class Sheet:
         """Return the file's new content.
 
         Cells of columns that are not in `columns` are dropped; surplus fields stay after the last.
+
+        Raises:
+            TableError: a line would not be read as its record.
         """
         named = [name for name in self.names if name]
         if not self.head or self.columns[: len(named)] != named:
@@ -94,7 +98,7 @@ class Sheet:
             elif record.text and self._unchanged(record):
                 lines.append(_pad_line(record.text, len(self.names), len(added)) if added else record.text)
             else:
-                lines.append(_join_fields([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
+                lines.append(format_line(record, (*self.names, *added)) + newline)
         whole = [line if _ending(line) else line + newline for line in lines[:-1]]
         return "".join((*whole, lines[-1]))
 
@@ -104,7 +108,7 @@ class Sheet:
             if record.raw:
                 lines.append(record.raw)
             elif record.cells or record.surplus:
-                lines.append(_join_fields([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
+                lines.append(format_line(record, self.columns))
         return "\n".join((*lines, ""))
 
     def _unchanged(self, record: Record) -> bool:
@@ -283,6 +287,23 @@ def _record(number: int, text: str, names: Sequence[str]) -> Record:
     cells = {name: field.strip() for name, field in zip(names, fields, strict=False) if name}
     surplus = tuple(fields[len(names) :])
     return Record(number, cells, surplus if any(field.strip() for field in surplus) else (), text=text)
+
+
+def format_line(record: Record, names: Sequence[str]) -> str:
+    """Format a record as a line of these columns.
+
+    Raises:
+        TableError: it would not be read as this record; names the column and the text.
+    """
+    fields = {name: record.cells.get(name, "") for name in names if name}
+    line = _join_fields([*(fields.get(name, "") for name in names), *record.surplus])
+    read = _record(record.line, line, names)
+    for name, text in fields.items():
+        if read.cells.get(name, "") != text or not is_one_line(text):
+            raise TableError(f"{name!r} cannot be written: a table would not give back this text (got {text!r:.80})")
+    if read.raw:
+        raise TableError(f"a line cannot be written: a table would not give it back (got {line!r:.80})")
+    return line
 
 
 def _join_fields(fields: Sequence[str]) -> str:

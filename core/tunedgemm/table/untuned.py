@@ -12,7 +12,7 @@ from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
 from tunedgemm.table.columns import DEVICE, UNTUNED_EXTRA, is_tuned, other_ops_hint, sizes, synonyms
 from tunedgemm.table.csvfile import Problem, read_tuned, refuse_other_separators, require_columns
-from tunedgemm.table.row import UNUSED, blank, key_of, one_line, own_cell, reason, shape_cells, shape_of, whole_number
+from tunedgemm.table.row import UNUSED, blank, kept, key_of, own_cell, reason, shape_cells, shape_of, whole_number
 from tunedgemm.table.sheet import Record, Sheet, locked, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Untuned:
     shape: Shape
     count: int = 1
     graph: int = 0
-    layer: str = attrs.field(default="", validator=one_line)
+    layer: str = attrs.field(default="", validator=kept)
     cu_num: int = 0
     gfx: str = ""
 

@@ -1,0 +1,24 @@
+"""Cell: which texts a table gives back as they were written; imports nothing from the package."""
+
+from __future__ import annotations
+
+#: Spellings of a missing value, by pandas and others.
+NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
+
+#: Longest text of a cell: a hundred times what the longest kernel names need.
+LONGEST_CELL = 1 << 13
+
+#: What a text must be, for messages.
+RULE = "one line of text without zero bytes, half characters, blanks at its ends, or a word for a missing value"
+
+
+def is_kept(value: object) -> bool:
+    """Tell whether a table gives back a value as it was written; see `RULE`."""
+    if not isinstance(value, str) or len(value) > LONGEST_CELL or value != value.strip() or value.lower() in NOTHING[1:]:
+        return False
+    return is_one_line(value)
+
+
+def is_one_line(text: str) -> bool:
+    """Tell whether a text is one line that UTF-8 can hold, without zero bytes."""
+    return text.isprintable() or not any(character in "\0\r\n" or "\ud800" <= character <= "\udfff" for character in text)
