@@ -9,14 +9,12 @@ NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 LONGEST_CELL = 1 << 13
 
 #: What a text must be, for messages.
-RULE = "one line of text without zero bytes, half characters, blanks at its ends, or a word for a missing value"
+RULE = "one line of text without zero bytes, half characters or blanks at its ends"
 
 
 def is_kept(value: object) -> bool:
     """Tell whether a table gives back a value as it was written; see `RULE`."""
-    if not isinstance(value, str) or len(value) > LONGEST_CELL or value != value.strip() or value.lower() in NOTHING[1:]:
-        return False
-    return is_one_line(value)
+    return isinstance(value, str) and len(value) <= LONGEST_CELL and value == value.strip() and is_one_line(value)
 
 
 def is_one_line(text: str) -> bool:

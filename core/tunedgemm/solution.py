@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.cell import RULE, is_kept
+from tunedgemm.cell import NOTHING, RULE, is_kept
 from tunedgemm.errors import PluginError
 
 #: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
@@ -21,6 +21,8 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
         raise PluginError(
             f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r:.80})"
         )
+    if value and value.lower() in NOTHING:
+        raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must not be a table's word for no name (got {value!r})")
     _kept(instance, attribute.name, value)
 
 

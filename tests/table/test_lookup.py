@@ -99,7 +99,13 @@ def test_layers_rank_by_precedence_not_time():
 
 def test_rows_without_a_time_never_win():
     """A time of 0 or less, or not finite, is never offered."""
-    rows = [row("zero", us=0.0), row("minus", us=-1.0), row("inf", us=float("inf")), row("nan", us=float("nan")), row("ok", us=50.0)]
+    rows = [
+        row("zero", us=0.0),
+        row("minus", us=-1.0),
+        row("inf", us=float("inf")),
+        row("not a number", us=float("nan")),
+        row("ok", us=50.0),
+    ]
     assert found(Table(OP, [rows]), asked()) == [("ok", "exact")]
 
 

@@ -242,7 +242,8 @@ def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> R
     record = record_of(row, op)
     try:
         format_line(record, in_order(op, record.cells) if not columns else list(dict.fromkeys((*columns, *record.cells))))
-        rows_of(path, record, op)
+        if not row.line:  # a row of a file was read that way already
+            rows_of(path, record, op)
     except (TunedGemmError, ValueError) as error:
         _log.error("%s: left out: the row of %s for %s: %s", path, row.solution, row.shape, reason(error))
         return None

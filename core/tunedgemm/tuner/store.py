@@ -25,6 +25,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.files import open_regular
 from tunedgemm.ops.op import Op
+from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, key_shape, read_rows, upsert
@@ -360,7 +361,7 @@ class Store:
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4) if us else _NO_TIME,
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
-            "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": " ".join(timing.detail.split()),
+            "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": printable(" ".join(timing.detail.split())),
         }  # fmt: skip
 
 
