@@ -131,7 +131,7 @@ def _stored(place: str) -> bytes | None:
         return _whole(read_trusted(expanded(shared, SHARED) / place))
     except UntrustedError as error:
         _warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
-    except (OSError, RuntimeError):  # an unknown user in the variable raises RuntimeError
+    except OSError:
         pass
     return None
 

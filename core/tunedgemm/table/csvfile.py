@@ -346,7 +346,8 @@ def refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
 
 def _widen(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
     """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
-    filled = {column for record in records for column, text in record.cells.items() if text and column not in columns}
+    own = set(columns)
+    filled = {column for record in records for column, text in record.cells.items() if text and column not in own}
     return [*columns, *(column for column in in_order(op, sorted(filled)) if column in filled)]
 
 

@@ -6,6 +6,7 @@ costs one line only. An unchanged line is written back byte for byte.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import errno
@@ -151,7 +152,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")
     names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head) or head.split(",")))
     columns = [name for name in names if name]
-    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+    if twice := sorted(name for name, times in collections.Counter(columns).items() if times > 1):
         raise TableError(f"{path}: column {twice[0]!r} occurs twice in line {header + 1}, which should be the header")
     records = [_record(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
     cut = None
