@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -90,6 +91,35 @@ os.wait()
     found = Counter(counts(path))
     assert found[1] == 3 * (5 + 7 + 11)
     assert found[2] + found[3] == 3 * 3
+
+
+def test_appended_lines_stay(path, child):
+    """Lines that others append without a lock, while eight processes flush, are all kept once."""
+    stop = path.with_name("stop")
+    source = (
+        SOURCE.format(path=str(path))
+        + f"""
+capture.register(Shape("a16w16", os.getpid() % 4 + 1, 64, 64))
+while not Path({str(stop)!r}).exists():
+    call(os.getpid() % 4 + 1)
+    capture.flush()
+    time.sleep(0.01)
+"""
+    )
+    workers = [threading.Thread(target=child, args=(source,)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    while not path.exists():
+        time.sleep(0.01)
+    for m in range(1000, 1126):
+        with path.open("a") as file:
+            file.write(f"{m},64,64,False,torch.bfloat16,torch.bfloat16,False,False,1,0\n")
+        time.sleep(0.01)
+    stop.touch()
+    for worker in workers:
+        worker.join()
+    kept = Counter(entry.shape.m for entry in read_untuned(path, OP))
+    assert [kept[m] for m in range(1000, 1126)] == [1] * 126
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", f"os.kill(os.getpid(), {int(signal.SIGKILL)})"])

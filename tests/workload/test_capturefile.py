@@ -155,6 +155,27 @@ def test_calls_are_added_to_the_lines_of_their_shapes_alone(path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_late_lines_move_to_the_new_file(path: Path) -> None:
+    """A line that another writes to the file just replaced is kept, as is one without an end."""
+    path.write_text(f"{HEAD}\n{line(1)}\n")
+    file = CaptureFile(OP, path)
+    with path.open("a") as first:
+        file.add({shape(1): ONCE}, 2.0)
+        print(line(7), file=first, flush=True)
+        file.add({shape(1): ONCE}, 2.0)
+        assert counts(path) == {1: (3, 0), 7: (1, 0)}
+
+    with path.open("a") as last:
+        file.add({shape(1): ONCE}, 2.0)
+        last.write(line(9))
+    assert file.may_have_late_lines
+
+    file.move_late_lines(2.0)
+
+    assert not file.may_have_late_lines
+    assert counts(path) == {1: (4, 0), 7: (1, 0), 9: (1, 0)}
+
+
 def test_a_cut_off_line_is_marked(path: Path) -> None:
     """After a power cut the half line stays on a separate line, which readers report; shapes follow."""
     path.write_text(f"{HEAD}\n{line(1)}\n7,64,6")

@@ -37,6 +37,10 @@ _PATIENCE = 2.0
 #: The same at the end of a process, after which no flush follows; for all its captures together.
 _LAST_PATIENCE = 20.0
 
+#: Seconds from the last write of a process to its last look at the file that it replaced: whoever
+#: opened that file to append a line has written it by then.
+_LATE = 0.02
+
 #: Seconds between two checks whether another thread has written a shape meanwhile.
 _LOOK = 0.01
 
@@ -106,6 +110,13 @@ class Capture:
         """
         if self._unwritten():
             self._write(self._add, patience)
+        elif self._file.may_have_late_lines:
+            self._write(self._file.move_late_lines, patience)
+
+    @property
+    def has_replaced_file(self) -> bool:
+        """Tell whether others may still append to a file that this process has replaced."""
+        return self._file.may_have_late_lines
 
     def _write(self, write: Callable[[float], None], patience: float, shape: Shape | None = None) -> None:
         """Write under the process's file lock, unless another thread has written this shape; never raises."""
@@ -199,8 +210,11 @@ _ends: dict[int, float] = {}  # process id -> when its exit stops waiting for ot
 
 def _flush_last(capture: Capture) -> None:
     """Flush at the end of this process; a lock that others hold for long delays it once."""
-    now = time.monotonic()
-    capture.flush(max(0.0, _ends.setdefault(os.getpid(), now + _LAST_PATIENCE) - now))
+    end = _ends.setdefault(os.getpid(), time.monotonic() + _LAST_PATIENCE)
+    capture.flush(max(0.0, end - time.monotonic()))
+    if capture.has_replaced_file:
+        time.sleep(_LATE)
+        capture.flush(max(0.0, end - time.monotonic()))
 
 
 class _Keeper(threading.Thread):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.files import open_regular, read_regular
+from tunedgemm.files import open_regular
 from tunedgemm.table.columns import UNTUNED_EXTRA
 from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
 from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of
@@ -65,6 +65,7 @@ class CaptureFile:
         self.path = path
         self._names: tuple[str, ...] = ()
         self._parsed: dict[str, Shape | None] = {}  # by the text of a line below this header
+        self._replaced: BinaryIO | None = None  # the file that `add` replaced last, read to its end
         self.forget()
 
     def forget(self) -> None:
@@ -121,18 +122,56 @@ class CaptureFile:
             TableError: the file cannot be read or written; it is unchanged.
         """
         with locked(self.path, patience):
-            try:
-                content = read_regular(self.path)
-            except FileNotFoundError:
-                content = b""
-            except OSError as error:
-                raise TableError(f"{self.path}: cannot be read: {error.strerror or error}") from error
-            text, shapes = self._merge_calls(self._end_last_line(as_text(self.path, content)), rows)
-            replace_text(self.path, text, durable=False)  # not durable: a power cut ends the workload, too
+            self._move_late_lines(last=True)
+            with contextlib.ExitStack() as on_failure:
+                try:
+                    before = on_failure.enter_context(open_regular(self.path))
+                    content = before.read()
+                except FileNotFoundError:
+                    before, content = None, b""
+                except OSError as error:
+                    raise TableError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+                text, shapes = self._merge_calls(self._end_last_line(as_text(self.path, content)), rows)
+                replace_text(self.path, text, durable=False)  # not durable: a power cut ends the workload, too
+                on_failure.pop_all()
+            self._replaced = before
+            self._move_late_lines()
             self.forget()
             with contextlib.suppress(OSError), open_regular(self.path) as file:
                 self._read = self._read_up_to(file, len(text.encode()), parse_sheet(self.path, _head(text)))
                 self._shapes = shapes
+
+    @property
+    def may_have_late_lines(self) -> bool:
+        """Tell whether others may still write to a file that `add` has replaced."""
+        return self._replaced is not None
+
+    def move_late_lines(self, patience: float) -> None:
+        """Append to the file what others, who hold no lock, appended to its predecessor meanwhile.
+
+        Raises:
+            TableError: the file cannot be written.
+        """
+        with locked(self.path, patience):
+            self._move_late_lines(last=True)
+
+    def _move_late_lines(self, *, last: bool = False) -> None:
+        """Move whole lines; the last time also one without an end. Call it under the lock."""
+        if self._replaced is None:
+            return
+        late = self._replaced.read()
+        whole = len(late) if last else late.rfind(b"\n") + 1
+        self._replaced.seek(whole - len(late), os.SEEK_CUR)
+        if late[:whole]:
+            text = late[:whole] if late[:whole].endswith(b"\n") else late[:whole] + b"\n"
+            try:
+                with open_regular(self.path, "rb+", flags=os.O_APPEND) as file:
+                    extend(file.fileno(), text)
+            except OSError as error:
+                raise TableError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        if last:
+            self._replaced.close()
+            self._replaced = None
 
     def _merge_calls(self, text: str, rows: Mapping[Shape, Calls]) -> tuple[str, set[Shape]]:
         """Return the file's content with the calls added, and the shapes of all its lines then."""
