@@ -202,4 +202,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except _OutputError as error:
         give_up_output(error)
         return 0 if error.errno == errno.EPIPE else 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"tunedgemm: error: {os.fsdecode(error.filename)}: {error.strerror or error}", file=sys.stderr)
+        return 2
     return code

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tunedgemm.shape import Shape
 
 
+#: Most digits of a line's number.
+_DIGITS = 12
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shape",
@@ -52,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     device = as_present(device_of_text(arguments.device)) if arguments.device else None
     tables = [named_file(name) for name in arguments.table]
     name, colon, line = arguments.shape.rpartition(":")
-    if not (colon and line.isdecimal()):
+    if not (colon and line.isdecimal() and len(line) <= _DIGITS):
         op, shape = _op_and_shape(arguments, device.gfx if device else "")
         print(Dispatcher(op, above=tables).explain(shape, device))
         return 0

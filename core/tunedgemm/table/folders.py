@@ -67,11 +67,17 @@ def untuned_path(op: Op) -> Path:
 
 
 def named_file(text: str) -> Path:
-    """Return the file that *text* names: a path, or else the bare name of a shipped file."""
+    """Return the file that *text* names: a path, or else the bare name of a shipped file.
+
+    Raises:
+        UserError: the text is empty.
+    """
+    if not text.strip():
+        raise UserError(f"the name of a file is empty (got {text!r}); name a table or a list of shapes")
     path = expanded(text)
     if path.name == text and not present(path):
         shipped = (SHIPPED / text, SHIPPED / MODELS / text)
-        return next((file for file in shipped if file.is_file()), path)
+        return next((file for file in shipped if present(file)), path)
     return path
 
 

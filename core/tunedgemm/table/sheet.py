@@ -122,7 +122,7 @@ def present(path: Path) -> bool:
     """Tell whether this process can see the file; never raises, unlike `Path.exists` in a closed folder."""
     try:
         path.stat()
-    except OSError:
+    except (OSError, ValueError):  # a zero byte
         return False
     return True
 

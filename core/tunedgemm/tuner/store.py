@@ -234,7 +234,7 @@ class Store:
 
     def _check_profile(self, path: Path) -> None:
         """Check that a profile can be appended to, and is not the table, the log or another file."""
-        if path.resolve() in (self.table.resolve(), self.trials.resolve()):
+        if os.path.realpath(path) in map(os.path.realpath, (self.table, self.trials)):
             raise TableError(f"{path}: the table or the trial log is at the path of -o2; choose another place with -o2")
         if path.is_file() and path.stat().st_size:
             with open_regular(path) as file:

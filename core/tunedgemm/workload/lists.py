@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -175,7 +176,7 @@ def _check_replaceable(path: Path, op: Op) -> None:
         return
     if not path.is_file():
         raise UserError(f"{path}: not a regular file; name a file, or a folder as {path}/")
-    if path.resolve() == untuned_path(op).resolve():
+    if os.path.realpath(path) == os.path.realpath(untuned_path(op)):
         raise UserError(f"{path}: would overwrite the captured shapes of {op.name}; name another file or folder")
     try:
         read_untuned(path, op)

@@ -241,7 +241,7 @@ def _number(row: Mapping[str, str], column: str, default: int | None = None, *, 
     text = row.get(column, "")
     if not text and default is not None:
         return default
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:9]) <= most:
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or not least <= int(text) <= most:
         raise PackError(f"column {column}: {text[:40]!r} is not a number from {least} to {most}")
     return int(text)
 

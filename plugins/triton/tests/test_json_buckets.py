@@ -96,3 +96,11 @@ def test_buckets_of_the_guide() -> None:
     """AITER's guide names these buckets."""
     keys = {16: "small", 32: "medium_M32", 100: "medium_M128", 256: "large", 2048: "xlarge_M2048"}
     assert {m: buckets.key_of(m, LEGACY) for m in keys} == keys
+
+
+def test_a_key_of_thousands_of_digits_is_no_bucket() -> None:
+    """Keys with more digits than any M has are named as dead, not converted."""
+    keys = [f"{start}{'9' * 5000}" for start in ("M_LEQ_", "M_GEQ_", "xlarge_M", "medium_M")]
+
+    assert [*buckets.dead_keys(keys)] == keys
+    assert [buckets.rows_of(key) for key in keys] == [512] * 4

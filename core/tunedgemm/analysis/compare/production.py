@@ -7,6 +7,7 @@ among tables, heuristics and torch.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
 
 
 def _same(first: Path, second: Path) -> bool:
-    return first.resolve() == second.resolve()
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _rows(path: Path, op: Op) -> list[Row]:

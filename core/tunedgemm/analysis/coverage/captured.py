@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "", gfx: str = "") ->
     named = op_named(op) if op else None
     distinct: dict[Path, Path] = {}
     for path in [named_file(str(path)) for path in paths] if paths else _of_user_folder(named):
-        distinct.setdefault(path.resolve(), path)  # the calls of a link are those of its file
+        distinct.setdefault(os.path.realpath(path), path)  # the calls of a link are those of its file
     files = tuple(distinct.values())
     folded: dict[Shape, Untuned] = {}
     problems: list[Problem] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def write_next(proposals: Sequence[Next], target: str | Path, inputs: Sequence[P
         by_op.setdefault(proposal.layer.op, []).extend(proposal.listed)
     paths = list_paths(by_op, str(target))
     for path in paths.values():
-        if any(path.resolve() == other.resolve() for other in inputs):
+        if os.path.realpath(path) in map(os.path.realpath, inputs):
             raise UserError(f"{path}: is one of the files with the captured calls; name another file with -o")
     for op, path in paths.items():
         write_untuned(path, op_named(op), by_op[op])

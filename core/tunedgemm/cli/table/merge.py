@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from tunedgemm.cli.table.files import op_of
 from tunedgemm.errors import TableError
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     for file in named:
         if file not in files:
             print(f"left out: {file}: no such file")
-    if arguments.output.resolve() in [file.resolve() for file in files]:
+    if os.path.realpath(arguments.output) in map(os.path.realpath, files):
         raise TableError(f"{arguments.output}: is both OUT and IN; name it once, because OUT keeps its rows")
     op = op_of(arguments, files)
     for file in files:

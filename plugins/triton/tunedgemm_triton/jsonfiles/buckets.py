@@ -23,8 +23,8 @@ BOUNDS_OF = {
     "BATCHED_GEMM-AFP4WFP4": (1, 4, 8, 16, 32, 64, 128, 256, 320, 512, 1024, 2048, 4096, 8192),
 }
 
-_BOUND = re.compile(r"M_(LEQ|GEQ)_(\d+)")
-_OLD = re.compile(r"small|medium_M(32|64|128)|large|xlarge|xlarge_M(\d+)")
+_BOUND = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,9})")
+_OLD = re.compile(r"small|medium_M(32|64|128)|large|xlarge|xlarge_M([0-9]{1,9})")
 #: The largest M of the older keys' ``small`` (exclusive), ``medium`` and ``large``.
 _SMALL, _MEDIUM, _LARGE = 32, 128, 256
 
@@ -75,8 +75,8 @@ def rows_of(key: str) -> int:
     """Return an M for which a key may answer: the largest, if bounded."""
     if match := _BOUND.fullmatch(key):
         return int(match[2])
-    number = key.partition("_M")[2]
-    return int(number) if number.isdecimal() else {"small": _SMALL - 1, "large": _LARGE}.get(key, 2 * _LARGE)
+    old = _OLD.fullmatch(key)
+    return int(old[1] or old[2]) if old and (old[1] or old[2]) else {"small": _SMALL - 1, "large": _LARGE}.get(key, 2 * _LARGE)
 
 
 def dead_keys(keys: Collection[str], bounds: tuple[int, ...] = BOUNDS) -> dict[str, str]:

@@ -32,7 +32,7 @@ DEFAULT = "DEFAULT.json"
 #: (letter, size), as ("N", 2112).
 Sizes = tuple[tuple[str, int], ...]
 
-_NAME = re.compile(r"(?:(?P<gfx>gfx[0-9a-f]+|sm_\d+|cpu-[a-z0-9_]+)-)?(?P<tag>[A-Z][^=]*?)(?P<sizes>(?:-[A-Z]\w*=\d+)*)\.json")
+_NAME = re.compile(r"(?:(?P<gfx>gfx[0-9a-f]+|sm_\d+|cpu-[a-z0-9_]+)-)?(?P<tag>[A-Z][^=]*?)(?P<sizes>(?:-[A-Z]\w*=[0-9]{1,10})*)\.json")
 _NESTED = ("triton", "gemm")
 
 
@@ -74,7 +74,7 @@ def name_of(path: Path) -> Name | None:
     match = _NAME.fullmatch(path.name)
     if not match or not (match["gfx"] or gfx):
         return None
-    sizes = tuple((letter, int(size)) for letter, size in re.findall(r"-([A-Z]\w*)=(\d+)", match["sizes"]))
+    sizes = tuple((letter, int(size)) for letter, size in re.findall(r"-([A-Z]\w*)=([0-9]+)", match["sizes"]))
     return Name(match["gfx"] or gfx, match["tag"], sizes)
 
 
@@ -122,7 +122,8 @@ def _candidates(folder: Path, gfx: str, tag: str, sizes: Sizes) -> tuple[Path, .
 
 def listed(folder: Path) -> Iterator[Path]:
     """Yield every JSON file below a folder, in a fixed order."""
-    yield from sorted(path for path in folder.rglob("*.json") if path.is_file())
+    found = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name.endswith(".json"))
+    yield from sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113  never raises
 
 
 def read(path: Path) -> Mapping[str, Entry]:

@@ -1,0 +1,53 @@
+"""Paths that cannot be files: one line on standard error, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import main
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.untuned import Untuned, write_untuned
+
+LONG, DIGITS = "x" * 300, "9" * 5000
+OP, SHAPE = op_named("a16w16"), Shape("a16w16", 4, 32, 64)
+
+COMMANDS = {
+    "coverage of an empty name": ["coverage", "list.csv", "--table", ""],
+    "coverage of a long name": ["coverage", LONG],
+    "coverage into a loop": ["coverage", "list.csv", "--device", "gfx942:304", "--csv", "loop.csv"],
+    "coverage next to a loop": ["coverage", "list.csv", "--device", "gfx942:304", "-o", "loop.csv"],
+    "explain a long name": ["explain", f"{LONG}:2"],
+    "explain a line of thousands of digits": ["explain", f"table.csv:{DIGITS}"],
+    "explain above a long name": ["explain", "1,2,3", "--table", LONG],
+    "explain above an empty name": ["explain", "1,2,3", "--table", " "],
+    "merge a loop": ["table", "merge", "loop.csv", "table.csv"],
+    "merge two links to each other": ["table", "merge", "a.csv", "table.csv"],
+    "merge a long name": ["table", "merge", LONG, "table.csv"],
+    "show a long name": ["table", "show", LONG],
+    "check a long name": ["table", "check", LONG],
+    "check a loop": ["table", "check", "loop.csv"],
+    "export a loop": ["table", "export", "--aiter", "loop.csv", "table.csv"],
+    "diff a long name": ["table", "diff", "table.csv", LONG],
+    "tune a long name": ["tune", "-i", LONG],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_wrong_paths(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each ends in one line that names the fault, and no file is changed."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("table.csv"), OP, [Row(SHAPE, "gfx942", 304, "mi300x", Solution("torch", "native"), 5.0)])
+    write_untuned(Path("list.csv"), OP, [Untuned(SHAPE)])
+    for link, target in (("loop.csv", "loop.csv"), ("a.csv", "b.csv"), ("b.csv", "a.csv")):
+        Path(link).symlink_to(target)
+    before = {path.name: path.read_bytes() for path in (Path("table.csv"), Path("list.csv"))}
+
+    assert main(words) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("tunedgemm: error: ") and error.count("\n") == 1, error
+    assert {name: Path(name).read_bytes() for name in before} == before
