@@ -19,6 +19,10 @@ from tunedgemm_triton.limits import ARCHITECTURES, SHUFFLED
 _UNITS = 120
 
 
+#: Most characters of a finding: a key of a file may have any length.
+_LONGEST = 1000
+
+
 @attrs.frozen
 class Finding:
     """Fault or note on a file.
@@ -30,7 +34,7 @@ class Finding:
     """
 
     path: Path
-    text: str
+    text: str = attrs.field(converter=lambda text: text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")
     wrong: bool = True
 
     def __str__(self) -> str:
