@@ -277,3 +277,12 @@ def test_a_disk_that_is_full(small_disk: Path) -> None:
     assert entered(file, 1, 2, 1001) == {1001}
     assert counts(path).keys() == held | {1001}
     assert sorted(file.name for file in small_disk.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
+@pytest.mark.parametrize("count", ["True", "-1", "1e300", "x", "9" * 20])
+def test_a_line_without_a_count_is_not_a_line_of_its_shape(path: Path, count: str) -> None:
+    """A shape whose only line has an impossible count gets another line at once."""
+    path.write_text(f"{HEAD}\n{line(1).replace(',1,0', f',{count},0')}\n")
+
+    assert entered(CaptureFile(OP, path), 1) == {1}
+    assert path.read_text().endswith(f"\n{line(1)}\n")

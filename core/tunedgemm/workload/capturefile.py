@@ -36,6 +36,9 @@ CUT_OFF = "cut off"
 #: Bytes at the start of a file, and before the offset read so far, that reveal an edit in place.
 _START, _LAST = 64, 256
 
+#: Most digits of a count that is understood without parsing its line.
+_DIGITS = 15
+
 #: Seconds between two attempts to lock the file: appending a line takes a fraction of a
 #: millisecond.
 _POLL = 0.005
@@ -258,8 +261,8 @@ class CaptureFile:
     def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
         """Return the shape of each line below the header, None for one that is not understood.
 
-        Cached by the lines' texts without the counts: the file is read again whenever another
-        process has rewritten it.
+        Cached by the lines' texts without the counts, if those are plain: the file is read again
+        whenever another process has rewritten it.
         """
         extra = sorted((index for index, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:
@@ -268,8 +271,10 @@ class CaptureFile:
         keys = []
         for line in lines:
             fields = line.rstrip("\r\n").split(",")
-            for index in extra if '"' not in line else ():
-                del fields[index : index + 1]
+            counts = (fields[index].strip() for index in extra if index < len(fields) and sheet.names[index] != "layer")
+            if '"' not in line and all(not count or (count.isdecimal() and len(count) <= _DIGITS) for count in counts):
+                for index in extra:
+                    del fields[index : index + 1]
             keys.append(",".join(fields))
         new = {key: line for key, line in zip(keys, lines, strict=True) if key not in self._parsed}
         records = parse_sheet(self.path, sheet.head + "".join(new.values())).records if new else []
@@ -279,9 +284,8 @@ class CaptureFile:
     def _shape_of(self, record: Record) -> Shape | None:
         if record.raw or record.surplus:
             return None
-        cells = {column: text for column, text in record.cells.items() if column not in UNTUNED_EXTRA}
         try:
-            return untuned_of(Record(cells=cells), self.op).shape
+            return untuned_of(record, self.op).shape
         except (TunedGemmError, ValueError):
             return None
 
