@@ -4,6 +4,7 @@
 # make test-all         all tests, with the coverage of the core: an hour; plugin=triton for one plugin
 # make tune             the main job on a small model: capture, tune, dispatch, compare
 # make bench            the price of dispatch on this machine
+# make fuzz             each reader on mutated files; seconds=60 of a core for each
 # make docs             the tests that keep the documents true
 #
 # PY=python3.12         the interpreter that .venv is made from
@@ -31,7 +32,7 @@ TESTS := $(if $(plugin),plugins/$(plugin)/tests)
 ON_ALL_CORES = $$($(RUN) -c 'import xdist; print("-n auto --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
 COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
 
-.PHONY: install check test test-all bench tune docs
+.PHONY: install check test test-all bench tune fuzz docs
 
 install: $(STAMP)
 
@@ -66,6 +67,9 @@ bench: install
 
 tune: install
 	$(RUN) examples/models/tune_llama.py $(args)
+
+fuzz: install
+	FUZZ_SECONDS=$(or $(seconds),60) $(RUN) -m pytest -q -s tests/fuzz $(args)
 
 docs: install
 	$(RUN) -m pytest tests/test_docs.py $(args)

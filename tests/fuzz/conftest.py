@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 SECONDS = float(os.environ.get("FUZZ_SECONDS") or 0)
 
 #: Examples of a reader without FUZZ_SECONDS; of a batch with it.
-EXAMPLES, BATCH = 60, 500
+EXAMPLES, BATCH = 25, 100
 
 #: Most CPU seconds, and most megabytes of new memory, for one small file.
 LONGEST, LARGEST = 3.0, 100
@@ -76,10 +76,13 @@ Fuzz = Callable[..., None]
 
 @pytest.fixture
 def fuzz(request: pytest.FixtureRequest) -> Iterator[Fuzz]:
-    """Return a function that checks a reader on mutations of seeds, and counts the executions."""
+    """Return a function that checks a reader on mutations of seeds, and counts the executions.
+
+    Its *share* is the part of the reader's examples and seconds that this test takes.
+    """
     count = 0
 
-    def run(seeds: Sequence[bytes], mutate: Callable[..., bytes], check: Callable[[bytes], None], *, examples: int = EXAMPLES) -> None:
+    def run(seeds: Sequence[bytes], mutate: Callable[..., bytes], check: Callable[[bytes], None], *, share: float = 1.0) -> None:
         nonlocal count
 
         def one(seed: int, changes: list[Any]) -> None:
@@ -92,11 +95,11 @@ def fuzz(request: pytest.FixtureRequest) -> Iterator[Fuzz]:
         numbers = st.integers(0, (1 << 20) - 1)
         changes = st.lists(st.tuples(st.integers(0, 63), numbers, numbers), min_size=1, max_size=4)
         settings = hypothesis.settings(
-            max_examples=BATCH if SECONDS else examples, derandomize=not SECONDS, deadline=None, database=None,
+            max_examples=max(3, round((BATCH if SECONDS else EXAMPLES) * share)), derandomize=not SECONDS, deadline=None, database=None,
             suppress_health_check=list(hypothesis.HealthCheck), report_multiple_bugs=True, print_blob=False,
         )  # fmt: skip
         test = settings(hypothesis.given(st.integers(0, len(seeds) - 1), changes)(one))
-        end = time.process_time() + SECONDS
+        end = time.process_time() + SECONDS * share
         while True:
             test() if not SECONDS else hypothesis.seed(time.time_ns())(test)()
             if time.process_time() >= end:

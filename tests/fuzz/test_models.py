@@ -34,4 +34,4 @@ def test_configs(fuzz: Any, mutations: ModuleType, monkeypatch: pytest.MonkeyPat
         except UserError as error:
             assert str(tmp_path) in str(error), error
 
-    fuzz(seeds, mutations.of_json, check, examples=12)
+    fuzz(seeds, mutations.of_json, check, share=0.1)

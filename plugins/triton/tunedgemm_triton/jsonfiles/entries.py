@@ -132,7 +132,7 @@ def parse_entry(entry: Entry, op: str) -> ParsedEntry:
         raise UserError(f"an entry must be an object of parameters (got {str(entry)[:60]!r})")
     family = entry.get(KERNEL, default_family(op))
     if family not in families_of(op):
-        raise UserError(f"{KERNEL} must be one of {', '.join(families_of(op))} for {op} (got {family!r})")
+        raise UserError(f"{KERNEL} must be one of {', '.join(families_of(op))} for {op} (got {_shown(family)})")
     kind = KINDS[family]
     fields, unused = fields_of(kind), []
     for name in entry:
@@ -141,7 +141,7 @@ def parse_entry(entry: Entry, op: str) -> ParsedEntry:
         elif name in AMD_OPTIONS and name not in fields:
             unused.append(f"{name} has no effect: {family} kernels have no such option")
         elif name not in fields and name not in (KERNEL, SPLIT):
-            raise UserError(f"{family} kernels have no parameter {name!r}; known: {', '.join([*fields, SPLIT])}")
+            raise UserError(f"{family} kernels have no parameter {_shown(name)}; known: {', '.join([*fields, SPLIT])}")
     values: dict[tuple[str, ...], Any] = {}
     for name, path in fields.items():
         value, note = _value(name, entry, kind)
@@ -155,7 +155,7 @@ def parse_entry(entry: Entry, op: str) -> ParsedEntry:
 
 def _check_derived(name: str, value: Any) -> str:
     if name.startswith("GROUP_") and value != 128:
-        raise UserError(f"{name} must be 128, as in every op with block scales (got {value!r})")
+        raise UserError(f"{name} must be 128, as in every op with block scales (got {_shown(value)})")
     return f"{name} has no effect: {DERIVED[name]}"
 
 
@@ -166,11 +166,11 @@ def _value(name: str, entry: Entry, kind: Any) -> tuple[Any, str]:
         raise UserError(f"{name} is missing")
     if name == "cache_modifier":
         if value not in _CACHE:
-            raise UserError(f"cache_modifier must be null, '' or '.cg' (got {value!r})")
+            raise UserError(f"cache_modifier must be null, '' or '.cg' (got {_shown(value)})")
         return value == ".cg", ""
     if isinstance(DEFAULTS.get(name), bool):
         if not isinstance(value, bool):
-            raise UserError(f"{name} must be true or false (got {value!r})")
+            raise UserError(f"{name} must be true or false (got {_shown(value)})")
         return value, ""
     number = _whole(name, value)
     if kind is Gemm and name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N") and number in (1, 2, 4, 8):
@@ -178,9 +178,14 @@ def _value(name: str, entry: Entry, kind: Any) -> tuple[Any, str]:
     return number, ""
 
 
+def _shown(value: Any) -> str:
+    """Return the beginning of a value of a file, which may have any length."""
+    return repr(value)[:60]
+
+
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"{name} must be a whole number (got {value!r})")
+        raise UserError(f"{name} must be a whole number (got {_shown(value)})")
     return value
 
 
