@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from torch.autograd import forward_ad
-from tunedgemm.dispatch.calls import open_dual_levels
+from tunedgemm.dispatch.gradients import open_dual_levels
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError

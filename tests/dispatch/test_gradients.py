@@ -9,7 +9,7 @@ import pytest
 import torch
 import tunedgemm
 from torch.autograd import forward_ad
-from tunedgemm.dispatch.calls import with_gradient
+from tunedgemm.dispatch.gradients import with_gradient
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype

@@ -1,4 +1,4 @@
-"""Cache keys of calls, and the wrappers of launchers: copies, captures, gradients and counters."""
+"""Cache keys of calls, and the wrappers of launchers: copies, captures, autocast and counters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
-from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
+from tunedgemm.dispatch.gradients import needs_gradient
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
@@ -22,6 +22,7 @@ from tunedgemm.ops.op import Call, Op, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
+    from tunedgemm.backends.launcher import Launcher
     from tunedgemm.device import Device
     from tunedgemm.dispatch.choice import Explanation
 
@@ -85,32 +86,6 @@ def plain(operands: tuple[Any, ...]) -> bool:
         if operand is not None and type(operand) not in PLAIN_TYPES and not isinstance(operand, (ShuffledWeight, ShuffledScale)):
             return False
     return True
-
-
-def open_dual_levels() -> int:
-    """Count the open levels of forward-mode differentiation in all threads, which share one stack.
-
-    A tensor with a tangent has the same address, type and sizes as one without, so no launcher is
-    cached inside a level. The level is part of every cache key, so that a call inside one finds no
-    launcher from outside.
-    """
-    return forward_ad._current_level + 1
-
-
-def has_tangent(operand: torch.Tensor | None) -> bool:
-    """Check whether a tensor has a tangent of an open level."""
-    return operand is not None and forward_ad._current_level >= 0 and forward_ad.unpack_dual(operand).tangent is not None
-
-
-def needs_gradient(operands: tuple[Any, ...]) -> bool:
-    """Check whether the gradient or the tangent of an operand must be kept."""
-    if forward_ad._current_level >= 0 and any(has_tangent(operand) for operand in operands):
-        return True
-    if is_grad_enabled():
-        for operand in operands:
-            if operand is not None and operand.requires_grad:
-                return True
-    return False
 
 
 def torch_only(shape: Shape, operands: tuple[Any, ...]) -> str:
@@ -210,22 +185,24 @@ def eager_only(call: Call, native: Call) -> Call:
     return eager
 
 
-def differentiable(shape: Shape, call: Call) -> Call:
-    """Wrap torch's call for operands that need a gradient or have a tangent."""
-    return with_gradient(shape.op, call) if shape.m else _with_zero_gradients(call)
+def outside_autocast(launcher: Launcher, device: Device) -> Launcher:
+    """Wrap torch's launcher so that autocast changes none of its dtypes, as it changes no kernel's.
 
+    Which rows a table has must not show in the dtype or precision of a result. Functions that check
+    autocast themselves find torch's call as ``__wrapped__``.
+    """
+    call = launcher.call
+    # The second takes twice as long; autocast of GPUs alone changes calls on a GPU.
+    enabled = torch.is_autocast_enabled if device.kind != "cpu" else torch._C._is_any_autocast_enabled
 
-def _with_zero_gradients(call: Call) -> Call:
-    """Wrap the call of an empty batch to give zero gradients to all operands."""
+    def outside(*operands: torch.Tensor | None) -> Any:
+        if not enabled():
+            return call(*operands)
+        with torch._C._DisableAutocast():
+            return call(*operands)
 
-    def empty(*operands: torch.Tensor | None) -> torch.Tensor:
-        out = call(*operands)
-        for operand in operands:
-            if operand is not None and (operand.requires_grad or has_tangent(operand)):
-                out = out + (operand[:0] if operand.dim() else operand).to(out.dtype).sum()  # the sum reads no weight
-        return out
-
-    return empty
+    outside.__wrapped__ = call  # type: ignore[attr-defined]
+    return attrs.evolve(launcher, call=outside)
 
 
 def adapted(op: Op, call: Call, native: Call | None, operands: tuple[Any, ...], ready: bool, breaks_capture: bool, is_torch: bool) -> Call:
@@ -245,47 +222,6 @@ def adapted(op: Op, call: Call, native: Call | None, operands: tuple[Any, ...], 
     if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
         native = copying(native, None, (), op.strided)  # torch's products of bytes need contiguous, aligned operands, too
     return native if native and is_torch else copying(call, native, op.weights, op.strided)
-
-
-def with_gradient(op: str, call: Call) -> Call:
-    """Wrap torch's call for operands that need a gradient or have a tangent.
-
-    Raises OperandError where either would be lost.
-    """
-    hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
-
-    def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
-        try:
-            out = call(*operands)
-        except NotImplementedError as error:
-            if not open_dual_levels():
-                raise
-            raise OperandError(f"{op}: an operand has a tangent, but torch's call has no forward derivative: {error}") from error
-        if any(map(has_tangent, operands)):
-            if not has_tangent(out):
-                raise OperandError(f"{op}: an operand has a tangent, which this op does not propagate; unpack_dual it first")
-        elif not _has_derivative(out, operands):
-            raise OperandError(f"{op}: an operand requires a gradient, which this op does not compute; {hint}")
-        return out
-
-    return differentiable
-
-
-def _has_derivative(out: torch.Tensor, operands: tuple[torch.Tensor | None, ...]) -> bool:
-    """Check that a gradient reaches the operands; torch itself raises at the backward pass alone."""
-    if not out.requires_grad:
-        return False
-    met = {operand.grad_fn for operand in operands if operand is not None}  # what is before them is the caller's
-    waiting = [out.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node in met or node is None:
-            continue
-        if node.name().endswith("NotImplemented"):
-            return False
-        met.add(node)
-        waiting += [before for before, _ in node.next_functions]
-    return True
 
 
 #: Ids of the graphs being captured. While it is empty, calls skip the driver query (0.3 us).

@@ -27,18 +27,18 @@ from tunedgemm.dispatch.calls import (
     blaming_torch,
     call_key,
     capture_check,
-    differentiable,
     is_captured,
     is_elsewhere,
     is_ready,
     may_wait,
-    needs_gradient,
     out_of_memory,
+    outside_autocast,
     torch_only,
     watch_graphs,
     with_call_counter,
 )
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_source
+from tunedgemm.dispatch.gradients import differentiable, needs_gradient
 from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
 from tunedgemm.dispatch.operands import check_given, in_memory
 from tunedgemm.dispatch.preshuffle import preferred_weight
@@ -342,6 +342,8 @@ class Dispatcher:
             explanation, launcher = choose(untried, shape, device, self.registry, self._vetoes.against(shape, device))
             if launcher is None:
                 raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
+            if explanation.libtype == BUILTIN:
+                launcher = outside_autocast(launcher, device)
             bound = self._bound[shape, device.index] = explanation, launcher
             if self.settings.log_choices:
                 _log.warning("%s", explanation)
@@ -395,4 +397,4 @@ class Dispatcher:
                 f"{shape} on {device}: this call is torch's (it needs a gradient, has operands of other types or strides, or is "
                 f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
             )
-        return launcher.call
+        return outside_autocast(launcher, device).call

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import Binding, differentiable, needs_gradient, with_gradient
+from tunedgemm.dispatch.calls import Binding
+from tunedgemm.dispatch.gradients import differentiable, needs_gradient, with_gradient
 from tunedgemm.dispatch.operands import check_not_nested, check_strided, copied_to_memory, has_no_storage, in_memory
 from tunedgemm.ops.op import ArgumentOrder, Call
 

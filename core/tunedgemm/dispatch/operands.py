@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +23,11 @@ def check_given(op: Op, operands: tuple[Any, ...], fields: Mapping[str, Any]) ->
         raise OperandError(f"{op.name}: too many operands (got {len(operands)}); pass {names}")
     if rest := [name for name in op.operands[len(operands) :] if not name.endswith("?")]:
         raise OperandError(f"{op.name}: {rest[0]} must be a tensor (got None); pass {names}")
-    if unknown := sorted(set(fields) - _fields(op)):
+    if fields and (unknown := sorted(set(fields) - _fields(op))):
         listed = ", ".join(sorted(_fields(op))) or "none"
         raise OperandError(f"{op.name}: unknown argument (got {unknown[0]!r}); known: {listed}")
 
 
-@functools.lru_cache(256)
 def _fields(op: Op) -> frozenset[str]:
     """Return the names of an op's fields: arguments of `shape_of` but operands and otype."""
     parameters = inspect.signature(op.shape_of).parameters

@@ -10,8 +10,9 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.calls import Binding, capture_check, needs_gradient, plain
+from tunedgemm.dispatch.calls import Binding, capture_check, plain
 from tunedgemm.dispatch.choice import Explanation
+from tunedgemm.dispatch.gradients import needs_gradient
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.formats.shuffle import ShuffledWeight

@@ -32,7 +32,7 @@ from tunedgemm.ops.op import ArgumentOrder, Call, Op
 
 _LAST = ("otype", "weight_layout", "fields", "shuffled_scales")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_linear = torch._C._nn.linear
+_linear, _autocast = torch._C._nn.linear, torch._C._is_any_autocast_enabled
 
 _defined: dict[str, Any] = {}
 
@@ -133,6 +133,9 @@ def torch_fallback(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     """Compute a16w16 by torch's functions, which have gradients, in the wider dtype where two meet."""
     out = x.dtype if otype is None else otype
     wide = x.dtype if out == x.dtype else torch.promote_types(x.dtype, out)
+    if _autocast():
+        with torch.autocast(x.device.type, enabled=False):
+            return _linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(out)
     return _linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(out)
 
 

@@ -108,6 +108,7 @@ class FunctionRoute:
 
     def _lasting_call(self, launcher: Function) -> Function:
         """Return the function for the calls of a key after its first."""
+        launcher = getattr(launcher, "__wrapped__", launcher)  # autocast has been checked
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)

@@ -1,0 +1,97 @@
+"""Gradients and tangents of calls: torch's call keeps them, or the call is an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import is_grad_enabled
+from torch.autograd import forward_ad
+
+from tunedgemm.errors import OperandError
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Call
+    from tunedgemm.shape import Shape
+
+
+def open_dual_levels() -> int:
+    """Count the open levels of forward-mode differentiation in all threads, which share one stack.
+
+    A tensor with a tangent has the same address, type and sizes as one without, so no launcher is
+    cached inside a level. The level is part of every cache key, so that a call inside one finds no
+    launcher from outside.
+    """
+    return forward_ad._current_level + 1
+
+
+def has_tangent(operand: torch.Tensor | None) -> bool:
+    """Check whether a tensor has a tangent of an open level."""
+    return operand is not None and forward_ad._current_level >= 0 and forward_ad.unpack_dual(operand).tangent is not None
+
+
+def needs_gradient(operands: tuple[Any, ...]) -> bool:
+    """Check whether the gradient or the tangent of an operand must be kept."""
+    if forward_ad._current_level >= 0 and any(has_tangent(operand) for operand in operands):
+        return True
+    if is_grad_enabled():
+        for operand in operands:
+            if operand is not None and operand.requires_grad:
+                return True
+    return False
+
+
+def differentiable(shape: Shape, call: Call) -> Call:
+    """Wrap torch's call for operands that need a gradient or have a tangent."""
+    return with_gradient(shape.op, call) if shape.m else _with_zero_gradients(call)
+
+
+def _with_zero_gradients(call: Call) -> Call:
+    """Wrap the call of an empty batch to give zero gradients to all operands."""
+
+    def empty(*operands: torch.Tensor | None) -> torch.Tensor:
+        out = call(*operands)
+        for operand in operands:
+            if operand is not None and (operand.requires_grad or has_tangent(operand)):
+                out = out + (operand[:0] if operand.dim() else operand).to(out.dtype).sum()  # the sum reads no weight
+        return out
+
+    return empty
+
+
+def with_gradient(op: str, call: Call) -> Call:
+    """Wrap torch's call for operands that need a gradient or have a tangent.
+
+    Raises OperandError where either would be lost.
+    """
+    hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
+
+    def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
+        try:
+            out = call(*operands)
+        except NotImplementedError as error:
+            if not open_dual_levels():
+                raise
+            raise OperandError(f"{op}: an operand has a tangent, but torch's call has no forward derivative: {error}") from error
+        if any(map(has_tangent, operands)):
+            if not has_tangent(out):
+                raise OperandError(f"{op}: an operand has a tangent, which this op does not propagate; unpack_dual it first")
+        elif not out.requires_grad or _lacks_derivative(out.grad_fn, tuple(each.grad_fn for each in operands if each is not None)):
+            raise OperandError(f"{op}: an operand requires a gradient, which this op does not compute; {hint}")
+        return out
+
+    return differentiable
+
+
+def _lacks_derivative(node: Any, given: tuple[Any, ...]) -> bool:
+    """Check the graph from a result to the given nodes; torch itself raises at the backward pass alone."""
+    met, waiting = set(given), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in met:
+            continue
+        if node.name().endswith("NotImplemented"):
+            return True
+        met.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return False
