@@ -6,17 +6,18 @@ import logging
 
 import attrs
 import torch
-from tunedgemm.backends.registry import Registry
-from tunedgemm.device import Device
+from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
-from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
@@ -278,3 +279,26 @@ def test_load_config_takes_the_short_form(tmp_path):
                 assert {*ran} == {(name, short, "none" if added is None else "bias", layout)}
         said = gemm.dispatcher.explain(attrs.evolve(SHAPE, m=6, n=32, k=64, dtype=short, outdtype=short))
         assert said.libtype == "torch" and told(said) == ["2 kernels of mine have 'tn' in their names: tn_128x64, tn_bshuffle_1"]
+
+
+def test_another_library_version_is_a_warning(tmp_path, caplog):
+    """Rows of another library version are named once for each table and libtype, in a warning."""
+
+    class Versioned(FakePlugin):
+        def library_version(self, device: Device) -> str:
+            return "2"
+
+    here, shapes = device_of(-1), [Shape("a16w16", m, 16, 32, dtype="fp32") for m in (1, 2, 3)]
+    expected = []
+    for number, libtype in enumerate(("alpha", "beta", "alpha")):
+        gemm = TunedGemm(fake_registry(make_backend(libtype, Versioned(libtype))))
+        rows = [attrs.evolve(row(Solution(libtype, "fake"), gfx=here.gfx, cu_num=here.cu_num), shape=shape, libver="1") for shape in shapes]
+        write_rows(tmp_path / f"{number}.csv", OP, rows)
+        gemm.load_config(tmp_path / f"{number}.csv")
+        for shape in shapes:
+            gemm.mm(torch.randn(shape.m, 32), torch.randn(16, 32))
+        expected.append(f"{tmp_path}/{number}.csv: rows of {libtype} were tuned with its library's version 1, and now serve with 2; ")
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(warnings, expected, strict=True))

@@ -44,7 +44,7 @@ class Offer:
             (a backend's own choice) or ``builtin``.
         why: its source in words: the row's file and line, or the backend of the heuristic.
         us: the row's time in microseconds, without the bias where the row has none, else 0.
-        libver: the library version that the row was tuned with, else "".
+        libver, file: the library version that the row was tuned with, and the row's table, else "".
         partial: whether the kernel's name may be missing or a part of one; see `resolve`.
         own: whether the backend itself has chosen the solution.
         match: the row of this exact shape, how its M relates to the call's, and whether its device
@@ -56,6 +56,7 @@ class Offer:
     why: str
     us: float = 0.0
     libver: str = ""
+    file: str = ""
     partial: bool = False
     own: bool = False
     match: Match | None = None
@@ -125,7 +126,7 @@ def _why(match: Match, shape: Shape) -> str:
 def _offer_of_row(row: Row, why: str, exact_match: Match | None = None) -> Offer:
     """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     partial = not (row.gfx or row.cu_num) or _is_nameless(row.solution)
-    return Offer(row.solution, "table", why, row.us, row.libver, partial=partial, match=exact_match)
+    return Offer(row.solution, "table", why, row.us, row.libver, str(row.source), partial=partial, match=exact_match)
 
 
 def _is_nameless(solution: Solution) -> bool:
@@ -286,12 +287,14 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
     return attrs.evolve(explanation, offer=attrs.evolve(offer, why=f"{offer.why}; {source}")) if source else explanation
 
 
-_reported: set[tuple[str, str]] = set()
+_reported: dict[tuple[str, str], object] = {}
 
 
 def _report_version(offer: Offer, backend: Backend, device: Device) -> None:
-    """Log once that rows of another library version are in use; `bind` has just accepted this one."""
-    now = backend.library_version(device)
-    if now != offer.libver and (backend.libtype, offer.libver) not in _reported:
-        _reported.add((backend.libtype, offer.libver))
-        _log.info("%s: rows tuned with version %s are accepted by %s; retuning may pay", backend.libtype, offer.libver, now)
+    """Warn once per table and libtype of rows of another library version; `bind` has just accepted one."""
+    now, first = backend.library_version(device), object()
+    if now != offer.libver and _reported.setdefault((offer.file, backend.libtype), first) is first:
+        _log.warning(
+            "%s: rows of %s were tuned with its library's version %s, and now serve with %s; `tunedgemm tune --stale` tunes them again",
+            offer.file, backend.libtype, offer.libver, now or "an unknown one",
+        )  # fmt: skip
