@@ -22,6 +22,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *DOCS,
     *sorted(ROOT.glob("[!b]*/*/README.md")),
     *sorted(ROOT.glob("benchmarks/**/*.md")),

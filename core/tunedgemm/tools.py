@@ -24,6 +24,7 @@ from tunedgemm.backends.driver import (
 from tunedgemm.backends.launcher import on_device
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
 from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
+from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
@@ -75,6 +76,7 @@ __all__ = [
     "Planned",
     "Progress",
     "Row",
+    "SignatureError",
     "Table",
     "TensorMap",
     "UntrustedError",
@@ -82,6 +84,7 @@ __all__ = [
     "bind_driver",
     "cache_folder",
     "call_of",
+    "check_signature",
     "console",
     "device_context",
     "driver_interface",
@@ -115,6 +118,7 @@ __all__ = [
     "shape_of_texts",
     "short_dtype",
     "shuffle_weight",
+    "signature_required",
     "summary",
     "torch_dtype",
     "torch_launcher",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tunedgemm.backends.private import UntrustedError, make_private, read_private, read_trusted
+from tunedgemm.backends.signature import SignatureError, check_signature
 from tunedgemm.errors import PluginError
 from tunedgemm.paths import expanded, user_folder
 
@@ -127,12 +128,17 @@ def _stored(place: str) -> bytes | None:
             return payload
     if not (shared := os.environ.get(SHARED)):
         return None
+    file = expanded(shared, SHARED) / place
     try:
-        return _whole(read_trusted(expanded(shared, SHARED) / place))
+        check_signature(file, content := read_trusted(file))
+    except SignatureError as error:
+        _warn_once(f"{SHARED}: {error}")
     except UntrustedError as error:
         _warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
     except OSError:
         pass
+    else:
+        return _whole(content)
     return None
 
 

@@ -40,7 +40,7 @@ from tunedgemm.table.row import (
     sort_key,
     stray_columns,
 )
-from tunedgemm.table.sheet import Record, Sheet, format_line, locked, present, read_sheet, replace_text
+from tunedgemm.table.sheet import Record, Sheet, as_text, format_line, locked, parse_sheet, present, read_content, read_sheet, replace_text
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -117,7 +117,12 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
         TableError: the file cannot be read, lacks a column that every row needs, or is another
             op's.
     """
-    sheet = read_sheet(path)
+    return rows_of_content(path, op, read_content(path))
+
+
+def rows_of_content(path: Path, op: Op, content: bytes) -> tuple[list[Row], list[Problem]]:
+    """Return the rows of a tuned table's bytes; see `read_rows`."""
+    sheet = parse_sheet(path, as_text(path, content))
     columns = sheet.columns
     rows_and_problems = rows_of_sheet(path, op, sheet)
     _judge_rows(path, op, sheet, columns)

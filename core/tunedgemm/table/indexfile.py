@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.backends.artifact import read_cached, write_cached
-from tunedgemm.files import read_regular
+from tunedgemm.backends.signature import SignatureError, check_signature
+from tunedgemm.errors import TableError
 from tunedgemm.table import scan
 from tunedgemm.table.columns import foreign_columns
-from tunedgemm.table.csvfile import Problem, read_rows
+from tunedgemm.table.csvfile import Problem, rows_of_content
+from tunedgemm.table.folders import SHIPPED
 from tunedgemm.table.index import PARTS, RowSource, unread
+from tunedgemm.table.sheet import read_content
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -51,15 +54,31 @@ def open_source(path: Path, op: Op) -> RowSource:
     with contextlib.suppress(OSError):
         if path.stat().st_size >= LARGE:
             return _open_cached(path, op)
-        source = scan.scan(path, op, scan.normalise(read_regular(path)))
-        if source is not None and (len(source) or not source.problems):
-            return source
-    return _read(path, op)
+    content = _signed(path)
+    source = scan.scan(path, op, scan.normalise(content))
+    if source is not None and (len(source) or not source.problems):
+        return source
+    return _read(path, op, content)
 
 
-def _read(path: Path, op: Op) -> RowSource:
+def _signed(path: Path) -> bytes:
+    """Return the bytes of a table; of one that is not shipped, after checking a required signature.
+
+    Raises:
+        TableError: it cannot be read, or a required signature is missing or wrong.
+    """
+    content = read_content(path)
+    if SHIPPED.resolve() not in path.resolve().parents:
+        try:
+            check_signature(path, content)
+        except SignatureError as error:
+            raise TableError(str(error)) from error
+    return content
+
+
+def _read(path: Path, op: Op, content: bytes) -> RowSource:
     """Read every row at once: for small, special or broken files, whose error this raises."""
-    rows, problems = read_rows(path, op)
+    rows, problems = rows_of_content(path, op, content)
     source = RowSource.of(rows)
     source.problems = problems
     return source
@@ -72,7 +91,7 @@ def _open_cached(path: Path, op: Op) -> RowSource:
     with ThreadPoolExecutor(1) as pool:
         content = pool.submit(_content, path)  # reading and hashing release the GIL
         cached = _load(place, about) if about is not None else None
-        text, digest = content.result()
+        raw, text, digest = content.result()
     if cached is not None and cached[1] == digest:
         source, problems = cached[0], cached[2]
         head = scan.head_of(path, op, text)
@@ -81,15 +100,15 @@ def _open_cached(path: Path, op: Op) -> RowSource:
             source.problems = [Problem(path, line, reason) for line, reason in problems]
             return source
     del cached
-    source = scan.scan(path, op, text) or _read(path, op)
+    source = scan.scan(path, op, text) or _read(path, op, raw)
     if about is not None and source.content:
         _save(place, source, {**about, "content": digest})
     return source
 
 
-def _content(path: Path) -> tuple[bytes, str]:
-    raw = read_regular(path)
-    return scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+def _content(path: Path) -> tuple[bytes, bytes, str]:
+    raw = _signed(path)
+    return raw, scan.normalise(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
 
 
 def _place(path: Path, op: Op) -> str:

@@ -138,7 +138,7 @@ def read_sheet(path: Path, *, whole: bool = True) -> Sheet:
         TableError: the file is missing, unreadable, empty, not text, truncated in its last line, or
             repeats a column.
     """
-    return parse_sheet(path, _read_text(path), whole=whole)
+    return parse_sheet(path, as_text(path, read_content(path)), whole=whole)
 
 
 def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
@@ -235,16 +235,20 @@ def _unwritable(path: Path, error: OSError) -> TableError:
     return TableError(f"{path}: cannot be written: {reason}; name another output file, or set TUNEDGEMM_HOME to a writable folder")
 
 
-def _read_text(path: Path) -> str:
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a table.
+
+    Raises:
+        TableError: the file is missing or cannot be read.
+    """
     try:
-        content = read_regular(path)
+        return read_regular(path)
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise TableError(f"{path}: this is a folder; name a CSV file in it") from None
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return as_text(path, content)
 
 
 def as_text(path: Path, content: bytes) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from tunedgemm_asm import packs, sources
+from tunedgemm_asm import command, packs, sources
 
 HEAD = "knl_name,co_name,tn,tileM,tileN\n"
 OTHER = 54321
@@ -63,3 +65,26 @@ def test_a_link_to_a_folder_that_others_may_write(pack: Path, faults: Callable[[
     assert not faults().strip()
     (pack / "open").chmod(0o777)
     assert "open: writable by others" in faults()
+
+
+def test_a_pack_needs_a_signature_where_one_is_required(
+    pack: Path, faults: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signature of pack.json covers each file whose hash it has; others are refused."""
+    minisign: Any = pytest.importorskip("minisign")
+    pair = minisign.KeyPair.generate()
+    (tmp_path / "keys").write_bytes(bytes(pair.public_key) + b"\n")
+    monkeypatch.setenv("TUNEDGEMM_REQUIRE_SIGNED", "1")
+    monkeypatch.setenv("TUNEDGEMM_TRUSTED_KEYS", str(tmp_path / "keys"))
+    assert "pack.json: unsigned; sign it with `minisign -Sm pack.json`" in faults()
+    said = json.loads((pack / "pack.json").read_text())
+    for files, fault in (((), "m.csv: unsigned"), (("m.csv",), "a.co: unsigned"), (("m.csv", "a.co"), "")):
+        hashes = {file: hashlib.sha256((pack / file).read_bytes()).hexdigest() for file in files}
+        (pack / "pack.json").write_text(json.dumps({**said, "sha256": hashes}))
+        pair.secret_key.sign_file(pack / "pack.json", prehash=True, drop_signature=True)
+        assert fault in faults() and bool(fault) == bool(faults().strip())
+    assert not [fault for verdict in command.verdicts([pack]) for fault in verdict.faults]
+    (pack / "m.csv").write_text((pack / "m.csv").read_text() + "\n")
+    assert "m.csv: sha256 mismatch" in faults()
+    (pack / "pack.json").write_text((pack / "pack.json").read_text().replace("gfx942", "gfx950"))
+    assert "pack.json: changed after it was signed" in faults()

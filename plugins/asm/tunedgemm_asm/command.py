@@ -154,7 +154,7 @@ def _of_code(pack: Pack) -> Iterator[str]:
 def _of_hashes(pack: Pack) -> Iterator[str]:
     files = {kernel.file for kernel in pack.kernels}
     for file in pack.descriptor.sha256:
-        if file not in files:
+        if file not in (*files, pack.descriptor.manifest):
             yield f"pack.json has a sha256 of {file}, which has no usable kernel"
     if pack.descriptor.sha256:
         yield from (f"pack.json has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))

@@ -8,7 +8,8 @@ none.
      "my-pack"}
 
 The first three keys are required. ``dtypes`` narrows the dtypes of the ABI. A hash in ``sha256`` is
-checked before the code object is used.
+checked before the manifest or code object is used. A signature covers the descriptor, and so all
+files whose hash it has.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from tunedgemm.tools import SignatureError, check_signature, signature_required
 
 from tunedgemm_asm.abi import ABIS, FP8, Abi
 from tunedgemm_asm.manifest import PackError, content_of, inside
@@ -70,6 +72,17 @@ class Descriptor:
     of_aiter: bool = False
     digest: str = ""
 
+    def check_hash(self, file: str, digest: str) -> None:
+        """Check the SHA-256 of a file against the descriptor's.
+
+        Raises:
+            PackError: they differ, or the file is not covered by a required signature.
+        """
+        if file not in self.sha256 and signature_required():
+            raise PackError(f"{file}: unsigned; its sha256 is not in a signed {NAME}")
+        if self.sha256.get(file, digest) != digest:
+            raise PackError(f"{file}: sha256 mismatch (got {digest}); {NAME} has {self.sha256[file]}")
+
 
 def read(folder: Path) -> Descriptor:
     """Read the descriptor in a folder.
@@ -78,8 +91,8 @@ def read(folder: Path) -> Descriptor:
         PackError: it is missing or invalid; the message names folder, key and reason.
     """
     try:
-        content = content_of(folder, NAME, MAX_BYTES)
-    except PackError as error:
+        check_signature(folder / NAME, content := content_of(folder, NAME, MAX_BYTES))
+    except (PackError, SignatureError) as error:
         raise PackError(f"pack {folder}: {error}") from error
     try:
         return attrs.evolve(_descriptor(json.loads(content.decode()), folder.name), digest=hashlib.sha256(content).hexdigest())

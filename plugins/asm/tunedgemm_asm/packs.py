@@ -185,9 +185,7 @@ def _check(pack_kernel: PackKernel) -> Checked:
         code = codeobject.read(content)
     except PackError as error:
         raise PackError(f"{file}: {error}") from error
-    promised = pack_kernel.pack.descriptor.sha256.get(file, code.sha256)
-    if promised != code.sha256:
-        raise PackError(f"{file}: sha256 mismatch (got {code.sha256}); pack.json has {promised}")
+    pack_kernel.pack.descriptor.check_hash(file, code.sha256)
     reason = resources.unfit(code, pack_kernel.kernel, pack_kernel.abi, pack_kernel.pack.gfx)
     if reason:
         raise PackError(f"{file}: {reason}")
@@ -246,6 +244,8 @@ def read_pack(said: Descriptor, folder: Path, source: str) -> Pack:
     """
     try:
         content = content_of(folder, said.manifest, manifest.MAX_BYTES)
+        hashes = {said.manifest: hashlib.sha256(content).hexdigest()}
+        said.check_hash(said.manifest, hashes[said.manifest])
         listed = manifest.decoded(content, said.manifest, ABIS[said.abi])
     except PackError as error:
         raise PackError(f"pack {said.name} ({folder}): {error}") from error
@@ -256,7 +256,6 @@ def read_pack(said: Descriptor, folder: Path, source: str) -> Pack:
             refused[kernel.name] = reason
         else:
             kernels.append(attrs.evolve(kernel, outputs=tuple(dtype for dtype in kernel.outputs if dtype in said.dtypes["out"])))
-    hashes = {said.manifest: hashlib.sha256(content).hexdigest()}
     return Pack(said, folder, source, tuple(kernels), MappingProxyType(refused), listed.remarks, hashes)
 
 

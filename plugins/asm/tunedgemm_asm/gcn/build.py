@@ -7,6 +7,7 @@ clang, a clang on PATH (gfx950: LLVM 20 and later), Triton's LLVM.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -168,6 +169,8 @@ def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> B
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST}
+    files = (MANIFEST, *(f"{config.name}.co" for config in configs))
+    hashes = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in files}
+    described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST, "sha256": hashes}
     (folder / "pack.json").write_text(json.dumps(described, indent=2) + "\n")
     return Built(tuple(config.name for config in configs), assembler.name)
