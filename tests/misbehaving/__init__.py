@@ -41,7 +41,7 @@ FAULTS = {
     "terminate": "os.kill(os.getpid(), signal.SIGTERM)",
     "hang": "ctypes.PyDLL(None).sleep(3600)",
     "spin": "while True: pass",
-    "fork": "os.fork()",
+    "fork": "state_of_fork or (state_of_fork.append(1), os.fork())",  # once: copies would fork at every call
     "threads": "[threading.Thread(target=time.sleep, args=(3600,), daemon=True).start() for _ in range(8)]",
 }
 #: What changes the settings of its process.
@@ -72,7 +72,7 @@ class Odd(BaseException):
 def recurse(): return recurse()
 @classmethod
 def broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
-kept = []
+state_of_fork = []
 """
 _BODY = """
 {module}

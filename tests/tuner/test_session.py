@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from tunedgemm.errors import OutOfResources
+from tunedgemm.device import device_of
+from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -38,15 +39,9 @@ def test_a_restarted_session_answers_like_the_first() -> None:
 
 
 def test_candidates_limits_the_list_to_first_guesses() -> None:
-    """`candidates` cuts each backend's list from its end.
-
-    The baseline is listed as always.
-    """
-    found, baseline = session(candidates=1).list(SHAPE)
-
-    assert found == (GOOD,)
-    assert baseline is not None and baseline.libtype == "torch"
-    assert session().list(SHAPE)[0] == (GOOD, BAD)
+    """`candidates` cuts a backend's list from its end."""
+    assert session(candidates=1).list("turbo", SHAPE) == (GOOD,)
+    assert session().list("turbo", SHAPE) == (GOOD, BAD)
 
 
 def test_the_tolerance_of_an_element_can_be_set() -> None:
@@ -101,12 +96,9 @@ def test_a_new_shape_forgets_the_last() -> None:
     assert list(one._launchers) == [GOOD]
 
 
-def test_the_list_always_has_torchs_own_call() -> None:
-    """The baseline is known even where torch is not among the libtypes."""
-    found, baseline = session().list(SHAPE)
-
-    assert found == (GOOD, BAD)
-    assert str(baseline) == "torch:native"
+def test_the_baseline_is_always_known() -> None:
+    """The baseline is torch's own call, even where torch is not among the libtypes."""
+    assert str(session().baseline(SHAPE)) == "torch:native"
 
 
 def test_neighbours_come_from_the_leaders_backend() -> None:
@@ -147,3 +139,41 @@ def test_batch_invariance_is_checked_only_on_request() -> None:
     assert isinstance(good, Timing)
     assert (good.status, good.batch_invariant) == ("ok", True)
     assert (bad.status, bad.batch_invariant) == ("batch_variant", False)
+
+
+@pytest.mark.parametrize("place", ["bind", "call", "late"])
+def test_a_solution_that_changes_torchs_switches_fails_alone(place: str) -> None:
+    """The switches are restored, so the device and the others' times stay; the detail names them."""
+    device, calls = device_of(-1), []
+
+    def change() -> None:
+        torch.set_num_threads(3)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.use_deterministic_algorithms(True)
+        torch.overrides.BaseTorchFunctionMode().__enter__()
+
+    def spoilt(solution, shape, x, weight):
+        calls.append(solution)
+        if solution == BAD and (place == "call" or (place == "late" and len(calls) > 40)):
+            change()
+        return x @ weight.t()
+
+    def solutions(shape, device):
+        return ["good", "bad"]
+
+    backend = fake_backend("turbo", solutions=solutions, call=spoilt)
+    bind = backend.hooks["bind"]
+
+    def bind_and_change(solution, shape, device):
+        if solution == BAD and place == "bind":
+            change()
+        return bind(solution, shape, device)
+
+    hooks = {**backend.hooks, "bind": bind_and_change}
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(attrs.evolve(backend, hooks=hooks)))
+    with pytest.raises(PluginError, match="default device and torch's modes and torch's number of threads and torch's default dtype"):
+        one.check(SHAPE, BAD)
+        one.sample(SHAPE, (BAD,), 5)
+    assert one.check(SHAPE, GOOD).status == "ok" and one.device == device_of(-1) == device
+    assert (torch.get_default_dtype(), torch.get_default_device().type) == (torch.float32, "cpu")

@@ -35,39 +35,63 @@ class GetPlace:
 
 
 @attrs.frozen
-class GetVersions:
-    """Ask for the library version of each libtype."""
+class GetLibtypes:
+    """Ask for the installed libtypes."""
 
-    def run(self, session: Session) -> dict[str, str]:
-        """Call `Session.versions`."""
-        return session.versions()
+    def run(self, session: Session) -> tuple[str, ...]:
+        """Return `Registry.libtypes`."""
+        return session.registry.libtypes
+
+
+@attrs.frozen
+class GetVersion:
+    """Ask for the library version of a libtype."""
+
+    libtype: str
+
+    def run(self, session: Session) -> str:
+        """Call `Session.version`."""
+        return session.version(self.libtype)
+
+
+@attrs.frozen
+class GetBaseline:
+    """Ask for the baseline of a shape."""
+
+    shape: Shape
+
+    def run(self, session: Session) -> Solution | None:
+        """Call `Session.baseline`."""
+        return session.baseline(self.shape)
+
+
+@attrs.frozen
+class GetRefusal:
+    """Ask why a backend does not support a shape."""
+
+    libtype: str
+    shape: Shape
+
+    def run(self, session: Session) -> str:
+        """Call `Session.refusal`."""
+        return session.refusal(self.libtype, self.shape)
 
 
 @attrs.frozen
 class ListSolutions:
-    """Ask for the solutions of a shape and for the baseline."""
+    """Ask for the solutions of a backend for a shape."""
 
+    libtype: str
     shape: Shape
 
-    def run(self, session: Session) -> tuple[tuple[Solution, ...], Solution | None]:
+    def run(self, session: Session) -> tuple[Solution, ...]:
         """Call `Session.list`."""
-        return session.list(self.shape)
-
-
-@attrs.frozen
-class GetRefusals:
-    """Ask why no backend offers a solution for a shape."""
-
-    shape: Shape
-
-    def run(self, session: Session) -> str:
-        """Call `Session.refusals`."""
-        return session.refusals(self.shape)
+        return session.list(self.libtype, self.shape)
 
 
 @attrs.frozen
 class ListNeighbours:
-    """Ask for the solutions around the leaders of a shape."""
+    """Ask for the solutions around some solutions of one backend."""
 
     shape: Shape
     leaders: tuple[Solution, ...]

@@ -10,7 +10,7 @@ import gc
 import multiprocessing
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -18,17 +18,21 @@ import torch
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, device_of
-from tunedgemm.errors import TunedGemmError
+from tunedgemm.errors import PluginError, TunedGemmError
+from tunedgemm.foreign import described
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.switches import kept_torch_switches
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
-from tunedgemm.tuner.candidates import baseline, candidates, neighbours, refusals
+from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
+
+Answer = TypeVar("Answer")
 
 
 @attrs.define(eq=False)
@@ -66,25 +70,32 @@ class Session:
         """Return the device and its node."""
         return Place(self.device, self.node or socket.gethostname())
 
-    def versions(self) -> dict[str, str]:
-        """Return the library versions by libtype."""
-        backends = (self.registry.get(libtype) for libtype in self.registry.libtypes)
-        return {backend.libtype: backend.library_version(self.device) for backend in backends if isinstance(backend, Backend)}
+    def version(self, libtype: str) -> str:
+        """Return the library version of a libtype, "" if it does not load or has none."""
+        backend = self.registry.get(libtype)
+        return self._keeping_switches(lambda: backend.library_version(self.device)) if isinstance(backend, Backend) else ""
 
-    def list(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
-        """Return every solution that the chosen backends offer, and the baseline."""
-        backends = self.registry.select(self.options.libtype)
-        solutions = candidates(shape, self.device, backends, self.options.candidates)
-        return tuple(dict.fromkeys(solutions)), baseline(shape, self.device, self.registry)
+    def baseline(self, shape: Shape) -> Solution | None:
+        """Return the baseline of a shape."""
+        return baseline(shape, self.device, self.registry)
 
-    def refusals(self, shape: Shape) -> str:
-        """Return why the chosen backends offer nothing for a shape."""
-        return "; ".join(refusals(shape, self.device, self.registry.select(self.options.libtype)))
+    def refusal(self, libtype: str, shape: Shape) -> str:
+        """Return why a backend supports a shape neither with its bias nor without; "" if it does."""
+        backend = self.registry.get(libtype)
+        if not isinstance(backend, Backend):
+            return backend.reason
+        return self._keeping_switches(lambda: refusal(shape, self.device, backend))
+
+    def list(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
+        """Return every solution that a backend offers."""
+        backend = self._backend(libtype)
+        return self._keeping_switches(lambda: candidates(shape, self.device, backend, self.options.candidates))
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
-        """Return the solutions around the leaders."""
-        pairs = [(self._backend(leader), leader) for leader in leaders]
-        return tuple(dict.fromkeys(neighbours(pairs, shape, self.device)))
+        """Return the solutions around some solutions of one backend."""
+        backend = self._backend(leaders[0].libtype)
+        near = self._keeping_switches(lambda: [near for leader in leaders for near in backend.refine(leader, shape, self.device)])
+        return tuple(dict.fromkeys(near))
 
     def open(self, shape: Shape) -> None:
         """Make the operands of a shape, and free those of the last."""
@@ -113,7 +124,7 @@ class Session:
         self.open(shape)
         if solution in self._launchers:
             return None
-        answer = self._run_on_device(lambda: self._backend(solution).bind(solution, shape, self.device))
+        answer = self._run_on_device(lambda: self._backend(solution.libtype).bind(solution, shape, self.device))
         if isinstance(answer, Launcher):
             self._launchers[solution] = answer
             return None
@@ -132,7 +143,7 @@ class Session:
         if timing.status == "ok" and self.options.batch_invariant:
             verifier = self._checks
             fault = self._run_on_device(
-                lambda: verifier.batch_invariant(lambda at: self._backend(solution).bind(solution, at, self.device))
+                lambda: verifier.batch_invariant(lambda at: self._backend(solution.libtype).bind(solution, at, self.device))
             )
             timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
         return timing
@@ -181,11 +192,29 @@ class Session:
         assert self._verifier is not None, "bind has opened the shape"
         return self._verifier
 
-    def _backend(self, solution: Solution) -> Backend:
-        backend = self.registry.get(solution.libtype)
+    def _backend(self, libtype: str) -> Backend:
+        backend = self.registry.get(libtype)
         if not isinstance(backend, Backend):
-            raise TunedGemmError(f"libtype {solution.libtype!r}: {backend.reason}")
+            raise TunedGemmError(f"libtype {libtype!r}: {backend.reason}")
         return backend
+
+    def _keeping_switches(self, action: Callable[[], Answer]) -> Answer:
+        """Run code of a plugin.
+
+        Raises:
+            PluginError: it changed torch's switches, which are restored, or tried to exit.
+        """
+        changed = list[str]()
+        with kept_torch_switches(changed):
+            try:
+                answer = action()
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                raise PluginError(f"it raised {described(error)}") from error
+        if changed:
+            raise PluginError(f"it changed {' and '.join(changed)}, which the kernels of others depend on")
+        return answer
 
     def _run_on_device(self, action: Callable[[], Any]) -> Any:
         """Run an action on the device, then check its context.
@@ -194,7 +223,7 @@ class Session:
             DeviceFault: the action broke the context.
         """
         try:
-            answer = action()
+            answer = self._keeping_switches(action)
         except Exception as error:
             self._alive(error)
             raise

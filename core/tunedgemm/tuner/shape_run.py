@@ -17,7 +17,7 @@ import attrs
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
-from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, Forget, GetRefusals, ListNeighbours
+from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, Forget
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
@@ -85,12 +85,12 @@ class ShapeRun:
         shape, incumbent = self.task.shape, self.task.incumbent
         self._emit_step("list")
         try:
-            offered, self._baseline = self.tuner.listed(shape)
-            if not offered:
-                self._reason = self.tuner.client.ask(GetRefusals(shape))
+            listing = self.tuner.listed(shape)
         except WorkerDied as error:
-            self._reason = f"listing its solutions ended the worker: {error}"
+            self._reason = f"its baseline ended the worker: {error}"
             return []
+        offered, self._baseline = listing.solutions, listing.baseline
+        self._reason = "" if offered else listing.reasons
         if incumbent and incumbent.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
             offered = (*offered, incumbent)
         candidates = dict.fromkeys([*([self._baseline] if self._baseline else []), *(self.task.only or offered)])
@@ -161,10 +161,7 @@ class ShapeRun:
         """Return the solutions around the leaders, compiled and checked."""
         if self._is_late(REFINING):
             return []
-        try:
-            near = self.tuner.client.ask(ListNeighbours(self.task.shape, tuple(leaders)))
-        except WorkerDied:
-            return []
+        near = self.tuner.neighbours(self.task.shape, leaders)
         fresh = [solution for solution in near if solution not in self._timings]
         return self._check(self._compile(fresh))
 

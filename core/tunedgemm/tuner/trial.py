@@ -11,6 +11,7 @@ import attrs
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
+from tunedgemm.foreign import described
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -307,4 +308,4 @@ def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
         status = "out_of_resources"
     elif isinstance(error, torch.OutOfMemoryError | MemoryError):
         status = "out_of_memory"
-    return Timing(shape, solution, status, detail=f"{type(error).__name__}: {error}"[:500])
+    return Timing(shape, solution, status, detail=described(error)[:500])

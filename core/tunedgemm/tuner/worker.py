@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from tunedgemm.errors import TunedGemmError
+from tunedgemm.foreign import described
 from tunedgemm.tuner.processes import exit_reason, spawned_pool
 from tunedgemm.tuner.requests import Request
 from tunedgemm.tuner.trial import DeviceFault
@@ -140,9 +141,13 @@ _make_session: SessionFactory | None = None
 
 
 def _begin(make_session: SessionFactory) -> None:
-    """Keep the factory of the session; runs first in the child."""
+    """Keep the factory of the session; runs first in the child.
+
+    A copy of the child, which a kernel may fork at every call, ends at once.
+    """
     global _make_session
     _make_session = make_session
+    os.register_at_fork(after_in_child=lambda: os._exit(1))
 
 
 def _run(request: Request[Any]) -> tuple[bytes, str, str]:
@@ -160,10 +165,8 @@ def _run(request: Request[Any]) -> tuple[bytes, str, str]:
             assert _make_session is not None, "workers start with a factory"
             _session = _make_session()
         return pickle.dumps(request.run(_session)), "", ""
-    except (SystemExit, KeyboardInterrupt):  # sent back, a plugin's exit would end the waiting process
-        os._exit(1)
-    except BaseException as error:  # a plugin may raise anything
-        return _pickle_error(error), f"{type(error).__name__}: {error}", traceback.format_exc()
+    except BaseException as error:  # a plugin may raise anything; Ctrl-C does not reach this process
+        return _pickle_error(error), described(error), traceback.format_exc()
 
 
 def _pickle_error(error: BaseException) -> bytes:

@@ -27,7 +27,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "hangs": ("hung",),
     "segfaults": ("crashed",),
     "aborts": ("crashed",),
-    "exits": ("crashed",),
+    "exits": ("failed",),
     "raises": ("failed",),
     "raises_oddly": ("failed",),
     "nan": ("wrong",),
