@@ -13,7 +13,6 @@ import attrs
 import pytest
 import torch
 from tunedgemm.backends.registry import Registry
-from tunedgemm.errors import PluginError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -21,18 +20,7 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.requests import (
-    Batch,
-    Bind,
-    Check,
-    CheckAgain,
-    CheckFirst,
-    GetRefusal,
-    GetVersion,
-    ListNeighbours,
-    ListSolutions,
-    TakeSamples,
-)
+from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, TakeSamples
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
 from tunedgemm.tuner.worker import WorkerDied
@@ -103,7 +91,7 @@ def statuses(outcome: Outcome) -> dict[str, str]:
 
 def concerns(request: Any, name: str) -> bool:
     """Whether a request names a kernel."""
-    solutions = [getattr(request, "solution", None), *getattr(request, "solutions", ()), *getattr(request, "leaders", ())]
+    solutions = [getattr(request, "solution", None), *getattr(request, "solutions", ())]
     return any(solution is not None and solution.kernel_name == name for solution in solutions)
 
 
@@ -302,62 +290,6 @@ def test_a_lost_device_blames_no_solution() -> None:
     with pytest.raises(DeviceLost, match="no worker can be started"):
         tuned(device_tuner(dies))
     assert died == ["Check", "GetPlace"]
-
-
-def two_backends(dies: Dies, **options: Any) -> DeviceTuner:
-    """Return a tuner of the backends "bad" and "turbo"."""
-    both = [fake_backend(libtype, solutions=(libtype,), call=linear) for libtype in ("bad", "turbo")]
-    options = attrs.evolve(QUICK, libtype="bad,turbo", **options)
-    registry = fake_registry(*both)
-    made = DeviceTuner(op_named("a16w16"), options, Mortal(registry, options, dies), Compilers(registry=registry), {"bad": 0, "turbo": 1})  # type: ignore[arg-type]
-    made.begin()
-    return made
-
-
-@pytest.mark.parametrize(("kind", "hook"), [(GetRefusal, "supports"), (ListSolutions, "enumerate_solutions")])
-@pytest.mark.parametrize("status", ["crashed", "hung", "PluginError", "KeyError"])
-def test_a_backend_that_fails_in_its_list_costs_itself(kind: type, hook: str, status: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are tuned; the warning names the shape, the libtype and the hook."""
-
-    def dies(request: Any) -> str:
-        if not isinstance(request, kind) or request.libtype != "bad":
-            return ""
-        if status in ("crashed", "hung"):
-            return status
-        raise {"PluginError": PluginError, "KeyError": KeyError}[status](f"libtype 'bad': {hook}() raised")
-
-    made = two_backends(dies)
-    outcome, _ = tuned(made)
-
-    assert outcome.winner is not None and str(outcome.winner.solution) == "turbo:turbo"
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{SHAPE}: left out: libtype 'bad': {hook}() ")
-    assert "bad" in made.listed(SHAPE).reasons
-
-
-def test_a_backend_that_ends_every_worker_is_left_out_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    """After three lost workers it is not asked again: each may take two minutes."""
-    made = two_backends(lambda request: "hung" if isinstance(request, GetRefusal) and request.libtype == "bad" else "")
-    listings = [made.listed(attrs.evolve(SHAPE, m=m)) for m in range(1, 6)]
-    assert all([str(solution) for solution in listing.solutions] == ["turbo:turbo"] for listing in listings)
-    assert len(caplog.records) == 3 and "left out of this run" in listings[-1].reasons
-
-
-def test_a_library_version_that_ends_the_worker_costs_its_backend(caplog: pytest.LogCaptureFixture) -> None:
-    """Processes that dispatch ask for it as well, so the backend is left out, and the others are tuned."""
-    made = two_backends(lambda request: "crashed" if isinstance(request, GetVersion) and request.libtype == "bad" else "")
-    assert [str(solution) for solution in made.listed(SHAPE).solutions] == ["turbo:turbo"]
-    assert "left out: libtype 'bad': library_version() ended the worker" in caplog.text
-
-
-def test_a_backend_that_fails_to_refine_costs_its_neighbours(caplog: pytest.LogCaptureFixture) -> None:
-    """Neighbours of another backend are listed."""
-    made = two_backends(lambda request: "crashed" if isinstance(request, ListNeighbours) and concerns(request, "bad") else "")
-    leaders = [Solution(libtype, libtype) for libtype in ("bad", "turbo")]
-    concerned: Any = made.client.worker
-    assert made.neighbours(SHAPE, leaders) == []
-    asked = [request.leaders[0].libtype for request in concerned.requests if isinstance(request, ListNeighbours)]
-    assert asked == ["bad", "turbo"] and "libtype 'bad': refine() ended the worker" in caplog.text
 
 
 def test_operands_that_do_not_fit_end_the_shape() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import attrs
 import pytest
 import torch
@@ -177,3 +179,36 @@ def test_a_solution_that_changes_torchs_switches_fails_alone(place: str) -> None
         one.sample(SHAPE, (BAD,), 5)
     assert one.check(SHAPE, GOOD).status == "ok" and one.device == device_of(-1) == device
     assert (torch.get_default_dtype(), torch.get_default_device().type) == (torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("change", ["x.add_(1)", "weight.zero_()", "x.resize_(1)"])
+@pytest.mark.parametrize("calls", [1, 5, 40])
+def test_a_call_that_changes_operands_costs_its_solution_alone(change: str, calls: int) -> None:
+    """Wherever a solution begins to change them, the others are checked and timed on right ones."""
+    count = iter(range(10_000))
+
+    def spoilt(solution, shape, x, weight):
+        out = torch.nn.functional.linear(x, weight)
+        if solution == BAD and next(count) >= calls - 1:
+            exec(change)
+        return out
+
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(fake_backend("turbo", solutions=("good", "bad"), call=spoilt)))
+    statuses = [one.check_first(SHAPE, BAD).status, one.check(SHAPE, BAD).status, one.check(SHAPE, GOOD).status]
+    assert (calls == 40) == (statuses[:2] == ["ok", "ok"]) and statuses[2] == "ok"
+    with pytest.raises(PluginError, match="it changed its operands in a later call"):
+        one.sample(SHAPE, (BAD, GOOD), 5)
+    assert isinstance(one.sample(SHAPE, (GOOD,), 2)[GOOD], Samples)
+    assert one.check_again(SHAPE, GOOD).status == "ok" and one.check_again(SHAPE, BAD).status != "ok"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), asyncio.CancelledError()])
+def test_a_call_that_exits_is_an_error(error: BaseException) -> None:
+    """A session in this process goes on, too."""
+
+    def leave(solution, shape, x, weight):
+        raise error
+
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(fake_backend("turbo", solutions=("good",), call=leave)))
+    with pytest.raises(PluginError, match=f"it raised {type(error).__name__}"):
+        one.check_first(SHAPE, GOOD)

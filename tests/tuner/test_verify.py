@@ -69,6 +69,15 @@ def wrong_shape(x, weight):
     return linear(x, weight).t()
 
 
+def transposed(x, weight):
+    return linear(weight, x).t()
+
+
+def shared_buffer(x, weight):
+    _memory.setdefault("out", linear(x, weight)).copy_(linear(x, weight))
+    return _memory["out"]
+
+
 def wrong_dtype(x, weight):
     return linear(x, weight).double()
 
@@ -147,6 +156,8 @@ def checked(call, shape: Shape = SHAPE):
         (baked_weight, "wrong", "worst row"),
         (narrow, "wrong", "worst row"),
         (wrong_shape, "wrong", "instead of"),
+        (transposed, "wrong", "instead of contiguous rows"),
+        (shared_buffer, "wrong", "the memory of an earlier output"),
         (wrong_dtype, "wrong", "instead of"),
         (elsewhere, "wrong", "on meta instead of"),
         (raises, "failed", "RuntimeError: boom"),

@@ -38,7 +38,7 @@ def _begin(level: int, begin: Callable[..., None] | None, arguments: tuple[Any, 
     logging.basicConfig(level=level, format="tunedgemm: %(message)s")
     _die_with_parent()
     leave = os._exit
-    # pebble waits on after exit code 0: a plugin that ends the process would cost the whole deadline.
+    # After exit code 0 pebble waits for the deadline: other codes show the loss at once.
     os._exit = lambda code: leave(code or EXITED)  # type: ignore[assignment]
     if begin is not None:
         begin(*arguments)

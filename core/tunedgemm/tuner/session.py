@@ -21,6 +21,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
 from tunedgemm.foreign import described
 from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.contents import fingerprint
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -58,6 +59,7 @@ class Session:
     _shape: Shape | None = attrs.field(default=None, init=False)
     _sampler: Sampler | None = attrs.field(default=None, init=False)
     _verifier: Verifier | None = attrs.field(default=None, init=False)
+    _fingerprint: tuple[Any, ...] = attrs.field(default=(), init=False)
 
     @property
     def device(self) -> Device:
@@ -101,7 +103,12 @@ class Session:
         """Make the operands of a shape, and free those of the last."""
         if shape == self._shape:
             return
-        self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
+        self._shape, self._launchers = None, {}
+        self._make_operands(shape)
+        self._shape = shape
+
+    def _make_operands(self, shape: Shape) -> None:
+        self._sampler, self._verifier = None, None
         gc.collect()
         if multiprocessing.parent_process() is not None:  # in a worker, objects between two shapes stay alive
             gc.freeze()
@@ -113,11 +120,19 @@ class Session:
             self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
         else:
             self._sampler = self.bench(op, shape, device)
-        copies = getattr(self._sampler, "copies", ())
+        copies: Sequence[tuple[Any, ...]] = getattr(self._sampler, "copies", ())
         sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
         self._verifier = Verifier(op, shape, sets, options.errRatio)
         self._verifier.prepare()
-        self._shape = shape
+        self._fingerprint = fingerprint(sets[0])
+
+    def _renew_changed_operands(self) -> bool:
+        """Make the operands anew if calls have changed the first set; keep the launchers and their state."""
+        if fingerprint(self._checks.operand_sets[0]) == self._fingerprint:
+            return False
+        assert self._shape is not None, "bind has opened the shape"
+        self._make_operands(self._shape)
+        return True
 
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
         """Bind a solution to a shape; return the Timing of a refusal."""
@@ -133,7 +148,7 @@ class Session:
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
         """Verify one call of a solution, before its rough timing."""
-        return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
+        return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher), once=True)
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution, with the restrictions of `Options`."""
@@ -155,17 +170,29 @@ class Session:
             shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
         )
 
-    def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
-        """Bind a solution, then verify it."""
+    def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing], once: bool = False) -> Timing:
+        """Bind a solution, then verify it; a correct verification of one call has compared the operands."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
         verifier, launcher = self._checks, self._launchers[solution]
-        timing: Timing = self._run_on_device(lambda: ask(verifier, launcher))
+        try:
+            timing: Timing = self._run_on_device(lambda: ask(verifier, launcher))
+        except DeviceFault:
+            raise
+        except Exception:
+            self._renew_changed_operands()
+            raise
+        if not (once and timing.status == "ok") and self._renew_changed_operands():
+            return Timing(shape, solution, "wrong", err_ratio=1.0, detail="a later call changed its operands")
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds; a failure is returned as its Timing."""
+        """Time solutions in interleaved rounds; a failure is returned as its Timing.
+
+        Raises:
+            PluginError: one of the solutions changed its operands, which are made anew.
+        """
         answers: dict[Solution, Samples | Timing] = {}
         for solution in solutions:
             refusal = self.bind(shape, solution)
@@ -174,7 +201,10 @@ class Session:
         launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
         sampler = self._sampler
         assert sampler is not None, "bind has opened the shape"
-        for solution, answer in self._run_on_device(lambda: sampler(launchers, rounds)).items():
+        samples = self._run_on_device(lambda: sampler(launchers, rounds))
+        if self._renew_changed_operands():
+            raise PluginError("it changed its operands in a later call")
+        for solution, answer in samples.items():
             if isinstance(answer, Exception):
                 self._alive(answer)
             answers[solution] = failed(shape, solution, answer) if isinstance(answer, Exception) else answer

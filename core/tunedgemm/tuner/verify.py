@@ -247,6 +247,17 @@ class Verifier:
             overwrite(now, was)
         return out, "it changed its operands" if changed else self._shape_fault(out, operands)
 
+    def _memory_fault(self, launcher: Launcher) -> str:
+        """Return how an output shares memory with an operand or the next output, "" if it does not."""
+        operands = self.operand_sets[0]
+        with torch.no_grad():
+            outs = [launcher.call(*operands) for _ in range(2)]
+        first, second = (out.untyped_storage().data_ptr() for out in outs)
+        if first == second:
+            return "it returned the memory of an earlier output"
+        addresses = {storage.data_ptr() for storage in _storages(operands)}
+        return "it returned the memory of an operand" if first in addresses else ""
+
     def _verify_repeats(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify consecutive calls on the same operands, compare their bits, and look for leaks."""
         operands = self.operand_sets[0]
@@ -255,6 +266,8 @@ class Verifier:
         held: list[int] = []  # bytes that all calls so far keep
         worst = Timing(self.shape, solution, "ok")
         try:
+            if fault := self._memory_fault(launcher):
+                return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
             for _ in range(REPEATS):
                 with Traced() as traced, torch.no_grad():
                     out = launcher.call(*operands)
@@ -283,6 +296,8 @@ class Verifier:
         expected = self.op.fake(*operands, otype=dtype)
         wanted = f"{tuple(expected.shape)} {dtype} on {expected.device}"
         got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else repr(out)[:80]
+        if got == wanted and out.layout is torch.strided and not out.is_contiguous():
+            return f"it returned strides {out.stride()} instead of contiguous rows"
         return "" if got == wanted else f"it returned {got} instead of {wanted}"
 
     def _reference(self, index: int, renewed: bool) -> torch.Tensor:

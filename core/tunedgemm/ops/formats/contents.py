@@ -5,7 +5,8 @@ Torch has few operations for its narrowest types but viewing them as bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_weight
@@ -20,6 +21,16 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
     plain = plain_weight(tensor).detach()
     return plain.view(torch.uint8).contiguous() if plain.element_size() == 1 else plain.contiguous().view(torch.uint8)
+
+
+def fingerprint(tensors: Iterable[torch.Tensor | None]) -> tuple[Any, ...]:
+    """Return the sizes of tensors and the sums of their contents, which any change of one number changes."""
+    import torch
+
+    present = [tensor for tensor in tensors if tensor is not None]
+    contents = [raw(tensor).reshape(-1) for tensor in present]
+    sums = [(each if each.numel() % 4 else each.view(torch.int32)).sum(dtype=torch.int64) for each in contents]
+    return (*(tensor.shape for tensor in present), *torch.stack(sums).tolist())
 
 
 def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor:
