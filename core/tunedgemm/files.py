@@ -88,7 +88,7 @@ def target_of(path: Path) -> Path:
     Raises:
         OSError: the links lead to themselves.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))  # unlike Path.resolve, it returns a loop as it found it
     if target.is_symlink():
         raise OSError(errno.ELOOP, "the symbolic links lead to themselves; name the file itself")
     return target

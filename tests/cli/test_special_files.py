@@ -80,3 +80,23 @@ def test_serving_reads_no_special_file(tmp_path: Path, monkeypatch: pytest.Monke
     for write in (CaptureFile(OP, untuned_path(OP)).enter, CaptureFile(OP, untuned_path(OP)).add):
         with pytest.raises(Exception, match="regular file"):
             write({Shape("a16w16", 1, 64, 64): (1, 0)}, 1.0)
+
+
+#: Commands with {loop} as a link that leads to itself.
+LOOPS = (
+    "table merge {loop} {folder}/tuned.csv", "table merge {folder}/o.csv {loop}", "table show {loop}",
+    "table export --aiter {folder}/o.csv {loop}",
+    "coverage {loop}", "coverage {folder}/in.csv -o {loop}", "coverage {folder}/in.csv --csv {loop}", "tune -i {loop} --libtype torch",
+    "tune -i {folder}/in.csv -o {loop} --libtype torch", "tune -i {folder}/in.csv -o {folder}/t.csv -o2 {loop} --libtype torch",
+    "shapes --model_dir {loop}", "explain {loop}:2", "explain 1,2,3 --table {loop}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", LOOPS)
+def test_a_loop_of_links_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """A link that leads to itself is named in one line, as input and as output."""
+    (tmp_path / "in.csv").write_text(UNTUNED)
+    (tmp_path / "tuned.csv").write_text("M,N,K,libtype,us\n1,64,128,torch,1.0\n")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    assert main(command.format(loop=tmp_path / "loop.csv", folder=tmp_path).split()) in (1, 2)
+    assert "loop.csv" in "".join(capsys.readouterr())

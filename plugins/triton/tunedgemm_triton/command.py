@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -172,7 +173,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 
 def _note_unread(folder: Path) -> None:
-    if folder.resolve() not in [known.resolve() for known in files.folders()]:
+    if os.path.realpath(folder) not in map(os.path.realpath, files.folders()):
         print(f"calls do not read {folder}: name it in {files.VARIABLE}, or move the files to {files.user_folder()}")
 
 

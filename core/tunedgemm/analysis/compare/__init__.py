@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def compare(
     _comparable(options, min_improvement_pct)
     request = requested(family, source, output if options.stale else None)
     counts = {key_shape(untuned.shape): untuned.calls for untuned in request.shapes}
-    folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}"
+    folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:12]}"
     with _lock_candidate_folder(folder, output):
         base, candidate = _copy_table(output, folder / output.name, family)
         _log.info("candidate table: %s", candidate)
