@@ -69,7 +69,7 @@ tune: install
 	$(RUN) examples/models/tune_llama.py $(args)
 
 fuzz: install
-	FUZZ_SECONDS=$(or $(seconds),60) $(RUN) -m pytest -q -s tests/fuzz $(args)
+	FUZZ_SECONDS=$(or $(seconds),60) $(RUN) -m pytest -q tests/fuzz $(args)
 
 docs: install
 	$(RUN) -m pytest tests/test_docs.py $(args)

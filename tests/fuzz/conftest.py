@@ -110,7 +110,8 @@ def fuzz(request: pytest.FixtureRequest) -> Iterator[Fuzz]:
     yield run
     logging.disable(level)
     if SECONDS:
-        print(f"\n{request.node.nodeid}: {count} executions")
+        terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+        terminal.write_line(f" {request.node.nodeid}: {count} executions")
 
 
 @pytest.fixture(scope="session")
@@ -123,3 +124,9 @@ def corpus() -> Callable[..., list[bytes]]:
         return ours + [b"".join(content.splitlines(keepends=True)[:8]) for content in theirs]
 
     return seeds
+
+
+@pytest.fixture
+def guarded() -> Callable[..., None]:
+    """Return a function that runs a check on one content with the limits of time and memory."""
+    return _guarded

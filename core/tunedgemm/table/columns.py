@@ -117,10 +117,9 @@ def in_order(op: Op, columns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *appended(op), *columns)))
 
 
-def unknown_columns(op: Op, columns: Iterable[str]) -> tuple[str, ...]:
+def unknown_columns(op: Op, columns: Iterable[str]) -> frozenset[str]:
     """Return the columns of a file that are unknown."""
-    in_op = set(in_order(op, ()))
-    return tuple(column for column in columns if column not in in_op)
+    return frozenset(columns) - {*in_order(op, ())}
 
 
 def appended(op: Op) -> tuple[str, ...]:

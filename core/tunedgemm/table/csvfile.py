@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -255,7 +255,7 @@ def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> R
     return record
 
 
-def _is_this_row(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
+def _is_this_row(path: Path, record: Record, op: Op, unknown: Collection[str], row: Row) -> bool:
     """Return whether a line is exactly this row."""
     try:
         return rows_of(path, record, op, unknown) == [row]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,7 @@ class Row:
         return self.gfx, self.cu_num, self.device, self.shape
 
 
-def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
+def rows_of(path: Path, record: Record, op: Op, unknown: Collection[str] = ()) -> list[Row]:
     """Parse a line of a tuned file: one row, except where it names no device.
 
     A blank fp8 dtype means that of the line's gfx, or both kinds in a line for any device. A line
@@ -120,7 +120,7 @@ def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -
     """
     (gfx, cu_num, device), shapes = _device_and_shapes(record, op)
     solution, values = _solution(record, op)
-    extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
+    extra = tuple((column, text) for column, text in record.cells.items() if text and column in unknown)
     libver, err_ratio = own_cell(record.cells, "libver"), _number(values, "err_ratio", 0.0)
     anywhere = not gfx and not cu_num
     return [

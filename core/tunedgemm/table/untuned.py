@@ -147,7 +147,7 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet, gfx: str) -> tuple[list[
     require_columns(path, op, columns, [column for column in sizes(op) if column not in sheet.columns])
     shapes, problems = _merged(path, op, sheet.records, gfx)
     if unknown:
-        names, may = ", ".join(map(repr, unknown)), ", ".join(allowed)
+        names, may = ", ".join(map(repr, unknown))[:200], ", ".join(allowed)
         fault = f"unknown column {names}, not read; an untuned file of {op.name} may have {may}{other_ops_hint(op, columns)}"
         problems.insert(0, Problem(path, len(sheet.head.splitlines()), fault))
     return shapes, problems

@@ -120,7 +120,7 @@ def parse(text: str, name: str, abi: Abi) -> Manifest:
     if missing or doubled:
         raise PackError(f"{name} line {lines[0][0]}: column {(missing or doubled)[0]} is {'missing' if missing else 'duplicate'}")
     unknown = [title for title, column in zip(titles, header, strict=True) if column not in _KNOWN]
-    remarks = (f"{name}: unknown columns: {', '.join(unknown)}",) if unknown else ()
+    remarks = (f"{name}: unknown columns: {', '.join(unknown)[:200]}",) if unknown else ()
     return _kernels(lines[1:], header, name, abi, remarks)
 
 
@@ -151,7 +151,8 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
             refused[label] = f"{name} line {line}: {error}"
     for label, numbers in lines_of.items():
         if len(numbers) > 1:
-            refused[label] = f"{name}: listed {len(numbers)} times, in lines {', '.join(map(str, numbers))}"
+            more = ", ..." if len(numbers) > 9 else ""
+            refused[label] = f"{name}: listed {len(numbers)} times, in lines {', '.join(map(str, numbers[:9]))}{more}"
     return Manifest(tuple(kernel for kernel in kernels if kernel.name not in refused), refused, remarks)
 
 

@@ -121,7 +121,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "", gfx: str = "") ->
         UserError: a file is missing or not a list of shapes, or there are no calls.
     """
     named = op_named(op) if op else None
-    distinct: dict[Path, Path] = {}
+    distinct: dict[str, Path] = {}
     for path in [named_file(str(path)) for path in paths] if paths else _of_user_folder(named):
         distinct.setdefault(os.path.realpath(path), path)  # the calls of a link are those of its file
     files = tuple(distinct.values())

@@ -26,6 +26,8 @@ from tunedgemm_triton.jsonfiles.entries import NAMES, SPLIT, Entry
 
 #: The space of AITER's guide to tuning Triton kernels, by name.
 AITER = "aiter"
+#: Most configurations of a file; timing so many would take days.
+MOST = 200_000
 
 
 @attrs.frozen(eq=False)
@@ -116,7 +118,7 @@ def listed(space: Space, dialect: Dialect, shape: Shape, device: Device) -> List
         try:
             solution, notes = dialect.solution_of(entry, shape, device)
         except UserError as error:
-            raise UserError(f"{space.source}: {dict(entry)}: {error}") from None
+            raise UserError(f"{space.source}: {str(dict(entry))[:300]}: {error}") from None
         if solution is not None:
             different[solution] = None
         elif not reason:
@@ -155,7 +157,19 @@ def _read(path: str, _changed: int) -> Space:
     parts = content if isinstance(content, list) else [content]
     if not parts or not all(isinstance(part, dict) and part for part in parts):
         raise UserError(f"{path}: must be an object of parameters and values, as {{'BLOCK_SIZE_M': [32, 64], ...}}, or a list of them")
+    if sum(map(_count, parts)) > MOST:
+        raise UserError(f"{path}: must list at most {MOST} configurations; leave out values")
     return Space(path, tuple(entry for part in parts for entry in _product(part)))
+
+
+def _count(values: Mapping[str, Any]) -> int:
+    """Return the number of configurations, or one above `MOST`."""
+    count = 1
+    for value in values.values():
+        count *= len(value) if isinstance(value, list) else 1
+        if count > MOST:
+            break
+    return count
 
 
 def _product(values: Mapping[str, Any]) -> Iterator[Entry]:
