@@ -199,6 +199,25 @@ def test_mismatched_weights_are_refused(gemm: TunedGemm, weight, shuffled, messa
         gemm.gemm_a16w16(x_of(FAST), weight, shuffled_weight=shuffled)
 
 
+def test_an_outdated_copy_raises(gemm: TunedGemm) -> None:
+    """A weight that has changed since it was shuffled is never multiplied by its old values."""
+    weight = WEIGHT.clone()
+    shuffled, kept, x = shuffle_weight(weight), shuffle_weight(weight), x_of(FAST)
+    gemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
+    weight[0].mul_(2)
+    for _ in range(2):
+        with pytest.raises(OperandError, match=r"weight has changed since shuffle_weight read it \(version 0, now 1\)"):
+            gemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
+    gemm.gemm_a16w16(x_of(1), weight, shuffled_weight=shuffled)  # takes the plain one
+    kept.data = shuffle_weight(weight)
+    shuffled.copy_(kept)
+    for copy in (kept, shuffled, shuffle_weight(weight)):
+        torch.testing.assert_close(gemm.gemm_a16w16(x, weight, shuffled_weight=copy), torch.nn.functional.linear(x, weight))
+    with torch.inference_mode():
+        uncounted = WEIGHT.clone()
+        gemm.gemm_a16w16(x, uncounted, shuffled_weight=shuffle_weight(uncounted))
+
+
 def test_operands_that_do_not_fit_give_the_usual_error(gemm: TunedGemm) -> None:
     """The messages of the plain call."""
     with pytest.raises(OperandError, match="last dimension of x"):

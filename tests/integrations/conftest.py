@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -213,3 +214,101 @@ def sglang_table(sglang: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     yield written
     monkeypatch.undo()
     tunedgemm.reload()
+
+
+def _add(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    layer.weight.data += other
+
+
+def _assign(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    layer.weight.data = other.clone()
+
+
+def _assign_twice(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    """The second memory may have the address of the first."""
+    layer.weight.data = torch.zeros_like(other)
+    layer.weight.data = other.clone()
+
+
+def _without_gradients(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    with torch.no_grad():
+        layer.weight.add_(other)
+
+
+def _in_inference_mode(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    with torch.inference_mode():
+        layer.weight.mul_(0.5)
+        layer.weight.data.add_(other)
+
+
+def _step(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    layer.weight.requires_grad_()
+    layer.weight.grad = other.clone()
+    torch.optim.SGD(layer.parameters(), lr=1.0, foreach=True).step()
+    layer.weight.requires_grad_(False)
+
+
+def _resize(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    storage = layer.weight.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    held = torch.empty_like(other)  # the storage gets another address
+    storage.resize_(size)
+    storage.copy_(other.clone().untyped_storage())
+    del held
+
+
+def _replace(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    layer.weight = torch.nn.Parameter(other.clone(), requires_grad=False)
+
+
+def _poke(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    layer._parameters["weight"] = torch.nn.Parameter(other.clone(), requires_grad=False)
+
+
+def _compiled(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.compile(lambda weight, by: weight.mul_(0.5).add_(by), backend="aot_eager")(layer.weight, other)
+
+
+def _swap(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(other.clone(), requires_grad=False))
+
+
+#: What torch does to the weight of a layer, with other values [N, K]; the last two on a CPU alone.
+CHANGES: dict[str, Callable[[torch.nn.Linear, torch.Tensor], Any]] = {
+    "load_state_dict": lambda layer, other: layer.load_state_dict({"weight": other}),
+    "load_state_dict assign": lambda layer, other: layer.load_state_dict({"weight": other.clone()}, assign=True),
+    "copy_": lambda layer, other: layer.weight.copy_(other),
+    "out=": lambda layer, other: torch.add(other, other, out=layer.weight),
+    "part": lambda layer, other: layer.weight[3:5].fill_(7),
+    "detached": lambda layer, other: layer.weight.detach().copy_(other),
+    "data +=": _add,
+    "data.copy_": lambda layer, other: layer.weight.data.copy_(other),
+    "data.view": lambda layer, other: layer.weight.data.view(-1)[5:900].fill_(3),
+    "data =": _assign,
+    "data = twice": _assign_twice,
+    "set_": lambda layer, other: layer.weight.set_(other.clone()),
+    "no_grad": _without_gradients,
+    "inference_mode": _in_inference_mode,
+    "optimiser": _step,
+    "storage": _resize,
+    "replaced": _replace,
+    "replaced in the dictionary": _poke,
+    "swapped": _swap,
+    "compiled": _compiled,
+    "numpy of data": lambda layer, other: layer.weight.data.view(torch.int16).numpy().__setitem__(slice(3, 5), 0x4100),
+    "shared with processes": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
+}
+
+
+@pytest.fixture(params=CHANGES)
+def change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
+    """Return a way to change a layer's weight."""
+    return CHANGES[request.param]
+
+
+@pytest.fixture(params=list(CHANGES)[:-2])
+def gpu_change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
+    """Return a way to change a layer's weight on a GPU."""
+    return CHANGES[request.param]

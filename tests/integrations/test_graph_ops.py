@@ -207,6 +207,26 @@ def test_a_module_with_a_shuffled_weight_compiles_whole(backend: str) -> None:
     torch.testing.assert_close(direct(x), expected)
 
 
+@BACKENDS
+def test_a_graph_reads_the_present_shuffled_weight(backend: str) -> None:
+    """A compiled layer multiplies a square weight that is copied, assigned, replaced or swapped."""
+    layer, x = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).requires_grad_(False), torch.randn(4, 64, dtype=torch.bfloat16)
+    drawn = [torch.randn(64, 64, dtype=torch.bfloat16) for _ in range(5)]
+    first, *others = map(tunedgemm.shuffle_weight, drawn)
+    layer.weight = torch.nn.Parameter(first, requires_grad=False)
+    graph = torch.compile(lambda x: tunedgemm.gemm_a16w16(x, layer.weight), backend=backend, fullgraph=True)
+    changes = (
+        lambda other: None,
+        lambda other: layer.load_state_dict({"weight": other}),
+        lambda other: setattr(layer.weight, "data", other),
+        lambda other: setattr(layer, "weight", torch.nn.Parameter(other, requires_grad=False)),
+        lambda other: torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(other, requires_grad=False)),
+    )
+    for change, other, plain in zip(changes, [first, *others], drawn, strict=True):
+        change(other)
+        torch.testing.assert_close(graph(x), torch.nn.functional.linear(x, plain))
+
+
 def test_scales_quantised_in_the_graph_are_shuffled() -> None:
     """A graph has no type for them: sizes or the argument say so."""
     weight, w_scale = tunedgemm.per_1x32_f4_quant(torch.randn(256, 256), shuffle=True)

@@ -49,14 +49,15 @@ def preferred_weight(
 
     Raises:
         OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain
-            or *shuffled_weight* is.
+            or *shuffled_weight* is. Or *weight* has changed since `shuffle_weight` read it.
     """
     try:
         if forward_ad._current_level >= 0 or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
             return weight
+        memory = shuffled_weight._plain  # of torch's own type, whose attributes take a third of the time
         key: tuple[Any, ...] = (
-            x.shape, weight.shape, shuffled_weight.shape, x.dtype, weight.dtype, shuffled_weight.dtype,
-            x.get_device(), weight.get_device(), shuffled_weight.get_device(), type(x), type(weight), type(shuffled_weight), otype,
+            x.shape, weight.shape, memory.shape, x.dtype, weight.dtype, memory.dtype,
+            x.get_device(), weight.get_device(), memory.get_device(), type(x), type(weight), type(shuffled_weight), otype,
         )  # fmt: skip
         for operand in rest:
             if operand is not None:
@@ -73,7 +74,16 @@ def preferred_weight(
         if len(dispatcher.preferences) >= _REMEMBERED:
             dispatcher.preferences.clear()
         dispatcher.preferences[key] = shuffled
-    return shuffled_weight if shuffled else weight
+    if not shuffled:
+        return weight
+    made_of = shuffled_weight.made_of
+    if made_of is not None and made_of[0] == weight.data_ptr() and not weight.is_inference() and made_of[1] != weight._version:
+        raise OperandError(
+            f"{dispatcher.op.name}: the weight has changed since shuffle_weight read it (version {made_of[1]}, now {weight._version}); "
+            "pass shuffle_weight(weight) of its present values"
+        )
+    chosen: torch.Tensor = shuffled_weight
+    return chosen
 
 
 def _decide(

@@ -96,6 +96,14 @@ def noted_order(tensor: torch.Tensor) -> str:
     return name
 
 
+def memory_state(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the address and the version of a tensor; None where torch counts no writes to it."""
+    try:
+        return tensor.data_ptr(), tensor._version
+    except RuntimeError:  # no memory, or made in inference mode
+        return None
+
+
 def layout_of(op: str, weight: torch.Tensor) -> str:
     """Return ``row`` for a plain weight, else the layout that its type names.
 
@@ -130,6 +138,8 @@ def check_not_transposed(op: str, weight: Any) -> None:
     Raises:
         OperandError: it is.
     """
+    if hasattr(weight, "layout_name"):  # contiguous by its type, whose strides a tracing compiler cannot read
+        return
     import torch
 
     if not isinstance(weight, torch.Tensor) or weight.layout is not torch.strided or weight.is_nested:

@@ -80,6 +80,9 @@ def test_contents_of_another_order_are_refused():
     other = shuffle_scale(PLAIN.flip(0).contiguous())
     with pytest.raises(OperandError, match=r"scale\.data = others"):
         parameter.set_(other)
+    for change in (parameter.t_, lambda: parameter.resize_(64, 64), lambda: parameter.unsqueeze_(0)):
+        with pytest.raises(OperandError, match="keep their memory and sizes"):
+            change()
     assert torch.equal(parameter.copy_(other).plain, other.plain)
     parameter.data = shuffle_scale(PLAIN)
     assert torch.equal(unshuffle_scale(parameter, 512, 8), PLAIN)

@@ -78,10 +78,11 @@ class ShuffledScale(torch.Tensor):
 
         Raises:
             OperandError: the operation takes a part of a tile, copies row-major scales here, or
-                sets the memory.
+                sets memory or sizes.
         """
-        if func.overloadpacket is _aten.set_:
-            raise OperandError("shuffled scales keep their memory; assign scale.data = others instead of set_")
+        if torch.Tag.inplace_view in func.tags or func.overloadpacket is _aten.resize_:
+            name = func.overloadpacket.__name__
+            raise OperandError(f"shuffled scales keep their memory and sizes (got {name}); assign scale.data = others instead")
         if func is _aten.copy_.default and not (isinstance(args[0], cls) and isinstance(args[1], cls)):
             raise OperandError("shuffled scales are copied to shuffled ones only; shuffle_scale(s) or s.plain first")
         plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(cls, lambda scale: scale.plain, (args, kwargs or {}))

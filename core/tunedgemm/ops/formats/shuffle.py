@@ -23,7 +23,7 @@ import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
-from tunedgemm.ops.layout import Order, name_of, note_order, order_of
+from tunedgemm.ops.layout import Order, memory_state, name_of, note_order, order_of
 
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
@@ -112,6 +112,7 @@ def shuffle_weight(
     """
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
+    made_of = memory_state(x)
     if use_int4 or is_guinterleave:
         order = _variant(x, layout, use_int4, is_guinterleave, pad_k_to)
         name, x = name_of(order), alternated(x, x.shape[0], order.rows) if is_guinterleave and gate_up else x
@@ -119,13 +120,15 @@ def shuffle_weight(
         name = layout_name(layout)
     if pad_k_to:
         weight = shuffle_weight(_padded(x, pad_k_to), name)
-        weight.aiter_original_k, weight.aiter_padded_k = x.shape[-1], weight.shape[-1]
+        weight.aiter_original_k, weight.aiter_padded_k, weight.made_of = x.shape[-1], weight.shape[-1], made_of
         return weight
     x = x.contiguous()
     blocks, rows, packs, pack = _blocks(x, name)
     view = _bytes(x).view(*x.shape[:-2], blocks, rows, packs, pack * x.element_size())
     moved = view.transpose(-3, -2).contiguous().view(torch.uint8)
-    return as_shuffled(moved.view(x.dtype).view(x.shape), name)
+    shuffled = as_shuffled(moved.view(x.dtype).view(x.shape), name)
+    shuffled.made_of = made_of
+    return shuffled
 
 
 def _variant(x: torch.Tensor, layout: Any, use_int4: bool, is_guinterleave: bool, pad_k_to: int) -> Order:
@@ -236,12 +239,14 @@ class ShuffledWeight(torch.Tensor):
         aiter_original_k, aiter_padded_k: K before and after `shuffle_weight` padded it.
         plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and
             safetensors get.
+        made_of: address and version of the weight that `shuffle_weight` read; None if unknown.
     """
 
     layout_name: str
     is_shuffled = True
     aiter_original_k: int
     aiter_padded_k: int
+    made_of: tuple[int, int] | None = None
     _plain: torch.Tensor | None = None
 
     # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each
@@ -275,6 +280,7 @@ class ShuffledWeight(torch.Tensor):
             raise OperandError(_unlike(self, value))
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self._plain = plain_weight(value)  # and lets the old memory go
+        self.made_of = value.made_of  # type: ignore[attr-defined]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -300,6 +306,7 @@ class ShuffledWeight(torch.Tensor):
             if func is _aten.equal.default:
                 return bool(torch.equal(_bytes(plain_args[0]), _bytes(plain_args[1])))
             _copied(plain_args[0], plain_args[1], bool(plain_args[2:] and plain_args[2]) or bool(kwargs.get("non_blocking")))
+            args[0].made_of = args[1].made_of
             return args[0]
         raise OperandError(
             f"{func.__name__.split('.')[0]} would read a weight of layout {weight.layout_name} as if it were plain; "

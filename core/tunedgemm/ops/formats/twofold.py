@@ -100,6 +100,7 @@ def copied(weight: Any, layout: str) -> Orders:
             return orders
     if plain.is_cuda:  # other threads read the copy on other streams
         torch.cuda.current_stream(plain.device).synchronize()
+    shuffled.made_of = None  # the orders hold it
     complete = attrs.evolve(orders, shuffled=shuffled)
     if weight.orders is orders:  # nothing was written meanwhile
         weight.orders = complete
