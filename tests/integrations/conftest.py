@@ -252,10 +252,8 @@ def _resize(layer: torch.nn.Linear, other: torch.Tensor) -> None:
     storage = layer.weight.untyped_storage()
     size = storage.nbytes()
     storage.resize_(0)
-    held = torch.empty_like(other)  # the storage gets another address
     storage.resize_(size)
     storage.copy_(other.clone().untyped_storage())
-    del held
 
 
 def _replace(layer: torch.nn.Linear, other: torch.Tensor) -> None:
@@ -271,11 +269,18 @@ def _compiled(layer: torch.nn.Linear, other: torch.Tensor) -> None:
         torch.compile(lambda weight, by: weight.mul_(0.5).add_(by), backend="aot_eager")(layer.weight, other)
 
 
+def _numpy(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    """Write past torch, in a dtype that numpy has."""
+    layer.float()
+    layer(torch.ones(128, other.shape[1]))
+    layer.weight.numpy()[3:5] = 7
+
+
 def _swap(layer: torch.nn.Linear, other: torch.Tensor) -> None:
     torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(other.clone(), requires_grad=False))
 
 
-#: What torch does to the weight of a layer, with other values [N, K]; the last two on a CPU alone.
+#: What torch does to the weight of a layer, with other values [N, K]; the last four on a CPU alone.
 CHANGES: dict[str, Callable[[torch.nn.Linear, torch.Tensor], Any]] = {
     "load_state_dict": lambda layer, other: layer.load_state_dict({"weight": other}),
     "load_state_dict assign": lambda layer, other: layer.load_state_dict({"weight": other.clone()}, assign=True),
@@ -297,6 +302,8 @@ CHANGES: dict[str, Callable[[torch.nn.Linear, torch.Tensor], Any]] = {
     "replaced in the dictionary": _poke,
     "swapped": _swap,
     "compiled": _compiled,
+    "numpy": _numpy,
+    "dlpack": lambda layer, other: torch.from_dlpack(layer.weight).copy_(other),
     "numpy of data": lambda layer, other: layer.weight.data.view(torch.int16).numpy().__setitem__(slice(3, 5), 0x4100),
     "shared with processes": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
 }
@@ -308,7 +315,7 @@ def change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.T
     return CHANGES[request.param]
 
 
-@pytest.fixture(params=list(CHANGES)[:-2])
+@pytest.fixture(params=list(CHANGES)[:-4])
 def gpu_change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
     """Return a way to change a layer's weight on a GPU."""
     return CHANGES[request.param]

@@ -7,8 +7,9 @@ torch does not count.
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -19,6 +20,8 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 
 #: Owners of the memory of one parameter alone: the parameter, and Python's object of the memory.
 _SOLE = 2
+#: Methods that let others write without a count. Collectives call `is_complex` of what they write.
+_BEFORE_WRITES = ("is_complex", "untyped_storage", "storage", "numpy", "__array__", "__dlpack__", "share_memory_")
 
 
 @attrs.frozen(eq=False)
@@ -59,11 +62,6 @@ class TwofoldWeight(torch.nn.Parameter):
         self.orders = None
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
 
-    def is_complex(self) -> bool:
-        """Answer as torch does. Collectives ask this before they write, and count no write."""
-        self.orders = None
-        return super().is_complex()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> TwofoldWeight:
         """Clone the plain weight."""
         if id(self) not in memo:
@@ -75,6 +73,21 @@ class TwofoldWeight(torch.nn.Parameter):
         """Pickle an ordinary parameter."""
         return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
+
+def _dropping(name: str) -> Callable[..., Any]:
+    """Wrap a method of tensors so that a twofold weight drops its copy first."""
+    method = getattr(torch.nn.Parameter, name)
+
+    @functools.wraps(method)
+    def dropping(self: TwofoldWeight, *arguments: Any, **named: Any) -> Any:
+        self.orders = None
+        return method(self, *arguments, **named)
+
+    return dropping
+
+
+for _name in _BEFORE_WRITES:
+    setattr(TwofoldWeight, _name, _dropping(_name))
 
 #: Types of tensors that hold their values in plain order.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, TwofoldWeight)
