@@ -248,12 +248,11 @@ def _step(layer: torch.nn.Linear, other: torch.Tensor) -> None:
     layer.weight.requires_grad_(False)
 
 
-def _resize(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    storage = layer.weight.untyped_storage()
-    size = storage.nbytes()
-    storage.resize_(0)
-    storage.resize_(size)
-    storage.copy_(other.clone().untyped_storage())
+def _grow(layer: torch.nn.Linear, other: torch.Tensor) -> None:
+    """Give the storage another address, and write to it uncounted."""
+    storage = layer.weight.detach().untyped_storage()
+    storage.resize_(2 * storage.nbytes())
+    storage.fill_(int(other[0, 0].abs()) + 60)
 
 
 def _replace(layer: torch.nn.Linear, other: torch.Tensor) -> None:
@@ -297,7 +296,8 @@ CHANGES: dict[str, Callable[[torch.nn.Linear, torch.Tensor], Any]] = {
     "no_grad": _without_gradients,
     "inference_mode": _in_inference_mode,
     "optimiser": _step,
-    "storage": _resize,
+    "storage": lambda layer, other: layer.weight.untyped_storage().copy_(other.clone().untyped_storage()),
+    "grown": _grow,
     "replaced": _replace,
     "replaced in the dictionary": _poke,
     "swapped": _swap,
