@@ -1,6 +1,7 @@
 """Solution and Unsupported: an identity, and a reason that is falsy."""
 
 import json
+from fractions import Fraction
 
 import attrs
 import pytest
@@ -29,10 +30,20 @@ def test_libtypes_are_words(libtype):
         Solution(libtype)
 
 
-def test_split_is_a_number():
-    """splitK is an integer, whatever its meaning to the backend."""
-    with pytest.raises(TypeError):
-        Solution("mine", "k", "2")
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({name: value} for name in ("split_k", "solidx") for value in ("2", True, 2.0, None, 2**53 + 1, Fraction(2))),
+        *({name: value} for name in ("deterministic", "batch_invariant") for value in ("no", 1, None)),
+        *({"extra": value} for value in (None, "ab", [("a", 1)], (("a", True),), (("a", 1.5),), ((1, "a"),), (("a",),))),
+    ],
+    ids=str,
+)
+def test_values_are_those_that_tables_keep(field):
+    """Numbers are ints that a reader takes back, claims are bools, and further columns are pairs."""
+    with pytest.raises(PluginError, match=f"libtype 'mine': '{next(iter(field))}' must be"):
+        Solution("mine", "k", **field)
+    assert Solution("mine", "k", -(2**53), 2**53).split_k == -(2**53)
 
 
 def test_round_trip():

@@ -14,6 +14,9 @@ from tunedgemm.errors import PluginError
 ADD = "+add"
 
 _MARKS = frozenset("\r\n,\"'")
+#: Readers of tables take numbers as float64.
+_LARGEST = 2**53
+_PAIRS = ([str, int], [str, str])
 
 
 def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> None:
@@ -26,9 +29,21 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
     _kept(instance, attribute.name, value)
 
 
+def _whole(instance: Solution, attribute: attrs.Attribute[int], value: int) -> None:
+    if type(value) is not int or abs(value) > _LARGEST:
+        raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must be an int of at most 2**53 (got {value!r:.80})")
+
+
+def _claim(instance: Solution, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if type(value) is not bool:
+        raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must be True or False (got {value!r:.80})")
+
+
 def _extra(instance: Solution, _: attrs.Attribute[Any], pairs: tuple[tuple[str, int | str], ...]) -> None:
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and list(map(type, pair)) in _PAIRS for pair in pairs):
+        raise PluginError(f"libtype {instance.libtype!r}: 'extra' must be pairs of a name and an int or text (got {pairs!r:.80})")
     for name, value in pairs:
-        if not isinstance(value, int):
+        if isinstance(value, str):
             _kept(instance, name, value)
 
 
@@ -61,10 +76,10 @@ class Solution:
 
     libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.+-]+"))
     kernel_name: str = attrs.field(default="", validator=_name)
-    split_k: int = attrs.field(default=0, validator=attrs.validators.instance_of(int))
-    solidx: int = attrs.field(default=0, eq=False)
-    deterministic: bool = attrs.field(default=True, eq=False)
-    batch_invariant: bool = attrs.field(default=False, eq=False)
+    split_k: int = attrs.field(default=0, validator=_whole)
+    solidx: int = attrs.field(default=0, validator=_whole, eq=False)
+    deterministic: bool = attrs.field(default=True, validator=_claim, eq=False)
+    batch_invariant: bool = attrs.field(default=False, validator=_claim, eq=False)
     extra: tuple[tuple[str, int | str], ...] = attrs.field(default=(), validator=_extra, eq=False)
 
     def __str__(self) -> str:
