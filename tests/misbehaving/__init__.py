@@ -72,7 +72,7 @@ class Odd(BaseException):
 def recurse(): return recurse()
 @classmethod
 def broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
-state_of_fork = []
+state_of_fork, kept = [], {}
 """
 _BODY = """
 {module}
@@ -113,6 +113,65 @@ _OPTIONAL = {
     "lacks": "def lacks(solution, shape, device):\n    {}\n    return ''\n",
 }
 PLACES = ("module", "supports", "enumerate_solutions", "bind", "call", "late", "prepare", "refine", "library_version")
+#: Faults that are planted at every place; the others only at two.
+EVERYWHERE = ("sys_exit", "generator_exit", "base_exception", "exit_0", "segfault", "hang", "fork")
+#: Faults that end or hold up the process that imports the plugin: no other code can prevent that.
+FATAL_AT_IMPORT = ("interrupt", "exit_0", "exit_3", "segfault", "kill", "terminate", "hang", "spin")
+#: What only some places can do: lists, outputs, operands and statements.
+PARTICULAR = {
+    "endless_list": {"enumerate_solutions": 'import itertools; return (Solution("bad", f"k{i}") for i in itertools.count())'},
+    "endless_equal_list": {"enumerate_solutions": 'import itertools; return itertools.repeat(Solution("bad", "k"))'},
+    "foreign_list": {"enumerate_solutions": 'return [Solution("good", "linear")]'},
+    "text_list": {"enumerate_solutions": 'return ["kernel"]'},
+    "no_list": {"enumerate_solutions": "return None"},
+    "core_name": {"enumerate_solutions": 'return [Solution("bad", "kernel+add")]'},
+    "true_split": {"enumerate_solutions": 'return [Solution("bad", "kernel", True)]'},
+    "text_index": {"enumerate_solutions": 'return [Solution("bad", "kernel", 0, "7")]'},
+    "huge_split": {"enumerate_solutions": 'return [Solution("bad", "kernel", 10**40)]'},
+    "vague_support": {"supports": "return None"},
+    "vague_bind": {"bind": "return 7"},
+    "uncallable": {"bind": "return Launcher(7)"},
+    "vague_version": {"library_version": "return 7"},
+    "ops_text": {"ops": 'OPS = "a16w16"'},
+    "ops_number": {"ops": "OPS = 7"},
+    "ops_raises": {"ops": "def __getattr__(name): raise SystemExit(name)"},
+    "options_text": {"options": 'OPTIONS = "--bad-space"'},
+    "options_raise": {"options": 'from tunedgemm.plugin import Option; OPTIONS = Option("bad", "BAD", "")'},
+    "details": {"details": "sys.exit(0)"},
+    "lacks": {"lacks": "sys.exit(0)"},
+    "heuristic": {"heuristic_fallback": "sys.exit(0)"},
+    "wrong_shape": {"out": "out = out[:1]"},
+    "wrong_dtype": {"out": "out = out.double()"},
+    "wrong_device": {"out": 'out = out.to("meta")'},
+    "no_tensor": {"out": "out = 7"},
+    "transposed": {"out": "out = out.t().contiguous().t()"},
+    "expanded": {"out": "out = out[:1].expand(8, 64)"},
+    "shared_buffer": {"out": 'out = kept.setdefault("out", out).copy_(out)'},
+    "alias_of_operand": {"out": "out = x[:, :64].copy_(out)"},
+    "lies_once": {"call": "return torch.zeros(8, 64)"},
+    "lies_late": {"late": "return torch.zeros(8, 64)"},
+    "nan": {"out": "out *= float('nan')"},
+    "mutates_x": {"out": "x.add_(1)"},
+    "mutates_weight": {"out": "weight.zero_()"},
+    "mutates_x_late": {"late": "x.add_(1)"},
+    "mutates_weight_late": {"late": "weight.zero_()"},
+    "mutates_by_address_late": {"late": "ctypes.memset(x.data_ptr(), 0, x.nbytes)"},
+    "resizes_late": {"late": "x.resize_(1)"},
+    "mutates_and_raises": {"call": 'x.add_(1); raise ValueError("after a change")'},
+    "leaks": {"out": 'kept.setdefault("leak", []).append(torch.empty(1 << 18))'},
+}
+
+
+def cases() -> dict[str, dict[str, str]]:
+    """Return the lines of each misbehaving plugin by place."""
+    found = {}
+    for place in PLACES:
+        for name, line in FAULTS.items():
+            if (name in EVERYWHERE or place in ("supports", "call")) and not (place == "module" and name in FATAL_AT_IMPORT):
+                found[f"{place}-{name}"] = {place: line}
+        if place in ("module", "bind", "late"):
+            found.update({f"{place}-{name}": {place: line} for name, line in CHANGES.items()})
+    return {**found, **PARTICULAR}
 
 
 def source(lines: Mapping[str, str]) -> str:
