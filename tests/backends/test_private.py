@@ -235,10 +235,12 @@ def test_files_of_killed_writers_are_deleted(tmp_path: Path) -> None:
     artifact(KEY, lambda: b"built")
     folder = cache_folder() / PLACE[:2]
     old, new, strange = folder / "tmpabcd1234", folder / "tmpabcd5678", folder / "tmp-of-the-user"
-    for file in (old, new, strange):
+    of_a_compiler = cache_folder() / "compiler" / "KEY" / "tmp.pid_1_a"
+    of_a_compiler.mkdir(parents=True)
+    for file in (old, new, strange, of_a_compiler / "part"):
         file.write_bytes(b"part")
-    for path in (old, strange, cache_folder() / "swept"):
+    for path in (old, strange, of_a_compiler, cache_folder() / "swept"):
         os.utime(path, (time.time() - 90000,) * 2)
     artifact("other", lambda: b"built")
-    assert [file.exists() for file in (old, new, strange)] == [False, True, True]
+    assert [path.exists() for path in (old, of_a_compiler, new, strange)] == [False, False, True, True]
     assert artifact(KEY, lambda: b"again") == b"built"

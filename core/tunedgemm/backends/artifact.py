@@ -13,6 +13,7 @@ import functools
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ _DIGEST = hashlib.sha256().digest_size
 #: Age of a temporary file whose writer has died, and time between two searches for such files.
 _STALE_S = 24 * 3600.0
 #: Temporary files of `tempfile.mkstemp`, and folders of a compiler's cache below ours.
-_TEMPORARY = ("*/tmp????????", "*/*/tmp.pid_*/*")
+_TEMPORARY = ("*/tmp????????", "*/*/tmp.pid_*")
 _memory: dict[str, bytes] = {}
 
 
@@ -149,7 +150,8 @@ def _whole(content: bytes) -> bytes | None:
 
 def _warn(error: UntrustedError) -> None:
     """Log what in the private cache is not used, with the remedy."""
-    _warn_once(f"{error}; it is not used: remove it, or set {PRIVATE} to a folder that only you may write")
+    remedy = f"remove it, set {PRIVATE} to a folder that only you may write, or read a cache of root through {SHARED}"
+    _warn_once(f"{error}; it is not used: {remedy}")
 
 
 @functools.cache
@@ -169,9 +171,7 @@ def _sweep(folder: Path) -> None:
     with contextlib.suppress(OSError):
         os.utime(make_private(swept))
         for pattern in _TEMPORARY:
-            for file in folder.glob(pattern):
+            for path in folder.glob(pattern):
                 with contextlib.suppress(OSError):
-                    if now - file.lstat().st_mtime > _STALE_S:
-                        file.unlink()
-                        if file.parent.name.startswith("tmp.pid_"):
-                            file.parent.rmdir()
+                    if now - path.lstat().st_mtime > _STALE_S:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
