@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,26 +22,8 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 WEIGHT = torch.arange(16.0 * 32).view(16, 32) % 7
-#: Seconds after which a child counts as hung.
+#: Seconds after which a thread counts as hung.
 HUNG = 20
-
-
-def in_child(work: Callable[[], bool]) -> str:
-    """Run *work* in a forked child; return how that ended."""
-    pid = os.fork()
-    if not pid:
-        try:
-            signal.alarm(HUNG)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            code = 0 if work() else 3
-        except BaseException:
-            code = 4
-        finally:
-            os._exit(code)
-    status = os.waitpid(pid, 0)[1]
-    if os.WIFSIGNALED(status):
-        return "hung" if os.WTERMSIG(status) == signal.SIGALRM else f"signal {os.WTERMSIG(status)}"
-    return {0: "served", 3: "wrong", 4: "raised"}.get(os.WEXITSTATUS(status), "left")
 
 
 def serves(gemm: TunedGemm, rows: int) -> bool:
@@ -86,7 +66,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
         thread.join()
 
 
-def test_while_another_thread_binds(blocked) -> None:
+def test_while_another_thread_binds(blocked, in_child) -> None:
     """The child binds new shapes although the thread that held the lock does not exist in it."""
     registry = fake_registry(fake_backend("slow", heuristic="fake", supports=lambda shape, device: shape.m != 7 or blocked.block()))
     gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
@@ -96,7 +76,7 @@ def test_while_another_thread_binds(blocked) -> None:
     assert serves(gemm, 2)  # a hit needs no lock
 
 
-def test_while_a_plugin_is_imported(importable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_plugin_is_imported(importable: Path, in_child) -> None:
     """A fork waits for the import of a plugin: half-done, it would never end in the child."""
     (importable / "slow_plugin.py").write_text(
         "import time\nfrom tunedgemm.testing.fakes import FakePlugin\ntime.sleep(0.5)\n"
@@ -116,7 +96,7 @@ def test_while_a_plugin_is_imported(importable: Path, monkeypatch: pytest.Monkey
     assert how == "served"
 
 
-def test_while_this_thread_holds_the_lock() -> None:
+def test_while_this_thread_holds_the_lock(in_child) -> None:
     """A plugin may fork in `bind`: the lock stays with that thread in both processes."""
     ended: list[str] = []
 
@@ -131,7 +111,7 @@ def test_while_this_thread_holds_the_lock() -> None:
     assert ended == ["served"]
 
 
-def test_while_another_thread_logs(blocked) -> None:
+def test_while_another_thread_logs(blocked, in_child) -> None:
     """A failing kernel is reported in the child although a thread was in the handler of the log."""
 
     class Handler(logging.Handler):
@@ -151,7 +131,7 @@ def test_while_another_thread_logs(blocked) -> None:
         logging.getLogger("tunedgemm").removeHandler(handler)
 
 
-def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch, in_child) -> None:
     """A fork-safe lock held by another thread is free in the child, and still held in the parent."""
     monkeypatch.setattr(forksafe, "PATIENCE", 0.1)
     for awaited in (True, False):
@@ -173,7 +153,7 @@ def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
         lock.release()
 
 
-def test_threads_that_fork_at_once() -> None:
+def test_threads_that_fork_at_once(in_child) -> None:
     """Threads that fork while others bind end, and so do their children."""
     gemm = TunedGemm(fake_registry(fake_backend("turbo", heuristic="fake")), settings=Settings(untuned=("turbo",)))
     ended: list[str] = []

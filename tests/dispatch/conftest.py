@@ -1,0 +1,35 @@
+"""What the tests of dispatch share: a child that is forked to serve calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+#: Seconds after which a child counts as hung; it must do in milliseconds what it does.
+HUNG = 10
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """Fork a child; return how it ended: served, wrong (*work* returned False), raised or hung."""
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(HUNG)
+            code = 0 if work() else 3
+        except BaseException:
+            code = 4
+        finally:
+            os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        return "hung" if os.WTERMSIG(status) == signal.SIGALRM else f"signal {os.WTERMSIG(status)}"
+    return {0: "served", 3: "wrong", 4: "raised"}.get(os.WEXITSTATUS(status), "left")
+
+
+@pytest.fixture(name="in_child")
+def _in_child() -> Callable[[Callable[[], object]], str]:
+    return in_child
