@@ -242,7 +242,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("examples", [pytest.param(40, id="few"), pytest.param(1000, id="many", marks=pytest.mark.nightly)])
-def test_dispatch_does_what_its_model_does(examples: int, tmp_path: Path, in_child: Any) -> None:
+def test_dispatch_does_what_its_model_does(examples: int, tmp_path: Path, in_child: Any, hasty_switches: None) -> None:
     """Any sequence of calls, failures, refusals, tables, threads and forks gives the model's kernels."""
     run_state_machine_as_test(
         lambda: Dispatch(tmp_path, in_child),

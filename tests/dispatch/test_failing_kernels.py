@@ -135,7 +135,9 @@ def test_a_failure_during_a_reload_blames_no_successor(kernels: Kernels) -> None
 
 @listed("warm", [True, False], ids=["bound", "new"])
 @listed("what", RAISED)
-def test_sixteen_threads_meet_a_failing_kernel(what: str, warm: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sixteen_threads_meet_a_failing_kernel(
+    what: str, warm: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, hasty_switches: None
+) -> None:
     """None of sixteen threads in a failing kernel raises: another plugin serves, and one warning says why."""
     caplog.clear()
     kernels = Kernels(tmp_path, RAISED[what])
