@@ -46,6 +46,13 @@ def test_values_are_those_that_tables_keep(field):
     assert Solution("mine", "k", -(2**53), 2**53).split_k == -(2**53)
 
 
+def test_a_name_has_room_for_no_number_that_int_refuses():
+    """Plugins take numbers from kernels' names, which a table may give any length."""
+    assert Solution("mine", "9" * 4096).kernel_name
+    with pytest.raises(PluginError, match="at most 4096 letters"):
+        Solution("mine", "9" * 4097)
+
+
 def test_round_trip():
     """Every field survives the trial log, including the claims."""
     solution = Solution("mine", "k", 2, 7, False, True, (("a", 1), ("b", "x")))

@@ -211,3 +211,12 @@ def test_the_file_is_hipblaslts(folders: Path, backends: dict[str, Any], harness
     write(folders / "work", make_row(1003, VERSION), make_row(1003, "cublaslt 130100"))
     assert backends["cublaslt"].heuristic_fallback(PLAIN, harness.CPU) is None
     assert backends["hipblaslt"].heuristic_fallback(PLAIN, harness.MI300) is None
+
+
+@pytest.mark.parametrize("index", ["9" * 5000, "\u0663", "-1", "1.5", ""])
+def test_an_index_that_cannot_be_one_is_skipped(tmp_path: Path, index: str) -> None:
+    """A line without an index that the library could have is passed over, as its header is."""
+    cells = ["false"] * 18
+    (tmp_path / FILE).write_text(",".join([*cells, index, KERNEL, VERSION]) + "\n" + ",".join([*cells, "7", KERNEL, VERSION]) + "\n")
+
+    assert [row.index for rows in read(tmp_path / FILE).values() for row in rows] == [7]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ _SWITCH = "HIP_ONLINE_TUNING"
 #: Key columns in AITER's order. The algorithm's index and the kernel's name follow.
 _KEY_COLUMNS = 18
 _COLUMNS = 20
+_INDEX = re.compile(r"[0-9]{1,9}")
 
 _log = logging.getLogger("tunedgemm")
 
@@ -96,7 +98,7 @@ def read(path: Path) -> Mapping[tuple[str, ...], list[OnlineRow]]:
         return rows
     for number, line in enumerate(lines, start=1):
         cells = [cell.strip() for cell in line.split(",")]  # as in AITER, no cell is quoted
-        if line.startswith("#") or len(cells) < _COLUMNS or not cells[_KEY_COLUMNS].isdecimal():
+        if line.startswith("#") or len(cells) < _COLUMNS or not _INDEX.fullmatch(cells[_KEY_COLUMNS]):
             continue  # includes the header
         name = cells[_COLUMNS - 1] if is_library_name(cells[_COLUMNS - 1]) else ""
         libver = cells[_COLUMNS] if len(cells) > _COLUMNS else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -204,3 +205,19 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written.*--save-path"):
         files.write(tmp_path / "file" / "a.json", {"any": _entry(32)})
+
+
+def test_a_folder_that_cannot_be_listed_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's folders of processes vanish while they are searched."""
+    for name in ("a", "gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.json").write_text("{}")
+    real = os.scandir
+
+    def scandir(path: str | os.PathLike[str] = ".") -> Any:
+        if Path(path).name == "gone":
+            raise OSError(22, "Invalid argument", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list(files.listed(tmp_path)) == [tmp_path / "a" / "x.json"]
