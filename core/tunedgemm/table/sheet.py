@@ -194,7 +194,7 @@ def _lock_of(target: Path) -> filelock.BaseFileLock:
     """Return the lock of a file whose links are followed; create its folder."""
     path = target.with_name(f"{target.name}.lock")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():  # older versions of filelock would empty its target
+    if path.is_symlink():  # filelock refuses it, too, but does not say why
         raise OSError(errno.ELOOP, f"its lock {path} is a symbolic link; remove the link")
     return filelock.FileLock(path)
 
