@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -161,6 +162,7 @@ def test_fresh_compiles_again(fakes, target):
 #: A process that builds or finds the target of these tests.
 _ELSEWHERE = """
 import sys
+import tempfile
 sys.path[:0] = [sys.argv[1]]
 import stand_in
 from tunedgemm_ck import toolchain
@@ -246,3 +248,36 @@ def test_the_finder_gets_the_problem(target):
         build_object(attrs.evolve(target, finder=finder))
     assert asked == [target.problem]
     assert toolchain.cuda is not finder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_an_object_of_another_user_is_not_loaded(fakes, target, monkeypatch):
+    """A shared object that another user puts into a cache that all may write is missing, not loaded."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder / "cache"))
+    code = build_object(target).code
+    assert find_object(target).code == code
+    for path in (folder / "cache", *(folder / "cache").rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o644)
+    planted = (
+        "import hashlib, os, pathlib, sys\n"
+        "os.setgid(54321); os.setuid(54321)\n"
+        "for file in [*pathlib.Path(sys.argv[1]).glob('[0-9a-f][0-9a-f]/*')]:\n"
+        "    payload = file.read_bytes()[32:]\n"
+        "    file.unlink()\n"
+        "    payload = payload.replace(b'tunedgemm_launch', b'tunedgemm_planted')\n"
+        "    file.write_bytes(hashlib.sha256(payload).digest() + payload)\n"
+    )
+    try:
+        subprocess.run([sys.executable, "-c", planted, str(folder / "cache")], check=True)
+        with pytest.raises(MissingError, match="is not built"):
+            find_object(target)
+        for path in (folder / "cache").rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o644)
+        (folder / "cache").chmod(0o700)
+        with pytest.raises(MissingError, match="is not built"):  # the files are still the other user's
+            find_object(target)
+        assert build_object(target).code == find_object(target).code == code
+    finally:
+        shutil.rmtree(folder)

@@ -220,3 +220,13 @@ def test_an_index_that_cannot_be_one_is_skipped(tmp_path: Path, index: str) -> N
     (tmp_path / FILE).write_text(",".join([*cells, index, KERNEL, VERSION]) + "\n" + ",".join([*cells, "7", KERNEL, VERSION]) + "\n")
 
     assert [row.index for rows in read(tmp_path / FILE).values() for row in rows] == [7]
+
+
+def test_an_unsigned_file_has_no_rows(folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where signatures are required, the rows of an unsigned file are left out with the reason."""
+    path = write(folders / "work", make_row(1003, VERSION))
+    assert find_index(make_problem(PLAIN), VERSION) == 1003
+    onlinefile.read.cache_clear()
+    monkeypatch.setenv("TUNEDGEMM_REQUIRE_SIGNED", "1")
+    assert find_index(make_problem(PLAIN), VERSION) is None
+    assert f"{path}: unsigned" in caplog.text or "py-minisign" in caplog.text

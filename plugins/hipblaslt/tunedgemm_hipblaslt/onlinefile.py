@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.tools import home_folder, read_regular
+from tunedgemm.tools import SignatureError, check_signature, home_folder, read_regular
 
 from tunedgemm_hipblaslt.limits import Problem
 from tunedgemm_hipblaslt.names import is_library_name
@@ -93,10 +93,14 @@ def read(path: Path) -> Mapping[tuple[str, ...], list[OnlineRow]]:
     rows: dict[tuple[str, ...], list[OnlineRow]] = {}
     nameless = 0
     try:
-        lines = read_regular(path).decode(errors="replace").splitlines()
+        content = read_regular(path)
+        check_signature(path, content)
+    except SignatureError as error:
+        _log.warning("%s", error)
+        return rows
     except OSError:
         return rows
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]  # as in AITER, no cell is quoted
         if line.startswith("#") or len(cells) < _COLUMNS or not _INDEX.fullmatch(cells[_KEY_COLUMNS]):
             continue  # includes the header

@@ -198,6 +198,22 @@ def test_a_broken_file_answers_no_call(home: Path, caplog: pytest.LogCaptureFixt
             heuristic.choice_of(OURS, SHAPE, H200)
 
 
+def test_an_unsigned_file_answers_no_call(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where signatures are required, the user's file serves once it is signed; commands read it before."""
+    minisign = pytest.importorskip("minisign")
+    pair = minisign.KeyPair.generate()
+    (tmp_path / "keys").write_bytes(bytes(pair.public_key) + b"\n")
+    _put(home, Name("sm_90", "GEMM-A16W16"), 32)
+    monkeypatch.setenv("TUNEDGEMM_REQUIRE_SIGNED", "1")
+    monkeypatch.setenv("TUNEDGEMM_TRUSTED_KEYS", str(tmp_path / "keys"))
+    path = home / Name("sm_90", "GEMM-A16W16").text
+    with pytest.raises(UserError, match=r"GEMM-A16W16.json: unsigned"):
+        heuristic.choice_of(OURS, SHAPE, H200)
+    assert _chosen() == "" and files.read(path)
+    pair.secret_key.sign_file(path, prehash=True, drop_signature=True)
+    assert _chosen() == _kernel(32)
+
+
 def test_files_are_written_whole(tmp_path: Path) -> None:
     """Writing leaves no temporary file; an impossible folder is an error with its name."""
     files.write(tmp_path / "new" / "a.json", {"any": _entry(32)})

@@ -96,7 +96,7 @@ def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
     path = files.find(device.gfx, tag, sizes_of(shape))
     if path is None:
         return None
-    entries = files.read(path)
+    entries = files.read(path, serving=True)
     key = buckets.find(entries, shape.m, buckets.bounds_of(tag))
     if key is None:
         return None

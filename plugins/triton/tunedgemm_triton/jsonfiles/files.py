@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import JSON_MIB, expanded, home_folder, read_regular, replace_file
+from tunedgemm.tools import JSON_MIB, SignatureError, check_signature, expanded, home_folder, read_regular, replace_file, signature_required
 
 from tunedgemm_triton.jsonfiles.entries import Entry
 
@@ -127,23 +127,33 @@ def listed(folder: Path) -> Iterator[Path]:
     yield from sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113  never raises
 
 
-def read(path: Path) -> Mapping[str, Entry]:
+def read(path: Path, *, serving: bool = False) -> Mapping[str, Entry]:
     """Return the current entries of a file by their keys.
 
+    Args:
+        serving: the entries serve calls, so a file that is not shipped needs a required signature.
+
     Raises:
-        UserError: the file cannot be read, is not valid JSON, or not an object of objects.
+        UserError: the file cannot be read, is not valid JSON, or not an object of objects, or a
+            required signature is missing or wrong.
     """
     try:
         state = path.stat()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return _read(path, (state.st_mtime_ns, state.st_size, state.st_ino))
+    signed = serving and signature_required() and SHIPPED.resolve() not in path.resolve().parents
+    return _read(path, (state.st_mtime_ns, state.st_size, state.st_ino), signed)
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(path: Path, _state: tuple[int, ...]) -> Mapping[str, Entry]:
+def _read(path: Path, _state: tuple[int, ...], signed: bool) -> Mapping[str, Entry]:
     try:
-        content = json.loads(read_regular(path, JSON_MIB).decode("utf-8-sig"), object_pairs_hook=_object)
+        raw = read_regular(path, JSON_MIB)
+        if signed:
+            check_signature(path, raw)
+        content = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
+    except SignatureError as error:
+        raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
