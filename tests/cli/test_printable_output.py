@@ -68,3 +68,13 @@ def test_no_command_prints_what_a_terminal_obeys(
     out, err = capsys.readouterr()
     assert out + err
     assert printable(out + err) == out + err
+
+
+def test_a_coverage_file_names_any_path(tmp_path: Path) -> None:
+    """A table whose name is not UTF-8, or has two lines, does not keep the CSV from being written."""
+    table = tmp_path / os.fsdecode(b"t\xff\n.csv")
+    table.write_text("M,N,K,libtype,us,bias,dtype,outdtype\n1,64,128,torch,1.0,False,fp32,fp32\n")
+    (tmp_path / "u.csv").write_text("M,N,K,bias,dtype,outdtype\n1,64,128,False,fp32,fp32\n")
+    output = tmp_path / "out.csv"
+    assert main(["coverage", str(tmp_path / "u.csv"), "--table", str(table), "--csv", str(output), "--device", "gfx942:304"]) == 0
+    assert r"t\udcff .csv:2, 1.00 us" in output.read_text()

@@ -14,6 +14,7 @@ from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, 
 from tunedgemm.analysis.coverage.whole import Coverage
 from tunedgemm.console import Console
 from tunedgemm.errors import UserError
+from tunedgemm.printable import printable
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 from tunedgemm.tuner.report import number_of, sizes
 
@@ -99,7 +100,7 @@ def _cells(entry: Entry) -> dict[str, str]:
         "solution": str(entry.solution), "us": f"{entry.us:.4f}", "us_from": entry.us_from,
         "best_us": f"{entry.best_us:.4f}" if entry.best_us else "", "best": entry.best,
         "regret": "" if regret is None else f"{regret:.4f}", "row_M": str(entry.row_m) if entry.row_m >= 0 else "", "row": entry.row,
-        "why": " ".join("; ".join([entry.why, *(f"not {p.solution}: {p.reason}" for p in entry.passed)]).split()),
+        "why": " ".join(printable("; ".join([entry.why, *(f"not {p.solution}: {p.reason}" for p in entry.passed)])).split()),
     }  # fmt: skip
 
 
