@@ -3,6 +3,7 @@ unpatch restores all."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional
 from tunedgemm import patch, patched, unpatch
+from tunedgemm.errors import OperandError
 
 TORCHS = {"linear": functional.linear, "mm": torch.mm, "addmm": torch.addmm, "matmul": torch.matmul}
 pytestmark = pytest.mark.filterwarnings("ignore:.*prototype stage:UserWarning", "ignore:Accessing the data pointer of FakeTensor")
@@ -274,3 +276,35 @@ def test_leading_dimensions_are_served(name: str, numpys: list[tuple[int, ...]])
 def test_the_menu_has_them() -> None:
     """They are attributes of the package itself."""
     assert {"linear", "patch", "patched", "unpatch"} <= set(dir(tunedgemm))
+
+
+class Products(torch.nn.Module):
+    """One call of each routed function, with parameters and with a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.constant = torch.nn.Linear(32, 32), [torch.randn(32, 32)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias, constant = self.layer.weight, self.layer.bias, self.constant[0]
+        x = self.layer(x) + torch.nn.functional.linear(x, weight) + torch.nn.functional.linear(x, constant, bias)
+        x = torch.mm(x, weight.t()) + torch.matmul(x, constant.t()) + torch.addmm(bias, x, weight.t())
+        return torch.matmul(constant.t(), x.t()).t()
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_symbolic_trace_has_torchs_own_calls_and_no_others(converted: bool, grad: bool) -> None:
+    """torch.fx.symbolic_trace of a routed model gives the graph of the model that is not routed."""
+    model, x = Products(), torch.randn(4, 32)
+    wanted = model(x)
+    plain = torch.fx.symbolic_trace(copy.deepcopy(model)).code
+    if converted:
+        tunedgemm.convert(model)
+    with patched(), torch.set_grad_enabled(grad):
+        traced = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(traced(x), wanted)
+    assert not any(word in traced.code for word in ("data_ptr", "is_contiguous", "get_device", "tunedgemm"))
+    assert converted or traced.code.replace(", None)", ")") == plain
+    with pytest.raises(OperandError, match="a16w16: x must be a tensor"):
+        torch.fx.symbolic_trace(lambda x: tunedgemm.gemm_a16w16(x, torch.randn(16, 32)))

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.gradients import needs_gradient
+from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
@@ -61,14 +62,14 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
             name = op.operands[position] if position < len(op.operands) else f"operand {position + 1}"
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
         try:
-            address = operand.data_ptr()
+            address, sizes = operand.data_ptr(), operand.shape
         except RuntimeError:
             return None
         if operand.is_neg() or not (address or operand.numel() == 0):
             return None
         # An op may refuse one operand that is not contiguous and take another.
         order = operand.is_contiguous() or (operand.stride() if position in op.strided else False)
-        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), order)
+        key += (sizes, operand.dtype, operand.get_device(), type(operand), order)
         aligned = address % 16 == 0 and aligned
         if position in op.matrices:  # AITER marks a plain tensor; an assignment to `data` loses our type
             key.append(getattr(operand, "is_shuffled", None) is True or address in SHUFFLED_ADDRESSES)
@@ -132,8 +133,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
-    """Check that an operand is absent, or aligned, not negated and contiguous or *strided*."""
-    return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0 and not operand.is_neg())
+    """Check that an operand is absent, or aligned to 16 bytes and, unless *strided*, contiguous."""
+    return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)
 
 
 def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: tuple[int, ...] = ()) -> Call:
@@ -149,9 +150,11 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...], strided: 
 
     def ready(index: int, operand: torch.Tensor | None) -> torch.Tensor | None:
         keeps = index in strided
-        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand.resolve_neg(), contiguous=not keeps)
+        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand, contiguous=not keeps)
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
+        if not in_memory(operands):  # they share the keys of misaligned operands, and are served without this launcher
+            raise OperandError("the memory of an operand does not hold its values; pass a copy")
         if native is not None and not all(is_ready(operands[index]) for index in weights if index < len(operands)):
             return native(*operands)
         return call(*(ready(index, operand) for index, operand in enumerate(operands)))
@@ -189,7 +192,7 @@ def outside_autocast(launcher: Launcher, device: Device) -> Launcher:
     """Wrap torch's launcher so that autocast changes none of its dtypes, as it changes no kernel's.
 
     Which rows a table has must not show in the dtype or precision of a result. Functions that check
-    autocast themselves find torch's call as ``__wrapped__``.
+    autocast themselves find torch's call as ``torch_call``.
     """
     call = launcher.call
     # The second takes twice as long; autocast of GPUs alone changes calls on a GPU.
@@ -201,7 +204,7 @@ def outside_autocast(launcher: Launcher, device: Device) -> Launcher:
         with torch._C._DisableAutocast():
             return call(*operands)
 
-    outside.__wrapped__ = call  # type: ignore[attr-defined]
+    outside.torch_call = call  # type: ignore[attr-defined]
     return attrs.evolve(launcher, call=outside)
 
 

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler functions that layers call
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
+from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
@@ -64,15 +65,15 @@ class FunctionRoute:
         """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
 
         Args:
-            key: the cache key of the call; its last but one field is whether the operands are dense
-                and have memory.
+            key: the cache key of the call; its first field is whether the operands are dense and
+                have memory.
             arguments: of torch's function.
             failed: the exception of the key's launcher, and that launcher.
         """
         if _serving.inside:
             _serving.reentered = True
             return self.original(*arguments)
-        if arguments[0].is_meta or _autocast():
+        if arguments[0].is_meta or _autocast() or not in_memory(arguments):
             return self.original(*arguments)
         operands = self.operands(*arguments)
         # A launcher that calls torch's function, but not at its first call, is at the end of the
@@ -97,7 +98,7 @@ class FunctionRoute:
         if served is not None:  # a captured call may have none to keep
             call, present = self._lasting_call(served.call), [argument for argument in arguments if argument is not None]
             on_cpu = arguments[0].get_device() < 0 and call is not self.original
-            call = _on_cpu(call, self.original, bool(key[-2]), len(present)) if on_cpu else call
+            call = _on_cpu(call, self.original, bool(key[0]), len(present)) if on_cpu else call
             cache.keep(key, attrs.evolve(served, call=call))
         return out
 
@@ -108,7 +109,7 @@ class FunctionRoute:
 
     def _lasting_call(self, launcher: Function) -> Function:
         """Return the function for the calls of a key after its first."""
-        launcher = getattr(launcher, "__wrapped__", launcher)  # autocast has been checked
+        launcher = getattr(launcher, "torch_call", launcher)  # autocast has been checked
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)
@@ -154,6 +155,14 @@ def _on_cpu(call: Function, original: Function, is_dense: bool, arguments: int) 
     return of_any if not is_dense else of_three if arguments == 3 else of_two
 
 
+def forget_questions(*operands: Any) -> None:
+    """Remove a key's questions from the graph of `torch.fx.symbolic_trace`, whose proxies record them."""
+    for operand in operands:
+        for node in list(getattr(getattr(operand, "node", None), "users", ())):
+            if node.op == "call_method" and node.target in ("data_ptr", "is_contiguous") and not node.users:
+                node.graph.erase_node(node)
+
+
 def _operands(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
@@ -181,23 +190,25 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
         try:
             if bias is None:
                 key = (
-                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
-                    type(input), type(weight),
                     (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and not (x_address | w_address) & 15
                     and input.is_contiguous() and weight.is_contiguous(),
+                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
+                    input.__class__, weight.__class__,
                     grad_enabled() and (input.requires_grad or weight.requires_grad),
                 )  # fmt: skip
             else:
                 key = (
-                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
-                    type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
                     (x_address := input.data_ptr()) and (w_address := weight.data_ptr()) and (bias_address := bias.data_ptr())
                     and not (x_address | w_address | bias_address) & 15
                     and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
+                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
+                    input.__class__, weight.__class__, bias.shape, bias.dtype, bias.get_device(), bias.__class__,
                     grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
                 )  # fmt: skip
             call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+        # no tensor, one without memory, a size that is a symbol, an address that is a proxy
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            forget_questions(input, weight, bias)
             return original(input, weight, bias)
         if call is None:
             return first(key, input, weight, bias)

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import trace_instead
-from tunedgemm.integrations.linear import Function, FunctionRoute, op, stays_torch_in_graph
+from tunedgemm.integrations.linear import Function, FunctionRoute, forget_questions, op, stays_torch_in_graph
 from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -67,18 +67,19 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
         if rest or named or autocast() or forward_ad._current_level >= 0:
             return original(input, *(() if mat2 is None else (mat2,)), *rest, **named)  # matmul's second operand is also named `other`
         try:
-            if mat2.dim() != 2 or mat2.is_contiguous():
+            if mat2.is_contiguous() or mat2.dim() != 2:
                 call: Function | None = original
             else:
                 key = (
-                    name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
-                    type(input), type(mat2),
                     (x_address := input.data_ptr()) and (w_address := mat2.data_ptr())
                     and not (x_address | w_address) & 15 and input.is_contiguous(),
+                    name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
+                    input.__class__, mat2.__class__,
                     grad_enabled() and (input.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # as in `linear`
+            forget_questions(input, mat2)
             call = original
         if call is original:
             return original(input, mat2)
@@ -108,14 +109,15 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
                 call: Function | None = original
             else:
                 key = (
-                    "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
-                    input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
                     (bias_address := input.data_ptr()) and (x_address := mat1.data_ptr()) and (w_address := mat2.data_ptr())
                     and not (bias_address | x_address | w_address) & 15 and input.is_contiguous() and mat1.is_contiguous(),
+                    "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
+                    input.get_device(), mat1.get_device(), mat2.get_device(), input.__class__, mat1.__class__, mat2.__class__,
                     grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # as in `linear`
+            forget_questions(input, mat1, mat2)
             call = original
         if call is original:
             return original(input, mat1, mat2)

@@ -55,8 +55,9 @@ def name_of(order: Order) -> str:
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
-#: Addresses of shuffled operands that are alive. Cache keys hold whether a weight's is one.
-SHUFFLED_ADDRESSES: set[int] = set()
+#: Addresses of shuffled operands that are alive, and that of operands without memory. Cache keys
+#: hold whether a weight's is one.
+SHUFFLED_ADDRESSES: set[int] = {0}
 
 
 class _Places(dict[tuple[int, int], str]):
@@ -82,8 +83,9 @@ def note_order(tensor: torch.Tensor, name: str) -> None:
         address = tensor.data_ptr()
     except RuntimeError:  # no memory
         return
-    places.addresses.add(address)
-    SHUFFLED_ADDRESSES.add(address)
+    if address:
+        places.addresses.add(address)
+        SHUFFLED_ADDRESSES.add(address)
 
 
 def noted_order(tensor: torch.Tensor) -> str:
