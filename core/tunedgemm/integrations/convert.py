@@ -223,7 +223,7 @@ def _unseen_writes(weight: torch.Tensor, alive: Callable[[], Mapping[int, list[t
     """Return why a copy of a weight could miss a write, or ""."""
     if reason := uncounted(weight):
         return reason
-    if is_sole_holder(weight) or not has_uncounted_alias(weight, alive()[weight.untyped_storage().data_ptr()]):
+    if is_sole_holder(weight) or not has_uncounted_alias(weight, alive()[weight.untyped_storage()._cdata]):
         return ""
     return "writes to another tensor of its memory are not counted as its own, as with weight.data; delete that tensor first"
 

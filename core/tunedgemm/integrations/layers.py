@@ -78,7 +78,7 @@ class TwofoldLinear(TunedLinear):
         elif shuffled is not None:
             try:
                 chosen = tgemm.dispatcher.preferred(input, plain, shuffled, bias)
-            except (UserError, RuntimeError, TypeError):  # the tables cannot serve it: torch does, or raises
+            except (UserError, RuntimeError, TypeError, ValueError):  # the tables cannot serve it: torch does, or raises
                 chosen = plain if isinstance(input, torch.Tensor) else weight  # a symbolic trace needs the parameter
             if chosen is shuffled and (_autocast() or inside_transform() or is_captured(capture_check(input))):
                 chosen = plain

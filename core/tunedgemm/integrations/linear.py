@@ -19,8 +19,9 @@ from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
-from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
+from tunedgemm.integrations.torch_compile import TORCHS, define_op, inside_transform, plain
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
+from tunedgemm.ops.formats.twofold import TwofoldWeight
 
 Function = Callable[..., Any]
 
@@ -224,7 +225,10 @@ linear = routed_linear(tgemm.dispatcher)
 
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
-    weight, bias = plain(weight), plain(bias)
+    if type(weight) not in TORCHS:  # a call of `plain` takes 60 ns
+        weight = weight.as_plain() if type(weight) is TwofoldWeight else plain(weight)
+    if bias is not None and type(bias) not in TORCHS:
+        bias = plain(bias)
     out: torch.Tensor = linear(x, weight if weight_layout == "row" else as_shuffled(weight, weight_layout), bias)
     return out.contiguous()
 

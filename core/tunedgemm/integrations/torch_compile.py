@@ -13,8 +13,10 @@ import torch
 
 from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.lowering import lower_to_direct_call
-from tunedgemm.ops.formats.twofold import PLAIN_TYPES
+from tunedgemm.ops.formats.twofold import TwofoldWeight
 
+#: torch's own types of tensors.
+TORCHS = (torch.Tensor, torch.nn.Parameter)
 #: Kept alive: an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
@@ -53,7 +55,12 @@ def plain(parameter: Any) -> Any:
     Tables serve none of them, and graphs need only their data.
     """
     of = type(parameter)
-    if parameter is None or of in PLAIN_TYPES or not isinstance(parameter, torch.nn.Parameter):
+    if parameter is None or of in TORCHS:
+        return parameter
+    if of is TwofoldWeight:
+        twofold: TwofoldWeight = parameter
+        return twofold.as_plain()
+    if not isinstance(parameter, torch.nn.Parameter):
         return parameter
     with torch._C.DisableTorchFunctionSubclass():  # 0.6 us; vLLM's classes would take 3 us of Python for this, and for each call
         return parameter.data

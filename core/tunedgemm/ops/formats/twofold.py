@@ -62,6 +62,14 @@ class TwofoldWeight(torch.nn.Parameter):
         self.orders = None
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
 
+    def as_plain(self) -> torch.Tensor:
+        """Return the memory as a tensor of torch's own type, without a gradient."""
+        orders = self.orders
+        if orders is not None and orders.plain._version == orders.version:  # `set_` counts as a write
+            return orders.plain
+        plain: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return plain
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TwofoldWeight:
         """Clone the plain weight."""
         if id(self) not in memo:
@@ -146,12 +154,12 @@ def is_sole_holder(weight: torch.Tensor) -> bool:
 
 
 def tensors_alive() -> Mapping[int, list[torch.Tensor]]:
-    """Return the tensors that Python holds, by the address of their storage."""
+    """Return the tensors that Python holds, by the address of their storage's object."""
     alive: dict[int, list[torch.Tensor]] = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
             try:
-                alive.setdefault(thing.untyped_storage().data_ptr(), []).append(thing)
+                alive.setdefault(thing.untyped_storage()._cdata, []).append(thing)
             except (RuntimeError, NotImplementedError):  # no memory
                 continue
     return alive
