@@ -356,3 +356,32 @@ class TestSignals:
         plugin._hook = ""
         gemm.mm(X, WEIGHT)
         assert gemm.dispatcher.bound(SHAPE, device_of(-1)).offer.solution == FIRST
+
+
+def test_calls_amid_reloads_and_failures(kernels: Kernels, hasty_switches: None) -> None:
+    """Threads that call while tables are reloaded and kernels start and stop to fail are served."""
+    over, faults, reloads = threading.Event(), [], 60
+    routed = routed_linear(kernels.gemm.dispatcher)
+    calls = (kernels.gemm.mm, kernels.gemm.dispatcher.call, routed)
+
+    def serve(number: int) -> None:
+        x = X if number % 2 else X.view(2, 2, 32)
+        while not over.is_set():
+            try:
+                out = calls[number % 3](x, WEIGHT).view(4, 16)
+                if not torch.allclose(out, EXPECTED, atol=1e-5):
+                    faults.append("wrong")
+            except BaseException as error:
+                faults.append(repr(error))
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for index in range(reloads):
+        kernels.failing = [set(), {"first"}, {"second"}, {"first", "second"}][index % 4]
+        kernels.gemm.dispatcher.reload()
+        time.sleep(0.01)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
