@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from tunedgemm.errors import ShapeError
 MAX_SIZE = 1 << 31
 
 EPILOGUES = ("none", "bias")
+_LAYOUT = re.compile(r"[a-z0-9_.-]+")
 SCALES = ("none", "tensor", "row", "block")
 
 
@@ -34,6 +36,11 @@ def _one_of(*allowed: str) -> Any:
             raise ShapeError(f"{attribute.name!r} must be one of {', '.join(allowed)} (got {value!r})")
 
     return check
+
+
+def _layout(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or not _LAYOUT.fullmatch(value):
+        raise ShapeError(f"{attribute.name!r} must be letters a to z, digits, '_', '.' or '-' (got {str(value)[:40]!r})")
 
 
 def _extra(value: Any) -> tuple[tuple[str, int | str | bool], ...]:
@@ -81,7 +88,7 @@ class Shape:
     epilogue: str = attrs.field(default="none", validator=_one_of(*EPILOGUES))
     bias_dtype: str = attrs.field(default="", converter=attrs.Converter(_bias_dtype, takes_self=True))  # type: ignore[misc, call-overload]
     scale: str = attrs.field(default="none", validator=_one_of(*SCALES))
-    layout: str = attrs.field(default="row", validator=attrs.validators.matches_re(r"[a-z0-9_.x-]+"))
+    layout: str = attrs.field(default="row", validator=_layout)
     extra: tuple[tuple[str, int | str | bool], ...] = attrs.field(default=(), converter=_extra)
 
     @property

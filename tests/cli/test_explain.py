@@ -105,3 +105,9 @@ def test_lines_that_are_no_rows(table: Path, tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "half.csv").write_text(f"{HEAD}\n{line('gfx942,0', 'torch', 2.0)}\n")
     assert "names no device in full; name one with --device" in explain(capsys, f"{tmp_path}/half.csv:2")
     assert "serves it" in explain(capsys, f"{tmp_path}/half.csv:2", "--device", "gfx942:304")
+
+
+def test_a_layout_that_cannot_be_is_a_mistake(capsys):
+    """A wrong --layout ends in one line, as a wrong size does."""
+    assert main(["explain", "4,32,64", "--layout", "gfx942:304"]) == 2
+    assert "'layout' must be" in capsys.readouterr().err

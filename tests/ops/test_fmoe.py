@@ -226,6 +226,12 @@ class TestColumns:
         with pytest.raises(ShapeError, match=message):
             OP.columns.parse({**ROW, **cells})
 
+    @pytest.mark.parametrize("first", [{}, {"kernelName1": ""}, {"kernelName1": "Null"}, {"kernelName1": "0"}])
+    def test_a_second_stage_without_a_first_is_refused(self, first):
+        """Rewritten, it would name two stages."""
+        with pytest.raises(ShapeError, match="'kernelName2' names a second stage"):
+            OP.columns.read({**first, "kernelName2": "moe_ck2", "us": "32.3"})
+
     def test_two_stages_are_one_solution(self):
         """Both kernels' names, the backends of both, the larger error."""
         read = OP.columns.read

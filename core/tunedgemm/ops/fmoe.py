@@ -48,6 +48,8 @@ _LAYOUT = "aiter16x16"
 
 _ACT_TEXTS = {str(member): word for word, member in ACTIVATIONS.items()}
 _QUANT_TEXTS = {str(member): moe_words.quant_word(member) for member in QuantType}
+#: Columns of the two stages' kernels.
+_STAGES = ("kernelName1", "kernelName2")
 _NOTHING = ("", "0", "nan", "none", "null")
 
 
@@ -121,8 +123,13 @@ def _read(row: Mapping[str, str]) -> Mapping[str, str]:
     """Read AITER's two stages as one solution, with the larger of the two error ratios.
 
     Where both stages are named, the solution is ``first+second``.
+
+    Raises:
+        ShapeError: only the second stage is named.
     """
-    names = [name for column in ("kernelName1", "kernelName2") if (name := row.get(column, "").strip()).lower() not in _NOTHING]
+    names = [name for column in _STAGES if (name := row.get(column, "").strip()).lower() not in _NOTHING]
+    if len(names) == 1 and row.get(_STAGES[0], "").strip() != names[0]:
+        raise ShapeError(f"{_STAGES[1]!r} names a second stage (got {names[0][:80]!r}), and {_STAGES[0]!r} no first one")
     errors = [text for column in ("err1", "err2") if (text := row.get(column, "").strip())]
     cells_read = {"kernelName": "+".join(names), "splitK": row.get("ksplit", ""), "us": row.get("us", "")}
     cells_read["libtype"] = row.get("libtype", "") or "+".join(dict.fromkeys(map(libtype_of_kernel, names)))

@@ -63,7 +63,7 @@ _MOST = 1e18
 
 def trials_path(table: Path) -> Path:
     """Return the path of a table's trial log, in the table's folder."""
-    return table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
+    return table.parent / f"{table.name.removesuffix('.csv')}.trials.jsonl"
 
 
 @attrs.frozen

@@ -169,7 +169,7 @@ def timed(path: Path, op: Op) -> Timed:
 
 def timed_by_log_of(table: Path, op: Op) -> Timed:
     """Return the times of the trial log next to a table; none without a log."""
-    log = table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
+    log = table.parent / f"{table.name.removesuffix('.csv')}.trials.jsonl"
     return timed(log, op) if log.exists() else {}
 
 
