@@ -150,8 +150,8 @@ def _whole(content: bytes) -> bytes | None:
 
 def _warn(error: UntrustedError) -> None:
     """Log what in the private cache is not used, with the remedy."""
-    remedy = f"remove it, set {PRIVATE} to a folder that only you may write, or read a cache of root through {SHARED}"
-    _warn_once(f"{error}; it is not used: {remedy}")
+    remedy = f"set {PRIVATE} to a folder that only you may write, or read a cache of root through {SHARED}"
+    _warn_once(f"{error}; the cache is not used: empty it and mend owner and mode (`chmod go-w`), {remedy}")
 
 
 @functools.cache
