@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import tunedgemm
+from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.device import current_device
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
@@ -18,6 +21,7 @@ from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 
@@ -184,3 +188,38 @@ def test_other_layouts_get_torchs_call_or_a_named_error(kind: str, place: int) -
         for function in (tunedgemm.gemm_a16w16, functools.partial(tunedgemm.call, "a16w16")):
             found = outcome(function)
             assert found == wanted or isinstance(found, str), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("libtype", ["cublaslt", "skinny", "triton", "cutlass", "asm"])
+def test_kernels_of_plugins_get_the_values_of_operands_without_memory(libtype: str, tmp_path: Path) -> None:
+    """Also after calls with plain operands of the same strides; no context is lost."""
+    shape, here = Shape("a16w16", 4, 256, 512, "fp16", epilogue="bias", bias_dtype="fp16"), current_device()
+    backend = Registry().get(libtype)
+    solution = next(iter(backend.iterate("enumerate_solutions", shape, here)), None) if isinstance(backend, Backend) else None
+    if solution is None:
+        pytest.skip(f"{libtype} has no kernel for {shape} on {here}")
+    write_rows(
+        tmp_path / "t.csv", op_named("a16w16"), [Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device="", solution=solution, us=1.0)]
+    )
+    gemm = TunedGemm(settings=Settings())
+    gemm.load_config(tmp_path / "t.csv")
+    operands = op_named("a16w16").make_inputs(shape, torch.device("cuda"), 0)
+    assert gemm.dispatcher.bound(shape, here).libtype == libtype
+    for function in (gemm.gemm_a16w16, routed_linear(gemm.dispatcher)):
+        for place, operand in enumerate(operands):
+            parts = torch.view_as_complex(torch.stack([torch.zeros_like(operand), operand.neg()], -1))
+            absent = torch._efficientzerotensor(tuple(operand.shape), dtype=operand.dtype, device="cuda")
+            for odd in (parts.conj().imag, absent):
+                given = [*operands[:place], odd, *operands[place + 1 :]]
+                wanted = torch._C._nn.linear(*(each.clone().resolve_neg() for each in given))
+                gaps = [*operands[:place], torch.stack([operand, operand], -1)[..., 1], *operands[place + 1 :]]
+                for each in (operands, gaps, given, given):
+                    out = function(*each)
+                torch.testing.assert_close(out, wanted, rtol=0.01, atol=0.1)
+        with pytest.raises((OperandError, RuntimeError), match=r"is on meta|device meta|on meta"):
+            function(operands[0].to("meta"), *operands[1:])
+    negative = [negated(operand) for operand in operands]
+    wanted = torch._C._nn.linear(*operands)
+    torch.testing.assert_close(gemm.call("a16w16", *negative), wanted, rtol=0.01, atol=0.1)
+    torch.cuda.synchronize()

@@ -285,6 +285,20 @@ def test_layers_of_fp8_keep_their_scales(bias: bool, blocks: bool) -> None:
     assert "may have another forward" in convert(model, fp8=False).skipped["0"]
 
 
+@pytest.mark.parametrize("leaf", ["input", "bias"])
+def test_layers_of_fp8_leave_gradients_to_the_layers_class(leaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an input and of a bias, which quantised products do not compute."""
+    layer, wide = fp8_layer(True, False)
+    own, x = type(layer), torch.randn(2, 384, requires_grad=leaf == "input")
+    layer.bias.requires_grad_(leaf == "bias")
+    convert(torch.nn.Sequential(layer))
+    monkeypatch.setattr(own, "forward", lambda self, input: torch.nn.functional.linear(input, wide, self.bias))
+    layer(x).sum().backward()
+    assert (x if leaf == "input" else layer.bias).grad.any()
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
 def test_a_static_scale_of_activations_is_used() -> None:
     """Values beyond it are cut off, as where it was calibrated."""
     layer, wide = fp8_layer(False, False)

@@ -126,7 +126,7 @@ class TunedFp8Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Compute ``input[..., K] @ (weight[N, K] * scales).T (+ bias)``, in the dtype of *input*."""
-        if torch.is_grad_enabled() and input.requires_grad:
+        if torch.is_grad_enabled() and (input.requires_grad or (self.bias is not None and self.bias.requires_grad)):
             return self.untuned.forward(self, input)
         with torch.no_grad():  # some libraries make scales parameters with gradients
             _, operands, otype = self._call(input)

@@ -220,7 +220,7 @@ def unshuffled(x: torch.Tensor) -> torch.Tensor:
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     """View the last dimension as bytes: types such as fp4x2 support few operations."""
-    return x.detach().view(torch.uint8)
+    return x.detach().resolve_neg().view(torch.uint8)
 
 
 class ShuffledWeight(torch.Tensor):
