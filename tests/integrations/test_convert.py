@@ -299,6 +299,22 @@ def test_layers_of_fp8_leave_gradients_to_the_layers_class(leaf: str, monkeypatc
         assert not layer(x).requires_grad
 
 
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "tensor"])
+def test_updated_weights_of_fp8_reach_the_next_call(blocks: bool) -> None:
+    """A converted layer keeps no copy: other scales and weights, in place or replaced, are multiplied."""
+    layer, _ = fp8_layer(False, blocks)
+    convert(torch.nn.Sequential(layer))
+    x = torch.randn(3, 384, dtype=BF16)
+    with torch.no_grad():
+        first = layer(x)
+        layer.weight_scale_inv.data.mul_(-2)
+        assert torch.equal(layer(x), first * -2)
+        layer.weight_scale_inv = torch.nn.Parameter(layer.weight_scale_inv * 2, requires_grad=False)
+        assert torch.equal(layer(x), first * -4)
+        layer.weight.data = torch.zeros_like(layer.weight)
+        assert not layer(x).any()
+
+
 def test_a_static_scale_of_activations_is_used() -> None:
     """Values beyond it are cut off, as where it was calibrated."""
     layer, wide = fp8_layer(False, False)

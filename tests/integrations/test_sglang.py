@@ -167,6 +167,23 @@ def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
     assert (both[0] - both[1]).norm() < 0.01 * both[1].norm()
 
 
+@pytest.mark.parametrize("kind", FP8)
+def test_updated_weights_reach_the_next_call(sglang_table, kind) -> None:
+    """A routed layer keeps no copy: other scales and weights, in place or replaced, are multiplied."""
+    variable, op, scale = FP8[kind]
+    sglang_table(variable, Shape(op, 6, N, K, "fp8_e4m3fn", outdtype="bf16", scale=scale))
+    one, _ = fp8_layer(kind, bias=None)
+    loaded(one=one)
+    name, x = "weight_scale" if kind == "channel" else "weight_scale_inv", torch.randn(6, K).bfloat16()
+    first = one.quant_method.apply(one, x, None)
+    getattr(one, name).data.mul_(-2)
+    assert torch.equal(one.quant_method.apply(one, x, None), first * -2)
+    setattr(one, name, torch.nn.Parameter(getattr(one, name) * 2, requires_grad=False))
+    assert torch.equal(one.quant_method.apply(one, x, None), first * -4)
+    one.weight.data.copy_(torch.zeros_like(one.weight))
+    assert not one.quant_method.apply(one, x, None).any()
+
+
 def test_fp8_layers_that_are_not_understood_stay(sglang_table, caplog) -> None:
     """A layer that fails, runs another product or has other
     scales keeps SGLang's kernel, with the reason."""

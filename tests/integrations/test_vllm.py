@@ -140,6 +140,22 @@ def test_fp8_layers_are_routed(vllm_table, kind, biased) -> None:
     assert served(attrs.evolve(shape, epilogue="bias" if biased and not kept_by_vllm else "none"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_updated_weights_reach_the_next_call(vllm_table, kind) -> None:
+    """A routed layer keeps no copy: other scales and weights, in place or replaced, are multiplied."""
+    vllm_table(KINDS[kind][2], fp8_row(kind, 10))
+    kernel, (one, _) = fp8_kernel(kind), fp8_layer(kind)
+    kernel.process_weights_after_loading(one)
+    name, x = "weight_scale_inv" if kind == "128-blocks" else "weight_scale", torch.randn(10, K).bfloat16()
+    first = kernel.apply_weights(one, x)
+    getattr(one, name).data.mul_(-2)
+    assert torch.equal(kernel.apply_weights(one, x), first * -2)
+    setattr(one, name, torch.nn.Parameter(getattr(one, name) * 2, requires_grad=False))
+    assert torch.equal(kernel.apply_weights(one, x), first * -4)
+    one.weight.data.copy_(torch.zeros_like(one.weight))
+    assert not kernel.apply_weights(one, x).any()
+
+
 def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
     """Rows that vLLM padded for its kernel are made contiguous once, not copied in each call."""
     kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
