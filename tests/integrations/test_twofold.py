@@ -15,6 +15,8 @@ import pytest
 import torch
 import tunedgemm
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.settings import Settings
@@ -124,6 +126,17 @@ def test_the_copy_is_dropped_by_collectives(met, group, collective: Any, of: Any
     collective(of(layer), **({"src": 0} if collective is distributed.broadcast else {}))
     assert layer.weight.orders is None
     check(layer, met)
+
+
+def test_sharded_layers_take_the_plain_weight(met, group) -> None:
+    """FSDP2 gathers weights into memory that it fills again without a count."""
+    layer, _ = layer_of(drawn(1))
+    sharded = fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+    x = x_of(MANY)
+    with torch.no_grad():
+        for seed in (1, 2, 3):
+            sharded.weight.to_local().copy_(drawn(seed))
+            torch.testing.assert_close(sharded(x), torch._C._nn.linear(x, drawn(seed)), rtol=0.02, atol=0.05)
 
 
 def test_an_unchanged_weight_is_copied_once(met) -> None:

@@ -276,6 +276,11 @@ def is_captured(ask: Callable[[], bool] | None) -> bool:
     return ask is not None and bool(_captures) and ask()
 
 
+def may_synchronize(operand: torch.Tensor) -> bool:
+    """Return whether a thread may wait for a tensor's GPU: not while any thread captures a graph."""
+    return not operand.is_cuda or not (_captures or torch._C._cuda_isCurrentStreamCapturing())
+
+
 def with_call_counter(call: Call, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Call:
     """Wrap a launcher so that the calls it serves are counted, while shapes are captured.
 

@@ -13,7 +13,7 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
-from tunedgemm.dispatch.calls import capture_check, is_captured, watch_graphs
+from tunedgemm.dispatch.calls import capture_check, is_captured, may_synchronize, watch_graphs
 from tunedgemm.dispatch.prewarm import OpCall
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
@@ -97,7 +97,7 @@ class TwofoldLinear(TunedLinear):
             return None
         if weight.is_cuda:
             watch_graphs()
-        traced = inside_transform() or torch._C._len_torch_dispatch_stack() or is_captured(capture_check(weight))
+        traced = inside_transform() or torch._C._len_torch_dispatch_stack() or not may_synchronize(weight)
         return uncopied(weight) if traced or weight.is_inference() else copied(weight, self.copy_layout)
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
