@@ -64,6 +64,20 @@ def test_a_kind_converts_the_text() -> None:
         parser.parse_args(["--mine-file", "a.txt"])
 
 
+@pytest.mark.parametrize("answer", [7, None, SystemExit(0), GeneratorExit()])
+def test_a_kind_that_breaks_its_promise_is_an_error(answer: object) -> None:
+    """Whatever a plugin's function raises or returns, the command ends with its flag in one line."""
+
+    def kind(text: str) -> object:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    parser = parser_of(backend("mine", Option("--mine-file", "TUNEDGEMM_MINE_FILE", "a file", kind=kind)))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"--mine-file 'a': its kind\(\) "):
+        parser.parse_args(["--mine-file", "a"])
+
+
 def test_backends_that_state_the_same_share_a_flag() -> None:
     """One flag in one group, which names them all; the help names the variable and the default."""
     text = " ".join(parser_of(backend("mine", SPACE), backend("minetile", SPACE)).format_help().split())
