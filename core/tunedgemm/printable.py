@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return "".join(character if character in "\n\t" or is_seen(character) else _escape(character) for character in text)
 
 
+def printable_line(text: str) -> str:
+    """Return a text as `printable` does, on one line: a newline in a name must not forge another line."""
+    return printable(text).replace("\n", "\\n")
+
+
 def is_seen(character: str) -> bool:
     """Tell whether a terminal shows a character, rather than obeying or hiding it."""
     return unicodedata.category(character) not in _UNSEEN

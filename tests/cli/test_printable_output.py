@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,30 @@ def test_a_coverage_file_names_any_path(tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
     assert main(["coverage", str(tmp_path / "u.csv"), "--table", str(table), "--csv", str(output), "--device", "gfx942:304"]) == 0
     assert r"t\udcff .csv:2, 1.00 us" in output.read_text()
+
+
+#: A name that begins another line of output.
+FORGED = "x\nFORGED"
+
+
+@pytest.mark.parametrize("command", ["table show {h}", "table check {h}", "tune -i {h}", "explain {h}:2", "triton check {jsons}", "{h}"])
+def test_a_name_forges_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """A newline in a path, an argument or a key of a file begins no line of errors and findings."""
+    (tmp_path / "jsons").mkdir()
+    (tmp_path / "jsons" / "gfx942-GEMM-A8W8.json").write_text(json.dumps({FORGED: {FORGED: FORGED}, "any": {FORGED: 1}}))
+    table = tmp_path / f"{FORGED}.csv"
+    table.write_text("M,N,K,libtype,us\n1,64,128,,1.0\n")
+    words = {"h": str(table), "jsons": str(tmp_path / "jsons")}
+    assert main([word.format(**words) for word in command.split()]) in (0, 1, 2)
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert lines and not [line for line in lines if line.startswith("FORGED")]
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    """Characters that the terminal's encoding lacks are printed as escapes."""
+    (tmp_path / "t.csv").write_text("M,N,K,libtype,us,kernelName\n1,64,128,torch,1.0,\u00e9\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "tunedgemm", "table", "show", str(tmp_path / "t.csv")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"torch:\xe9" in done.stdout

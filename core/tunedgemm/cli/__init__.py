@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import logging
 import os
 import sys
@@ -23,7 +24,7 @@ from tunedgemm import __version__
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.foreign import attempt, load
-from tunedgemm.printable import PrintableStream
+from tunedgemm.printable import PrintableStream, printable_line
 
 GROUP = "tunedgemm.commands"
 
@@ -162,9 +163,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _open_streams() -> None:
-    """Replace output that the caller closed (``>&-``), which Python leaves as None, by the null device."""
+    """Prepare standard output and error for any text.
+
+    Output that the caller closed (``>&-``), which Python leaves as None, goes to the null device.
+    Characters that the terminal's encoding lacks become escapes.
+    """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        elif stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the process ends
 
 
@@ -194,7 +202,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except UserError as error:
         if verbose:
             logging.getLogger("tunedgemm").exception("the error came from here")
-        print(f"tunedgemm: error: {error}", file=sys.stderr)
+        print(f"tunedgemm: error: {printable_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("tunedgemm: interrupted", file=sys.stderr)

@@ -11,7 +11,7 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.printable import printable
+from tunedgemm.printable import printable_line
 from tunedgemm.table.columns import (
     DEVICE,
     UNTUNED_EXTRA,
@@ -74,7 +74,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return printable(f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason)
+        return printable_line(f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason)
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
@@ -82,7 +82,7 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     grouped: dict[tuple[Path, str], list[int]] = {}
     for problem in problems:
         grouped.setdefault((problem.path, problem.reason), []).append(problem.line)
-    return [f"{path}:{_ranges(lines)}: {reason}" for (path, reason), lines in grouped.items()]
+    return [printable_line(f"{path}:{_ranges(lines)}: {reason}") for (path, reason), lines in grouped.items()]
 
 
 def _ranges(lines: Sequence[int]) -> str:
@@ -105,7 +105,7 @@ class Conflict:
     def __str__(self) -> str:
         rows = ", ".join(f"{row.solution} {row.us:.2f} us ({row.source}:{row.line})" for row in (self.kept, *self.others))
         device = self.kept.device or f"{self.kept.gfx or 'any device'}/{self.kept.cu_num}"
-        return printable(f"{self.kept.shape} on {device}: the first of {rows}")
+        return printable_line(f"{self.kept.shape} on {device}: the first of {rows}")
 
 
 def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:

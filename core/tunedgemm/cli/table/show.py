@@ -11,6 +11,7 @@ from rich.text import Text
 from tunedgemm.cli.table.files import op_of
 from tunedgemm.console import console
 from tunedgemm.device import current_device
+from tunedgemm.printable import printable_line
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = current_device() if arguments.here else None
     output = console()
     headings = ("gfx", "cu", "shape", "solution", "us", "tflops", "from") if output.width >= WIDE else ("gfx", "shape", "solution", "us")
-    grid = Grid(title=Text(str(arguments.file or f"{op.name}: merged table")), title_justify="left")
+    grid = Grid(title=Text(printable_line(arguments.file or f"{op.name}: merged table")), title_justify="left")
     for heading in headings:
         grid.add_column(heading, overflow="fold", justify="right" if heading in ("cu", "us", "tflops") else "left")
     for row in rows:

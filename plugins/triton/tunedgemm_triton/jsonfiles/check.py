@@ -38,7 +38,8 @@ class Finding:
     wrong: bool = True
 
     def __str__(self) -> str:
-        return f"{self.path}: {'' if self.wrong else 'note: '}{self.text}"
+        line = f"{self.path}: {'' if self.wrong else 'note: '}{self.text}"
+        return line.replace("\n", "\\n")  # of a key: it must not look like another finding
 
 
 def check(path: Path, dialects: Sequence[Dialect]) -> list[Finding]:
