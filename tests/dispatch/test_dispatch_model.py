@@ -241,13 +241,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter([None])
 
 
-@pytest.mark.parametrize("examples", [pytest.param(40, id="few"), pytest.param(1000, id="many", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [pytest.param(40, id="few"), pytest.param(300, id="many", marks=pytest.mark.nightly)])
 def test_dispatch_does_what_its_model_does(examples: int, tmp_path: Path, in_child: Any, hasty_switches: None) -> None:
     """Any sequence of calls, failures, refusals, tables, threads and forks gives the model's kernels."""
     run_state_machine_as_test(
         lambda: Dispatch(tmp_path, in_child),
         settings=settings(
-            max_examples=examples, stateful_step_count=20, deadline=None, derandomize=examples < 1000, database=None,
+            max_examples=examples, stateful_step_count=20, deadline=None, derandomize=examples < 300, database=None,
             suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
         ),
     )  # fmt: skip
