@@ -51,3 +51,18 @@ def test_wrong_paths(words: list[str], tmp_path: Path, monkeypatch: pytest.Monke
     error = capsys.readouterr().err
     assert error.startswith("tunedgemm: error: ") and error.count("\n") == 1, error
     assert {name: Path(name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("text", [".", "/", "loop.csv", LONG, "table.csv/x", " "])
+def test_wrong_paths_in_a_variable(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table that cannot be read is logged, and the others serve."""
+    monkeypatch.chdir(tmp_path)
+    write_untuned(Path("list.csv"), OP, [Untuned(SHAPE)])
+    Path("loop.csv").symlink_to("loop.csv")
+    monkeypatch.setenv(OP.columns.variable, text)
+
+    assert main(["coverage", "list.csv", "--device", "gfx942:304"]) == 0
+    assert "1 shape in list.csv" in capsys.readouterr().out
+    assert not text.strip() or "a table that is not used" in caplog.text
