@@ -102,31 +102,47 @@ def test_another_models_sizes_are_refused(folder, one_line, recording_hub, fault
     assert not faults_of(check, [named, named | {"use_timm_backbone": False}, {"backbone_config": {"model_type": "timm_backbone"} | named}])
 
 
-def test_sizes_that_explode(folder, one_line, faults_of):
+#: models with a size that explodes, each beyond another limit
+EXPLODING = [
+    (LLAMA, {"num_labels": 10**8}),
+    (LLAMA, {"num_hidden_layers": 10**6}),
+    (LLAMA, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+$x"]}}),
+]
+#: the same of other architectures and parts
+EXPLODING_ELSEWHERE = [
+    (LLAMA, {"num_hidden_layers": 10**11}),
+    ("qwen2.5-vl", {"vision_config": {"depth": 10**6}}),
+    ({"model_type": "swin"} | SIZES, {"depths": [10**6, 2, 6, 2], "num_attention_heads": [3, 6, 12, 24]}),
+    ({"model_type": "resnet"}, {"depths": [3, 10**6, 6, 3]}),
+    ({"model_type": "nllb-moe", "num_experts": 10**7} | SIZES, {}),
+]
+
+
+@pytest.mark.parametrize(
+    "cases", [EXPLODING, pytest.param(EXPLODING_ELSEWHERE, marks=pytest.mark.nightly)], ids=["each limit", "elsewhere"]
+)
+def test_sizes_that_explode(folder, one_line, faults_of, cases):
     """Whatever size explodes, of any architecture, a limit ends the process, and the next model is built."""
     limits = Limits(modules=1000, memory=96 << 20, seconds=2)
 
     def check(model, changes):
-        start = time.perf_counter()
-
         assert "check the sizes in the file" in (says := one_line(lambda: architecture_of(folder(model, **changes), limits))), says
 
-        assert time.perf_counter() - start < 60
-
-    assert not faults_of(
-        check,
-        [
-            (LLAMA, {"num_labels": 10**8}),
-            (LLAMA, {"num_hidden_layers": 10**6}),
-            (LLAMA, {"num_hidden_layers": 10**11}),
-            (LLAMA, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+$x"]}}),
-            ("qwen2.5-vl", {"vision_config": {"depth": 10**6}}),
-            ({"model_type": "swin"} | SIZES, {"depths": [10**6, 2, 6, 2], "num_attention_heads": [3, 6, 12, 24]}),
-            ({"model_type": "resnet"}, {"depths": [3, 10**6, 6, 3]}),
-            ({"model_type": "nllb-moe", "num_experts": 10**7} | SIZES, {}),
-        ],
-    )
+    assert not faults_of(check, cases)
     assert architecture_of(folder(LLAMA)).layers
+
+
+def test_levels_without_end(folder, one_line, faults_of):
+    """A file of too many levels is one line, wherever reading it ends."""
+
+    def check(levels):
+        place = folder(LLAMA)
+        (place / "config.json").write_text(f'{json.dumps(LLAMA)[:-1]}, "x": {"[" * levels}{"]" * levels}}}')
+        says = one_line(lambda: layers_of_model(place))
+
+        assert "nested too deeply" in says or "not JSON: maximum recursion depth exceeded" in says
+
+    assert not faults_of(check, [800, 990, 5000])
 
 
 def test_what_a_confined_process_may_not(tmp_path, faults_of):

@@ -35,12 +35,17 @@ class Limits:
 
     modules: int = 1 << 17
     memory: int = 4 << 30
-    seconds: int = 60
+    seconds: int = 30
 
 
 def beyond(folder: str, limit: str) -> str:
     """Write the fault of a model that exceeds a limit."""
     return f"{folder}/config.json: building its model takes more than {limit}; check the sizes in the file"
+
+
+def too_deep(folder: str) -> str:
+    """Write the fault of a file with too many levels."""
+    return f"{folder}/config.json: nested too deeply; no model has such a file"
 
 
 def confine(limits: Limits, folder: str = "") -> None:
@@ -68,17 +73,21 @@ def confine(limits: Limits, folder: str = "") -> None:
 
 def lift_time_limit() -> None:
     """Let this process go on for as long as it takes."""
-    resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 
 
 def _limit_resources(limits: Limits) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + 1 + limits.seconds
-    memory = _address_space() + limits.memory
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + 1 + limits.seconds,
+        resource.RLIMIT_AS: _address_space() + limits.memory,
+    }
+    for kind, value in wanted.items():
+        _, most = resource.getrlimit(kind)
+        resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
 
 
 def _address_space() -> int:

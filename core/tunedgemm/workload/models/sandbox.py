@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import attrs
 
 from tunedgemm.errors import UserError
-from tunedgemm.workload.models.confine import Limits, beyond, confine, lift_time_limit
+from tunedgemm.workload.models.confine import Limits, beyond, confine, lift_time_limit, too_deep
 
 #: Seconds without a request after which the server ends.
 _IDLE = 30
@@ -54,7 +54,13 @@ def ask(question: dict[str, Any], limits: Limits) -> Any:
     Raises:
         UserError: the description fails or exceeds the limits, or the process cannot be started.
     """
-    answer = _server(os.getpid()).ask(json.dumps([question, attrs.asdict(limits)]).encode())
+    try:
+        request = json.dumps([question, attrs.asdict(limits)]).encode()
+    except RecursionError:
+        raise UserError(too_deep(question["folder"])) from None
+    answer = _server(os.getpid()).ask(request)
+    if "ended" in answer:
+        raise UserError(_ended(question["folder"], answer["ended"], limits.seconds))
     if "error" in answer:
         raise UserError(answer["error"])
     return answer["described"]
@@ -89,7 +95,8 @@ class _Server:
                     self.stop()
                     answer = self._exchange(request)
             except OSError as error:
-                return {"error": f"shapes from models: {sys.executable or 'Python'} cannot be started: {error.strerror or error}"}
+                self.stop()
+                return {"error": f"shapes from models: {sys.executable or 'Python'} cannot build them: {error.strerror or error}"}
             except BaseException:
                 self.stop()
                 raise
@@ -148,36 +155,37 @@ def serve(descriptor: int) -> None:
 
     while connection.poll(_IDLE):
         try:
-            question, limits = json.loads(connection.recv_bytes())
+            request = connection.recv_bytes()
         except EOFError:
             return
         pid = os.fork()
         if pid == 0:
-            _answer(connection, functools.partial(describe, **question), question["folder"], Limits(**limits))
+            _answer(connection, request, describe)
         _, status = os.waitpid(pid, 0)
         if status:
-            connection.send_bytes(_error(_ended(question["folder"], os.waitstatus_to_exitcode(status), limits["seconds"])))
+            connection.send_bytes(json.dumps({"ended": os.waitstatus_to_exitcode(status)}).encode())
 
 
-def _answer(connection: Connection, description: Callable[[], Any], folder: str, limits: Limits) -> NoReturn:
-    """Send what a function returns under the limits, or its error; end the process."""
+def _answer(connection: Connection, request: bytes, describe: Callable[..., Any]) -> NoReturn:
+    """Send the description that a request asks for, or why there is none; end the process."""
     try:
+        question, granted = json.loads(request)
+        limits = Limits(**granted)
         try:
-            confine(limits, folder)
-            message = json.dumps({"described": description()}).encode()
+            confine(limits, question["folder"])
+            answer = {"described": describe(**question)}
         except UserError as error:
-            message = _error(str(error))
+            answer = {"error": str(error)}
+        except RecursionError:
+            answer = {"error": too_deep(question["folder"])}
         except MemoryError:
-            message = _error(beyond(folder, f"{limits.memory >> 20} MiB"))
+            answer = {"error": beyond(question["folder"], f"{limits.memory >> 20} MiB")}
+        message = json.dumps(answer).encode()
         lift_time_limit()  # so that the message is sent whole
         connection.send_bytes(message)
         os._exit(0)
     finally:
         os._exit(1)
-
-
-def _error(text: str) -> bytes:
-    return json.dumps({"error": text}).encode()
 
 
 def _ended(folder: str, exit_code: int, seconds: int) -> str:
