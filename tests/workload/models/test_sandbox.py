@@ -104,9 +104,9 @@ def test_another_models_sizes_are_refused(folder, one_line, recording_hub, fault
 
 #: models with a size that explodes, each beyond another limit
 EXPLODING = [
-    (LLAMA, {"num_labels": 10**8}),
-    (LLAMA, {"num_hidden_layers": 10**6}),
-    (LLAMA, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+$x"]}}),
+    (LLAMA, {"num_labels": 10**8}, "96 MiB"),
+    (LLAMA, {"num_hidden_layers": 10**6}, "1000 modules"),
+    (LLAMA, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+$x"]}}, "2 s of processor time"),
 ]
 #: the same of other architectures and parts
 EXPLODING_ELSEWHERE = [
@@ -125,8 +125,11 @@ def test_sizes_that_explode(folder, one_line, faults_of, cases):
     """Whatever size explodes, of any architecture, a limit ends the process, and the next model is built."""
     limits = Limits(modules=1000, memory=96 << 20, seconds=2)
 
-    def check(model, changes):
-        assert "check the sizes in the file" in (says := one_line(lambda: architecture_of(folder(model, **changes), limits))), says
+    def check(model, changes, limit=""):
+        says = one_line(lambda: architecture_of(folder(model, **changes), limits))
+
+        assert limit in says, says
+        assert "check the sizes in the file" in says, says
 
     assert not faults_of(check, cases)
     assert architecture_of(folder(LLAMA)).layers
