@@ -30,7 +30,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "exits": ("failed",),
     "raises": ("failed",),
     "raises_oddly": ("failed",),
-    "nan": ("wrong",),
+    "not_a_number": ("wrong",),
     "one_wrong_row": ("wrong",),
     "last_tile_wrong": ("wrong",),
     "baked_weight": ("wrong",),
@@ -164,7 +164,7 @@ def _raises_oddly(x: Any, weight: Any, state: dict) -> Any:
     raise OddError(7, "an odd reason")
 
 
-def _nan(x: Any, weight: Any, state: dict) -> Any:
+def _not_a_number(x: Any, weight: Any, state: dict) -> Any:
     return _product(x, weight) * float("nan")
 
 
