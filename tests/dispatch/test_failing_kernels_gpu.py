@@ -15,7 +15,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
 from tunedgemm.plugin import Launcher, Shape, Solution, Unsupported
-from tunedgemm.table.csvfile import Row, upsert
+from tunedgemm.table.csvfile import Row, write_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +65,7 @@ def row_of(backend: Backend, device: Device, us: float) -> Row:
     return Row(shape=SHAPE, gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=solution, us=us)
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_sixteen_threads_meet_a_kernel_that_starts_failing(
     first: str, second: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +77,7 @@ def test_sixteen_threads_meet_a_kernel_that_starts_failing(
             pytest.skip(f"{first} and {second} do not both serve {SHAPE} on {device}")
     path = tmp_path / "tuned.csv"
     rows = [row_of(backend, device, us) for us, backend in enumerate(backends, 1)]
-    upsert(path, OP, rows)
+    write_rows(path, OP, rows)
     registry.add(failing_from(backends[0], failing))
     dispatcher = Dispatcher(OP, registry, above=(path,))
     operands = OP.make_inputs(SHAPE, device.torch_device, 0)
