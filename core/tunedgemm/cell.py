@@ -5,11 +5,11 @@ from __future__ import annotations
 #: Spellings of a missing value, by pandas and others.
 NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
-#: Longest text of a cell: a hundred times what the longest kernel names need.
-LONGEST_CELL = 1 << 13
+#: Longest text of a cell: ten times the longest kernel name, and fewer digits than `int` refuses.
+LONGEST_CELL = 4096
 
 #: What a text must be, for messages.
-RULE = "one line of text without zero bytes, half characters or blanks at its ends"
+RULE = f"one line of text of at most {LONGEST_CELL} letters, without zero bytes, half characters or blanks at its ends"
 
 
 def is_kept(value: object) -> bool:

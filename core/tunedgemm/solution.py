@@ -16,8 +16,6 @@ ADD = "+add"
 _MARKS = frozenset("\r\n,\"'")
 #: Readers of tables take numbers as float64.
 _LARGEST = 2**53
-#: Most letters of a kernel's name: ten times the longest, and fewer digits than `int` refuses.
-_LONGEST = 4096
 _PAIRS = ([str, int], [str, str])
 
 
@@ -26,8 +24,6 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
         raise PluginError(
             f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r:.80})"
         )
-    if len(value) > _LONGEST:
-        raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must have at most {_LONGEST} letters (got {len(value)})")
     if value and value.lower() in NOTHING:
         raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must not be a table's word for no name (got {value!r})")
     _kept(instance, attribute.name, value)
