@@ -17,8 +17,8 @@ class Launcher:
         call: takes the op's operands by position, without trailing absent ones and with any leading
             dimensions, and returns a new output tensor [..., N]. Operands are contiguous and
             16-byte aligned. A launcher that a plugin's `bind` returns gets a shuffled weight as a
-            plain tensor of its bytes. Output and workspace come from ``torch.empty``. Safe to call
-            from several threads and streams.
+            plain tensor of its bytes. Output and workspace come from ``torch.empty``. The dtypes
+            are the shape's, under autocast, too. Safe to call from several threads and streams.
         graph_safe: whether `call` may be captured in a CUDA or HIP graph.
         workspace_bytes: scratch memory of one call, without its output.
     """

@@ -194,7 +194,10 @@ class _Source:
         and keeps the address.
 
         Operands without memory have the address 0. For weights it is among the shuffled ones, and
-        elsewhere it takes the place of the order.
+        elsewhere it takes the place of the order. Tensors that torch negates as it reads them are
+        imaginary parts: they begin inside a complex number, off 16 bytes, and are found where
+        misaligned operands are copied. Only ``torch._neg_view`` makes aligned ones. To ask for
+        them costs 60 to 75 ns an operand, and a hit takes 840.
 
         Reading one property of all operands, then the next, takes 2 % less time than operand by
         operand.
