@@ -15,7 +15,7 @@ ADD = "+add"
 
 _MARKS = frozenset("\r\n,\"'")
 #: Readers of tables take numbers as float64.
-_LARGEST = 2**53
+LARGEST = 2**53
 _PAIRS = ([str, int], [str, str])
 
 
@@ -30,7 +30,7 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
 
 
 def _whole(instance: Solution, attribute: attrs.Attribute[int], value: int) -> None:
-    if type(value) is not int or abs(value) > _LARGEST:
+    if type(value) is not int or abs(value) > LARGEST:
         raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must be an int of at most 2**53 (got {value!r:.80})")
 
 

@@ -168,7 +168,7 @@ class RowSource(Sequence["Row"]):
             while first and position - first < len(of_line) and self.lines[first - 1] == self.lines[position]:
                 first -= 1
             if position - first >= len(of_line):
-                raise TableError(f"{self.cached} of the cache: does not match the table that it is the index of; delete it")
+                raise TableError(f"{self.cached or 'an index'} of the cache: does not match the table that it is the index of; delete it")
             parsed.append(of_line[position - first])
         return parsed
 

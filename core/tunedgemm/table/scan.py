@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.cell import LONGEST_CELL
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import Columns
 from tunedgemm.shape import MAX_SIZE
+from tunedgemm.solution import LARGEST
 from tunedgemm.table.columns import foreign_columns, own_names
 from tunedgemm.table.csvfile import Problem, rows_of_sheet
 from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
-from tunedgemm.table.sheet import LONGEST, parse_sheet
+from tunedgemm.table.sheet import parse_sheet
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -258,7 +260,7 @@ class _Scanner:
         *text* and *longest* are the lines' text and the length of the longest.
         """
         plan = self.plan
-        if '"' in text or "'" in text or longest > LONGEST or {*map(len, rows)} != {plan.width}:
+        if '"' in text or "'" in text or longest > LONGEST_CELL or {*map(len, rows)} != {plan.width}:
             raise ValueError
         columns = list(zip(*rows, strict=True))
         kinds = list(map(self._kinds.get, zip(*(columns[at] for at in plan.kind), strict=True), itertools.repeat(-1)))
@@ -282,7 +284,9 @@ class _Scanner:
         whole = at in self.plan.whole
         if len(good) >= _MOST:
             with contextlib.suppress(ValueError):
-                collections.deque(map(int if whole else float, texts), maxlen=0)
+                if whole and max(map(abs, map(int, texts))) > LARGEST:
+                    raise ValueError
+                collections.deque(map(float, texts), maxlen=0)
                 return
         new = {text for text in {*texts} - good if _is_number(text, whole=whole)}
         if not (new | good).issuperset(texts):
@@ -339,4 +343,4 @@ def _is_number(text: str, *, whole: bool) -> bool:
     if not text.strip():
         return True
     number = float(text)
-    return not whole or number.is_integer()
+    return not whole or (number.is_integer() and abs(number) <= LARGEST)
