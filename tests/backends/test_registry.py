@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from importlib.metadata import EntryPoint
 
 import attrs
 import pytest
@@ -335,3 +336,16 @@ def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are
     assert launcher.call(x, weight, None) == [torch.Tensor, torch.Tensor, type(None)]
     found = make_backend("bare", Bare()).bind(solution, tiled, device).call(x, weight)
     assert found[0] is torch.Tensor and issubclass(found[1], ShuffledWeight)
+
+
+@pytest.mark.parametrize("attribute", ["CONTRACT", "OPS", "OPTIONS"])
+def test_an_attribute_that_exits_is_a_reason(importable, attribute):
+    """What a module raises as its attributes are read costs that plugin alone."""
+    name = f"exits_at_{attribute}"
+    body = f"def __getattr__(name):\n    if name == {attribute!r}: raise SystemExit(name)\n    raise AttributeError(name)\n"
+    hooks = "@hookimpl\ndef supports(): return True\n@hookimpl\ndef enumerate_solutions(): return []\n@hookimpl\ndef run(): return 0\n"
+    ops = "" if attribute == "OPS" else "OPS = ('a16w16',)\n"
+    (importable / f"{name}.py").write_text(f"from tunedgemm.plugin import hookimpl\n{ops}{hooks}{body}")
+    registry = Registry([EntryPoint("mine", name, registry_module.GROUP)])
+    assert f"breaks the contract: SystemExit: {attribute}" in str(registry.get("mine"))
+    assert [backend.libtype for backend in registry.select("all")] == [BUILTIN]

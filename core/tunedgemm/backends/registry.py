@@ -290,7 +290,9 @@ def _load(entry: EntryPoint) -> Backend | Unsupported:
         return make_backend(entry.name, plugin, distribution, version)
     except PluginError as error:
         return Unsupported(f"{distribution} breaks the contract: {error}")
-    except Exception as error:  # its attributes may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # its attributes may raise anything
         return Unsupported(f"{distribution} breaks the contract: {described(error)}")
 
 
