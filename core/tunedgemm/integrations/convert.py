@@ -25,6 +25,7 @@ from tunedgemm.ops.formats.twofold import (
     TwofoldWeight,
     copied,
     has_uncounted_alias,
+    is_foreign,
     is_sole_holder,
     make_single,
     tensors_alive,
@@ -223,6 +224,8 @@ def _unseen_writes(weight: torch.Tensor, alive: Callable[[], Mapping[int, list[t
     """Return why a copy of a weight could miss a write, or ""."""
     if reason := uncounted(weight):
         return reason
+    if is_foreign(weight) and type(weight) is not TwofoldWeight:
+        return "its memory is that of an array or a file, as by torch.from_numpy; clone it first"
     if is_sole_holder(weight) or not has_uncounted_alias(weight, alive()[weight.untyped_storage()._cdata]):
         return ""
     return "writes to another tensor of its memory are not counted as its own, as with weight.data; delete that tensor first"

@@ -21,7 +21,7 @@ from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.torch_compile import inside_transform
 from tunedgemm.ops import DEFAULT_OP
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
-from tunedgemm.ops.formats.twofold import Orders, TwofoldWeight, copied, is_sole_holder, uncopied
+from tunedgemm.ops.formats.twofold import Orders, TwofoldWeight, copied, is_kept_elsewhere, uncopied
 
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -93,7 +93,7 @@ class TwofoldLinear(TunedLinear):
         type, such as that of a parametrisation.
         """
         weight: Any = self._parameters.get("weight")
-        if type(weight) is not TwofoldWeight and (type(weight) is not torch.nn.Parameter or not is_sole_holder(weight)):
+        if type(weight) not in (TwofoldWeight, torch.nn.Parameter) or is_kept_elsewhere(weight):
             return None
         if weight.is_cuda:
             watch_graphs()

@@ -46,21 +46,30 @@ class TwofoldWeight(torch.nn.Parameter):
 
     Attributes:
         orders: the weight and its copy; None until `copied` makes the copy again.
+        handed_out: whether its memory was given or taken since, so that others may keep it and
+            write to it without a count.
     """
 
     orders: Orders | None = None
+    handed_out = False
+
+    def drop(self) -> None:
+        """Let the copy go, because others get the memory."""
+        self.handed_out, self.orders = True, None
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
         """Return a detached view. Writes to it count, unlike those to the `data` of other tensors."""
-        self.orders = None
+        self.drop()
         return self.detach()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         """Take other memory, as torch does."""
-        self.orders = None
+        self.drop()
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        if value is not self and is_foreign(self):
+            make_single(self)
 
     def as_plain(self) -> torch.Tensor:
         """Return the memory as a tensor of torch's own type, without a gradient."""
@@ -78,7 +87,8 @@ class TwofoldWeight(torch.nn.Parameter):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle an ordinary parameter."""
+        """Pickle an ordinary parameter; `copy.copy` makes one of the same memory."""
+        self.drop()
         return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
 
@@ -88,7 +98,7 @@ def _dropping(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def dropping(self: TwofoldWeight, *arguments: Any, **named: Any) -> Any:
-        self.orders = None
+        self.drop()
         return method(self, *arguments, **named)
 
     return dropping
@@ -133,10 +143,21 @@ def uncopied(weight: torch.nn.Parameter) -> Orders:
     return Orders(torch.Tensor.data.__get__(weight), None, 0, 0)  # type: ignore[attr-defined]
 
 
+def is_kept_elsewhere(weight: Any) -> bool:
+    """Return whether another tensor may have a parameter's memory without its count of writes."""
+    if type(weight) is not TwofoldWeight:
+        return is_foreign(weight) or not is_sole_holder(weight)
+    if weight.handed_out:
+        weight.handed_out = False  # first: another thread may hand it out meanwhile
+        weight.handed_out |= not is_sole_holder(weight)
+    return weight.handed_out
+
+
 def make_single(weight: Any) -> None:
     """Make a twofold weight an ordinary parameter again."""
     if type(weight) is TwofoldWeight:
         weight.__dict__.pop("orders", None)
+        weight.__dict__.pop("handed_out", None)
         weight.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
 
@@ -147,9 +168,15 @@ def uncounted(weight: torch.Tensor) -> str:
     return "other processes may write to its shared memory" if not weight.is_cuda and weight.is_shared() else ""
 
 
+def is_foreign(weight: torch.Tensor) -> bool:
+    """Return whether torch did not allocate a weight's memory, or has given an array of it away."""
+    return not torch.Tensor.untyped_storage(weight).resizable()
+
+
 def is_sole_holder(weight: torch.Tensor) -> bool:
     """Return whether no other tensor has the memory of a weight."""
-    owners: int = torch._C._storage_Use_Count(weight.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    storage = torch.Tensor.untyped_storage(weight)  # past a twofold weight's own, which drops its copy
+    owners: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
     return owners <= _SOLE
 
 
