@@ -100,7 +100,7 @@ def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
         )
     )
     solution, other = Solution("skinny", NAME), Solution("skinny", NAME, 2)
-    here = {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial"}
+    here = {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial", "run": "1"}
     timings = [
         ({}, Timing(SHAPE, solution, "screened", us=2.0)),
         ({}, Timing(SHAPE, solution, "ok", us=7.0)),

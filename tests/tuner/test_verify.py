@@ -90,7 +90,7 @@ def raises(x, weight):
     raise RuntimeError("boom")
 
 
-def nan(x, weight):
+def not_numbers(x, weight):
     return linear(x, weight) * float("nan")
 
 
@@ -161,7 +161,7 @@ def checked(call, shape: Shape = SHAPE):
         (wrong_dtype, "wrong", "instead of"),
         (elsewhere, "wrong", "on meta instead of"),
         (raises, "failed", "RuntimeError: boom"),
-        (nan, "wrong", "100.00%"),
+        (not_numbers, "wrong", "100.00%"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 from tunedgemm.dispatch.gradients import needs_gradient
 from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
@@ -189,7 +188,7 @@ def eager_only(call: Call, native: Call) -> Call:
     return eager
 
 
-def outside_autocast(launcher: Launcher, shape: Shape, device: Device) -> Launcher:
+def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -> Launcher:
     """Wrap torch's launcher so that autocast changes none of its dtypes, as it changes no kernel's.
 
     Which rows a table has must not show in the dtype or precision of a result. Functions that check
@@ -212,7 +211,7 @@ def outside_autocast(launcher: Launcher, shape: Shape, device: Device) -> Launch
     def of_three(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
         return of_any(x, weight, bias) if enabled() else call(x, weight, bias)
 
-    float_product = op_named(shape.op).operands[:3] == ("x", "weight", "bias?") and shape.scale == "none"
+    float_product = op.operands[:3] == ("x", "weight", "bias?") and shape.scale == "none"
     outside: Any = of_any if not float_product else of_three if shape.bias else of_two
     outside.torch_call = call
     return attrs.evolve(launcher, call=outside)

@@ -343,7 +343,7 @@ class Dispatcher:
             if launcher is None:
                 raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
             if explanation.libtype == BUILTIN:
-                launcher = outside_autocast(launcher, shape, device)
+                launcher = outside_autocast(launcher, self.op, shape, device)
             bound = self._bound[shape, device.index] = explanation, launcher
             if self.settings.log_choices:
                 _log.warning("%s", explanation)
@@ -397,4 +397,4 @@ class Dispatcher:
                 f"{shape} on {device}: this call is torch's (it needs a gradient, has operands of other types or strides, or is "
                 f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
             )
-        return outside_autocast(launcher, shape, device).call
+        return outside_autocast(launcher, self.op, shape, device).call
