@@ -104,6 +104,20 @@ def test_undo_restores_everything(met, model: Model) -> None:
     assert met == []
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "keep_plain": True}], ids=["plain", "twofold"])
+def test_undo_leaves_a_parametrisation(met, options) -> None:
+    """A layer that was parametrised since is an ordinary parametrised layer, and without it a linear one."""
+    layer, x = torch.nn.Linear(64, 64, dtype=BF16).requires_grad_(False), torch.randn(128, 64, dtype=BF16)
+    done = convert(layer, **options)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
+    wanted = layer(x)
+    done.undo()
+    torch.testing.assert_close(layer(x), wanted, rtol=0.02, atol=0.05)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is torch.nn.Linear
+    torch.testing.assert_close(layer(x), wanted, rtol=0.02, atol=0.05)
+
+
 def test_weights_are_shuffled_where_they_can_be(met, model: Model) -> None:
     """Weights are shuffled unless another module shares them or they do not divide;
     reasons are listed."""

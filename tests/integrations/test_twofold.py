@@ -229,11 +229,18 @@ def _from_vector(layer: Layer) -> torch.Tensor:
     return vector.view(SIDE, SIDE)
 
 
+def _of_its_class(layer: Layer) -> torch.Tensor:
+    new = drawn(2)
+    layer.weight = type(layer.weight)(new.data, requires_grad=False)
+    return new
+
+
 #: Ways to another tensor with a weight's memory, which has its own count of writes.
 ALIASES = {
     "assigned": _assigned,
     "tied": _tied,
     "vector": _from_vector,
+    "of its class": _of_its_class,
     "data of data": lambda layer: layer.weight.data.data,
     "copy.copy": lambda layer: copy.copy(layer.weight),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.calls import watch_graphs
@@ -253,6 +254,7 @@ def _copy_layer(module: torch.nn.Linear, layout: str, undo: list[Callable[[], No
     if weight.is_cuda:
         watch_graphs()
     if not shared:
+        weight.handed_out = False
         copied(weight, layout)
     module.copy_layout = layout  # type: ignore[assignment]
 
@@ -266,7 +268,10 @@ def _copy_layer(module: torch.nn.Linear, layout: str, undo: list[Callable[[], No
 
 def _restore_class(module: torch.nn.Linear, before: type[torch.nn.Linear]) -> Callable[[], None]:
     def back() -> None:
-        module.__class__ = before
+        if is_parametrized(module):
+            type(module).__bases__ = (before,)  # torch made the class of ours, for this module
+        else:
+            module.__class__ = before
 
     return back
 
@@ -298,8 +303,10 @@ def _to_fp8(module: torch.nn.Linear, scale_name: str, blocks: bool, undo: list[C
     module.__dict__.update(attributes)
     module.__class__ = TunedFp8Linear
 
+    restore = _restore_class(module, before)
+
     def back() -> None:
-        module.__class__ = before
+        restore()
         for name in attributes:
             module.__dict__.pop(name, None)
 

@@ -47,11 +47,11 @@ class TwofoldWeight(torch.nn.Parameter):
     Attributes:
         orders: the weight and its copy; None until `copied` makes the copy again.
         handed_out: whether its memory was given or taken since, so that others may keep it and
-            write to it without a count.
+            write to it without a count. True of a weight that other code makes of this class.
     """
 
     orders: Orders | None = None
-    handed_out = False
+    handed_out = True
 
     def drop(self) -> None:
         """Let the copy go, because others get the memory."""
@@ -145,12 +145,13 @@ def uncopied(weight: torch.nn.Parameter) -> Orders:
 
 def is_kept_elsewhere(weight: Any) -> bool:
     """Return whether another tensor may have a parameter's memory without its count of writes."""
-    if type(weight) is not TwofoldWeight:
-        return is_foreign(weight) or not is_sole_holder(weight)
-    if weight.handed_out:
+    if type(weight) is not TwofoldWeight and is_foreign(weight):
+        return True
+    if type(weight) is not TwofoldWeight or weight.handed_out:
         weight.handed_out = False  # first: another thread may hand it out meanwhile
         weight.handed_out |= not is_sole_holder(weight)
-    return weight.handed_out
+    kept: bool = weight.handed_out
+    return kept
 
 
 def make_single(weight: Any) -> None:
