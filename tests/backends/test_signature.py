@@ -15,7 +15,7 @@ from tunedgemm.backends.artifact import SHARED, artifact
 from tunedgemm.backends.signature import KEYS, REQUIRED, SignatureError, check_signature
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
-from tunedgemm.table import indexfile
+from tunedgemm.table import folders, indexfile
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
@@ -120,6 +120,33 @@ def test_shipped_tables_need_none(sign: Callable[..., Any], table: Path, monkeyp
     loaded = Table.load(OP)
     assert [problem.path for problem in loaded.problems if "unsigned" in problem.reason] == [table]
     assert len(loaded.problems) == 1
+
+
+@pytest.mark.parametrize("shipped_first", [True, False])
+def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch, shipped_first: bool) -> None:
+    """A link that leads to a shipped table at one moment does not spare another file its signature."""
+    shipped = next(folders.SHIPPED.rglob("*tuned*.csv"))
+    link = table.with_name("link.csv")
+    table.write_text("not a table of the package\n")
+    link.symlink_to(shipped if shipped_first else table)
+    real = indexfile.read_content
+
+    def swapped(path: Path) -> bytes:
+        if shipped_first:
+            link.unlink()
+            link.symlink_to(table)
+        content = real(path)
+        if not shipped_first:
+            link.unlink()
+            link.symlink_to(shipped)
+        return content
+
+    monkeypatch.setattr(indexfile, "read_content", swapped)
+    if shipped_first:
+        assert indexfile._signed(link) == shipped.read_bytes()
+    else:
+        with pytest.raises(TableError, match=r"link.csv: unsigned"):
+            indexfile._signed(link)
 
 
 def test_shared_artifacts(

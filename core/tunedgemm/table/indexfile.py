@@ -67,8 +67,10 @@ def _signed(path: Path) -> bytes:
     Raises:
         TableError: it cannot be read, or a required signature is missing or wrong.
     """
-    content = read_content(path)
-    if SHIPPED.resolve() not in path.resolve().parents:
+    target = Path(os.path.realpath(path))
+    shipped = SHIPPED.resolve() in target.parents
+    content = read_content(target if shipped else path)  # a link may change after it was followed
+    if not shipped:
         try:
             check_signature(path, content)
         except SignatureError as error:

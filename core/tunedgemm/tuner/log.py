@@ -198,6 +198,8 @@ def _fault(fields: dict[str, Any], text: str) -> str:
     if kind not in _KINDS:
         return f"'kind' must be one of {', '.join(_KINDS)} (got {kind[:40]!r})"
     missing = [name for name in _KINDS[kind] if name not in fields]
+    if not missing and kind == "shape" and fields["winner"] and fields.get("us") == 0:
+        return "'us' of a winner must be above 0 (got 0)"
     return f"lacks {missing[0]!r}" if missing else ""
 
 

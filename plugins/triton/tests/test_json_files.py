@@ -214,6 +214,24 @@ def test_an_unsigned_file_answers_no_call(home: Path, tmp_path: Path, monkeypatc
     assert _chosen() == _kernel(32)
 
 
+def test_a_link_that_changes_spares_no_signature(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that leads to a shipped file when it is judged cannot lead to another when it is read."""
+    name, link, real = Name("sm_90", "GEMM-A16W16"), home / "link.json", files.read_regular
+    for folder, block_n in (("shipped", 32), ("other", 64)):
+        _put(tmp_path / folder, name, block_n)
+    home.mkdir(parents=True)
+    link.symlink_to(tmp_path / "shipped" / name.text)
+
+    def swapped(path: Path, mib: int) -> bytes:
+        link.unlink()
+        link.symlink_to(tmp_path / "other" / name.text)
+        return real(path, mib)
+
+    monkeypatch.setattr(files, "read_regular", swapped)
+    monkeypatch.setenv("TUNEDGEMM_REQUIRE_SIGNED", "1")
+    assert files.read(link, serving=True)["any"]["BLOCK_SIZE_N"] == 32
+
+
 def test_files_are_written_whole(tmp_path: Path) -> None:
     """Writing leaves no temporary file; an impossible folder is an error with its name."""
     files.write(tmp_path / "new" / "a.json", {"any": _entry(32)})

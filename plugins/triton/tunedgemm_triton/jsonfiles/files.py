@@ -141,8 +141,11 @@ def read(path: Path, *, serving: bool = False) -> Mapping[str, Entry]:
         state = path.stat()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    signed = serving and signature_required() and SHIPPED.resolve() not in path.resolve().parents
-    return _read(path, (state.st_mtime_ns, state.st_size, state.st_ino), signed)
+    target = Path(os.path.realpath(path))
+    shipped = SHIPPED.resolve() in target.parents
+    signed = serving and signature_required() and not shipped
+    place = target if shipped else path  # a link may change after it was followed
+    return _read(place, (state.st_mtime_ns, state.st_size, state.st_ino), signed)
 
 
 @functools.lru_cache(maxsize=1024)
