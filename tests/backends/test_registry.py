@@ -191,6 +191,24 @@ def test_whatever_a_hook_raises_is_a_reason(shape, cpu, error):
     assert backend.heuristic_fallback(shape, cpu) is None
 
 
+@pytest.mark.parametrize("attribute", ["__class__", "__repr__"])
+def test_an_answer_that_raises_is_a_reason(shape, cpu, attribute):
+    """An answer of a hook whose class or text raises is refused, as an exception of the hook is."""
+
+    def raises(_):
+        raise ValueError("of the answer")
+
+    answer = type("Answer", (), {attribute: property(raises) if attribute == "__class__" else raises})()
+    hooks = dict.fromkeys(("supports", "bind", "heuristic_fallback"), lambda *_: answer) | {"enumerate_solutions": lambda *_: [answer]}
+    backend = attrs.evolve(fake_backend("mine"), hooks=hooks)
+    assert "its supports() raised ValueError: of the answer" in str(backend.supports(shape, cpu))
+    assert "its bind() raised ValueError: of the answer" in str(backend.bind(Solution("mine"), shape, cpu))
+    with pytest.raises(PluginError, match=r"enumerate_solutions\(\) raised ValueError: of the answer"):
+        backend.solutions(shape, cpu)
+    hooks["supports"] = lambda *_: True
+    assert backend.heuristic_fallback(shape, cpu) is None
+
+
 @pytest.mark.skipif(not owners(), reason="tunedgemm is not installed: its extras are unknown")
 def test_a_libtype_of_ours_that_is_missing_gets_the_pip_command():
     """An unknown name lists what is installed; one of ours names the package to install."""

@@ -127,9 +127,12 @@ def _warn_of_version(libtype: str, version: str) -> None:
 def guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     """Wrap the plugin's function; return "" where it is missing, fails or returns anything but text."""
 
-    def guarded(*arguments: Any) -> str:
-        answer, _ = attempt(function, *arguments) if function is not None else ("", "")
+    def text(*arguments: Any) -> str:
+        answer = function(*arguments) if function is not None else ""
         return answer if isinstance(answer, str) else ""
+
+    def guarded(*arguments: Any) -> str:
+        return attempt(text, *arguments)[0] or ""
 
     return guarded
 

@@ -75,12 +75,8 @@ class Backend:
         orders = (usual_order(shape), *self.scale_orders)
         if (order := scale_order(shape)) not in orders:
             return Unsupported(f"scale_order must be {' or '.join(dict.fromkeys(orders))} (got {order})")
-        answer, fault = attempt(self.hooks["supports"], shape, device)
-        if fault:
-            return Unsupported(f"its supports() raised {fault}")
-        if answer is True or isinstance(answer, Unsupported):
-            return answer
-        return Unsupported(f"its supports() returned {answer!r} instead of True or Unsupported(reason)")
+        answer: bool | Unsupported = self._asked("supports", "True", lambda answer: answer is True, shape, device)
+        return answer
 
     def solutions(self, shape: Shape, device: Device) -> list[Solution]:
         """Return the solutions of a shape in the plugin's order, without duplicates.
@@ -107,15 +103,21 @@ class Backend:
         Raises:
             PluginError: the hook raised, or gave something that is not a Solution of this libtype.
         """
-        solution: Any = None
-        solutions, fault = attempt(lambda: iter(self.hooks[hook](*arguments)))
+        listed: Any = None
+        solutions, raised = attempt(lambda: iter(self.hooks[hook](*arguments)))
+
+        def following() -> tuple[Any, str]:
+            solution = next(solutions, _END)
+            return solution, "" if solution is _END else self._fault_of(solution)
+
         for _ in range(MOST_SOLUTIONS):
-            solution, fault = (None, fault) if fault else attempt(next, solutions, _END)
-            if solution is _END:
-                return
-            if fault := f"raised {fault}" if fault else self._fault_of(solution):
+            if not raised:
+                listed, raised = attempt(following)
+            if fault := f"raised {raised}" if raised else listed[1]:
                 raise PluginError(f"libtype {self.libtype!r}: {hook}() {fault}")
-            yield solution
+            if listed[0] is _END:
+                return
+            yield listed[0]
         raise PluginError(f"libtype {self.libtype!r}: {hook}() lists more than {MOST_SOLUTIONS} solutions")
 
     def _fault_of(self, solution: Any) -> str:
@@ -129,8 +131,13 @@ class Backend:
         hook = self.hooks.get("heuristic_fallback")
         if hook is None or not self.supports(shape, device):
             return None
-        choice, _ = attempt(hook, shape, device)  # if it raises, an untuned call has other fallbacks
-        return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
+
+        def own() -> Solution | None:
+            choice = hook(shape, device)
+            return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
+
+        chosen: Solution | None = attempt(own)[0]  # if it raises, an untuned call has other fallbacks
+        return chosen
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
@@ -154,12 +161,24 @@ class Backend:
             # A plain `run` may do anything at its first call, so it is kept out of
             # captures.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
-        answer, fault = attempt(self.hooks["bind"], solution, shape, device)
-        if fault:
-            return Unsupported(f"its bind() raised {fault}")
-        if isinstance(answer, Launcher | Unsupported):
-            return answer
-        return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
+        answer: Launcher | Unsupported = self._asked(
+            "bind", "a Launcher", lambda answer: isinstance(answer, Launcher), solution, shape, device
+        )
+        return answer
+
+    def _asked(self, hook: str, wanted: str, is_wanted: Callable[[Any], bool], *arguments: Any) -> Any:
+        """Return a hook's answer, or a refusal: the plugin's, or how it broke the contract."""
+
+        def answered() -> Any:
+            answer = self.hooks[hook](*arguments)
+            if is_wanted(answer):
+                return answer
+            if isinstance(answer, Unsupported):
+                return Unsupported(answer.reason)
+            return Unsupported(f"its {hook}() returned {answer!r} instead of {wanted} or Unsupported(reason)")
+
+        answer, fault = attempt(answered)  # also for the answer's class, text and attributes
+        return Unsupported(f"its {hook}() raised {fault}") if fault else answer
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
         """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
