@@ -118,6 +118,17 @@ def test_addresses_of_shuffled_weights_end_with_them():
     assert address not in SHUFFLED_ADDRESSES
 
 
+@pytest.mark.parametrize("lose", [torch.from_dlpack, lambda weight: weight.plain[:16]], ids=["dlpack", "first rows"])
+def test_memory_of_a_shuffled_weight_is_refused_in_any_tensor(lose):
+    """An alias by DLPack and the first rows alone are refused, and their calls leave no launcher."""
+    weight = shuffle_weight(WEIGHT)
+    lost = lose(weight)
+    with pytest.raises(OperandError, match="bytes of layout aiter16x16"):
+        layout_of("a16w16", lost)
+    with pytest.raises(OperandError, match="lost the type"):
+        Dispatcher(op_named("a16w16")).call(torch.ones(4, lost.shape[1], dtype=lost.dtype), lost)
+
+
 SQUARE = torch.randn(64, 64).bfloat16()
 
 

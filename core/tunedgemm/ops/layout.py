@@ -55,9 +55,9 @@ def name_of(order: Order) -> str:
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
-#: Addresses of shuffled operands that are alive, and that of operands without memory. Cache keys
-#: hold whether a weight's is one.
-SHUFFLED_ADDRESSES: set[int] = {0}
+#: Orders by address of shuffled operands that are alive, and the address of operands without
+#: memory. Cache keys hold whether a weight's is one.
+SHUFFLED_ADDRESSES: dict[int, str] = {0: ""}
 
 
 class _Places(dict[tuple[int, int], str]):
@@ -68,7 +68,8 @@ class _Places(dict[tuple[int, int], str]):
         self.addresses: set[int] = set()
 
     def __del__(self) -> None:
-        SHUFFLED_ADDRESSES.difference_update(self.addresses)
+        for address in self.addresses:
+            SHUFFLED_ADDRESSES.pop(address, None)
 
 
 def note_order(tensor: torch.Tensor, name: str) -> None:
@@ -85,17 +86,20 @@ def note_order(tensor: torch.Tensor, name: str) -> None:
         return
     if address:
         places.addresses.add(address)
-        SHUFFLED_ADDRESSES.add(address)
+        SHUFFLED_ADDRESSES[address] = name
 
 
 def noted_order(tensor: torch.Tensor) -> str:
-    """Return the order that the memory of a tensor was given, "" for none."""
+    """Return the order that the memory of a tensor was given, "" for none.
+
+    The first rows of a shuffled operand, and its memory by DLPack, have its address.
+    """
     try:
-        places: Any = getattr(tensor.untyped_storage(), "_tunedgemm_shuffled", {})
+        storage: Any = tensor.untyped_storage()
+        name: str = getattr(storage, "_tunedgemm_shuffled", {}).get((tensor.storage_offset(), tensor.nbytes), "")
+        return name or ("" if storage.device.type == "meta" else SHUFFLED_ADDRESSES.get(tensor.data_ptr(), ""))
     except (NotImplementedError, RuntimeError):  # no memory
         return ""
-    name: str = places.get((tensor.storage_offset(), tensor.nbytes), "")
-    return name
 
 
 def memory_state(tensor: torch.Tensor) -> tuple[int, int] | None:
