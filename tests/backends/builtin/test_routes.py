@@ -149,6 +149,18 @@ def test_halves_of_fp16_lose_nothing(cpu):
     assert made("halves", attrs.evolve(square, m=1), cpu)(infinite, weight, torch.full((32, 1), 127, dtype=torch.uint8)).isposinf().all()
 
 
+def test_long_sums_of_int8_do_not_overflow(cpu):
+    """From 2^17 products of the least values on, `native` sums in float32."""
+    for op in ("a8w8", "batched_a8w8"):
+        shape = next(s for s in shapes_of(op) if s.dtype == "int8" and s.m and s.scale == "row" and not s.bias)
+        shape = attrs.evolve(shape, m=2, n=16, k=1 << 17, outdtype="fp32")
+        x, weight, *scales = op_named(op).make_inputs(shape, torch.device("cpu"), 0)
+        launcher = torch_backend.torch_launcher(shape, cpu)
+        assert isinstance(launcher, Launcher)
+        out = launcher.call(x.fill_(-128), weight.fill_(-128), *(scale.fill_(1) for scale in scales))
+        assert (out == 1 << 31).all()
+
+
 def test_few_rows_are_padded_for_int8(cpu):
     """The rows that a GPU's product is padded with do not show."""
     for shape in (s for op in ("a8w8", "a8w8_bpreshuffle") for s in shapes_of(op) if s.dtype == "int8" and 0 < s.m <= 16):
@@ -323,6 +335,7 @@ REFUSALS = (
     ("a8w8", {"dtype": "int8"}, "scaled_mm", "multiplies fp8, not int8"),
     ("a8w8", {"dtype": "fp8_e4m3fn"}, "int_mm", "multiplies int8, not fp8_e4m3fn"),
     ("a8w8", {"dtype": "int8", "m": 4}, "int_mm", r"needs more than 16 rows \(M=4\)"),
+    ("a8w8", {"dtype": "int8", "k": 1 << 17}, "int_mm", r"needs K below 131072"),
     ("a8w8", {"dtype": "int8", "n": 12}, "int_mm", r"needs N and K divisible by 8 \(N=12"),
     ("a8w8", {"dtype": "fp8_e4m3fn", "outdtype": "fp32"}, "scaled_mm_fast", "fp32"),
     ("a8w8_blockscale", {"n": 200}, "scaled_mm", r"needs N and K divisible by 16 \(N=200"),

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 INT_ROWS = 16
 #: Rows to pad to for it.
 PADDED_ROWS = 32
+#: Its sums have 32 bits: of this many products of -128 and more they overflow.
+INT_K = 1 << 17
 
 
 def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -106,6 +108,8 @@ def no_int(shape: Shape, device: Device) -> str:
     """Return why `torch._int_mm` cannot multiply the shape, whatever its number of rows; "" where it can."""
     if shape.dtype != "int8":
         return f"multiplies int8, not {shape.dtype}"
+    if shape.k >= INT_K:
+        return f"needs K below {INT_K}, as its sums have 32 bits (K={shape.k})"
     if device.kind != "cpu" and (shape.n % 8 or shape.k % 8):
         return f"needs N and K divisible by 8 (N={shape.n}, K={shape.k})"
     return ""
