@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.foreign import attempt, described, load
+from tunedgemm.foreign import attempt, described, entry_points, load
 
 
 class Mute(Exception):
@@ -104,3 +104,16 @@ def test_an_import_that_changes_nothing_is_silent(importable, caplog):
     with caplog.at_level(logging.INFO):
         assert load(EntryPoint("mine", "quiet_plugin:value", "group")) == (7, "")
     assert (torch.get_num_threads(), Path.cwd(), sys.stdout) == before and not caplog.records
+
+
+def test_a_broken_distribution_costs_itself(importable, caplog):
+    """Metadata that cannot be read hides no other distribution, and the warning names its folder."""
+    for name in ("sound", "broken"):
+        info = importable / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[tunedgemm.backends]\n{name} = {name}\n")
+    (importable / "broken-1.dist-info" / "METADATA").write_bytes(b"\xff")
+    names = [entry.name for entry in entry_points(group="tunedgemm.backends")]
+    assert "sound" in names and "broken" not in names
+    assert str(importable) in caplog.text

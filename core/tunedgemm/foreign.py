@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
 from collections.abc import Callable
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -51,3 +53,23 @@ def load(entry: EntryPoint) -> tuple[Any, str]:
         owner = entry.dist.name if entry.dist else entry.value
         _log.log(level, "%s of %s: importing it changed %s; undone", entry.name, owner, ", ".join(changed))
     return answer
+
+
+def entry_points(*, group: str) -> list[EntryPoint]:
+    """Return a group's entry points; leave out, with a warning, distributions with broken metadata."""
+    return [point for point in metadata.entry_points(group=group) if point.dist is None or _is_readable(point.dist)]
+
+
+def _is_readable(distribution: metadata.Distribution) -> bool:
+    try:
+        _ = distribution.name
+    except Exception as error:
+        place = getattr(distribution, "_path", "") or distribution.locate_file("")
+        _warn_once(f"{place}: left out: the metadata of this distribution cannot be read: {described(error)}")
+        return False
+    return True
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)

@@ -6,7 +6,7 @@ A broken plugin is skipped and its reason is kept; requested by name it is an er
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import attrs
@@ -26,7 +26,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
-from tunedgemm.foreign import attempt, described, load
+from tunedgemm.foreign import attempt, described, entry_points, load
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -23,7 +23,7 @@ import attrs
 from tunedgemm import __version__
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
-from tunedgemm.foreign import attempt, load
+from tunedgemm.foreign import attempt, entry_points, load
 from tunedgemm.printable import PrintableStream, printable_line
 
 GROUP = "tunedgemm.commands"

@@ -8,11 +8,10 @@ import logging
 import pkgutil
 import threading
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from tunedgemm.errors import UnknownOpError
-from tunedgemm.foreign import load
+from tunedgemm.foreign import entry_points, load
 from tunedgemm.ops.op import Op
 
 GROUP = "tunedgemm.ops"

@@ -14,11 +14,11 @@ import operator
 import sys
 import types
 from importlib.machinery import ModuleSpec
-from importlib.metadata import entry_points
 from typing import Any
 
 from tunedgemm.backends.registry import GROUP
 from tunedgemm.errors import UserError
+from tunedgemm.foreign import entry_points
 from tunedgemm.integrations.aiter.names import ALIASES, NAME, PLUGINS, SERVED
 from tunedgemm.integrations.aiter.unserved import reason
 
