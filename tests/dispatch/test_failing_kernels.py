@@ -57,6 +57,7 @@ class Kernels:
         self.failing: set[str] = set()
         self.raised = raised
         self.meeting: threading.Barrier | None = None
+        self.answer: Callable[[torch.Tensor], Any] = lambda out: out
         here = device_of(-1)
         rows = [
             Row(shape=SHAPE, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=solution, us=us)
@@ -74,7 +75,8 @@ class Kernels:
             if self.meeting is not None:
                 self.meeting.wait()
             raise self.raised()
-        return torch.nn.functional.linear(*operands)
+        out = torch.nn.functional.linear(*operands)
+        return self.answer(out) if solution == FIRST else out
 
     @property
     def chosen(self) -> Solution:
@@ -112,6 +114,24 @@ def test_each_key_of_a_failing_successor_is_served(kernels: Kernels) -> None:
             torch.testing.assert_close(kernels.gemm.dispatcher.call(x, WEIGHT).view(4, 16), EXPECTED)
 
     assert kernels.chosen == Solution("torch", "native")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda out: None, torch.Tensor.double, torch.Tensor.t, lambda out: out[:2], lambda out: out.to("meta"), lambda out: out.numpy()
+    ],
+    ids=["none", "dtype", "transposed", "rows", "device", "array"],
+)  # fmt: skip
+def test_an_output_that_is_not_the_ops_vetoes(
+    answer: Callable[[torch.Tensor], Any], kernels: Kernels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller gets the next solution's output, and the log names what was wrong."""
+    kernels.answer = answer
+    for _ in range(2):
+        torch.testing.assert_close(kernels.gemm.mm(X, WEIGHT), EXPECTED)
+    assert kernels.chosen == SECOND
+    assert "its output must be (4, 16) torch.float32 on cpu (got " in caplog.text
 
 
 def test_a_failure_during_a_reload_blames_no_successor(kernels: Kernels) -> None:

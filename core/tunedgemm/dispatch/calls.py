@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.gradients import needs_gradient
 from tunedgemm.dispatch.operands import in_memory
-from tunedgemm.errors import OperandError
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError, PluginError
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
@@ -125,6 +126,26 @@ def may_wait(operands: tuple[Any, ...]) -> bool:
     if not plain(operands) or needs_gradient(operands) or operands[0].is_meta or torch.compiler.is_compiling():
         return False
     return not (operands[0].is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def first_answer(op: Op, call: Call, shape: Shape, operands: tuple[Any, ...], otype: torch.dtype | None) -> torch.Tensor:
+    """Call a key's new launcher, and check what it returns; later calls are not checked.
+
+    Raises:
+        PluginError: it is not a tensor of the op's shape, dtype and device.
+    """
+    out, x = call(*operands), operands[0]
+    sizes = (*x.shape[:-1], shape.n)
+    if not _is_tensor(out, sizes, torch_dtype(shape.outdtype), x.device):
+        fake = op.fake(*operands, otype=otype)  # ops may have outputs of other sizes
+        if not _is_tensor(out, tuple(fake.shape), fake.dtype, fake.device):
+            got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else f"{out!r:.80}"
+            raise PluginError(f"its output must be {tuple(fake.shape)} {fake.dtype} on {fake.device} (got {got})")
+    return out
+
+
+def _is_tensor(out: Any, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    return isinstance(out, torch.Tensor) and out.shape == sizes and out.dtype == dtype and out.device == device
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -27,6 +27,7 @@ from tunedgemm.dispatch.calls import (
     blaming_torch,
     call_key,
     capture_check,
+    first_answer,
     is_captured,
     is_elsewhere,
     is_ready,
@@ -205,15 +206,14 @@ class Dispatcher:
             if is_elsewhere(device):
                 call = OnDevice(call, device.index)
             served = Served(call, shape, device.index, solution)
-            # Only a choice that holds for the next call of the key, too, is kept. Inside a level of
-            # forward mode there may be another.
+            # Kept if it holds for the key's next call, too: not in a level of forward mode.
             if key is not None and solution is not None and forward_ad._current_level < 0:
                 if len(self.launchers) >= MAX_LAUNCHERS:
                     self.cache.clear()
                     self._bound.clear()
                 self.cache.keep(key, served)
         try:
-            return call(*operands)
+            return call(*operands) if solution in (None, NATIVE) else first_answer(self.op, call, shape, operands, otype)
         except BaseException as error:  # a kernel of a plugin may raise anything
             return self.retry(error, served, key, operands, otype, **fields)
 
