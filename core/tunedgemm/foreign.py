@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing
 import os
@@ -12,6 +11,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from tunedgemm.interrupt import is_interrupt
+from tunedgemm.printable import warn_once
 from tunedgemm.switches import kept_switches
 
 _log = logging.getLogger("tunedgemm")
@@ -65,11 +65,6 @@ def _is_readable(distribution: metadata.Distribution) -> bool:
         _ = distribution.name
     except Exception as error:
         place = getattr(distribution, "_path", "") or distribution.locate_file("")
-        _warn_once(f"{place}: left out: the metadata of this distribution cannot be read: {described(error)}")
+        warn_once(f"{place}: left out: the metadata of this distribution cannot be read: {described(error)}")
         return False
     return True
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _log.warning("%s", text)

@@ -7,6 +7,7 @@ Imports nothing from the package.
 
 from __future__ import annotations
 
+import functools
 import logging
 import unicodedata
 from collections.abc import Iterable
@@ -85,6 +86,12 @@ def logger(name: str = "tunedgemm") -> logging.Logger:
     found = logging.getLogger(name)
     found.addFilter(_RECORDS)
     return found
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning the first time that this process has it."""
+    logger().warning("%s", text)
 
 
 logger()

@@ -32,7 +32,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as an
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no bytes in memory, and log each warning again."""
     monkeypatch.setattr(artifact_module, "_memory", {})
-    artifact_module._warn_once.cache_clear()
+    artifact_module.warn_once.cache_clear()
 
 
 @pytest.fixture

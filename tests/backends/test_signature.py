@@ -153,7 +153,7 @@ def test_shared_artifacts(
     sign: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shared kernel needs a signature under its name; one that this user built needs none."""
-    artifact_module._warn_once.cache_clear()
+    artifact_module.warn_once.cache_clear()
     name = hashlib.sha256(b"key").hexdigest()
     file = tmp_path / "shared" / name[:2] / name
     file.parent.mkdir(parents=True)

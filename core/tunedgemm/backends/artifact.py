@@ -9,9 +9,7 @@ Files and folders that others may change are not used: whoever writes a kernel a
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
@@ -23,8 +21,7 @@ from tunedgemm.backends.private import UntrustedError, make_private, read_privat
 from tunedgemm.backends.signature import SignatureError, check_signature
 from tunedgemm.errors import PluginError
 from tunedgemm.paths import expanded, user_folder
-
-_log = logging.getLogger("tunedgemm")
+from tunedgemm.printable import warn_once
 
 #: Environment variables of the two folders.
 PRIVATE, SHARED = "TUNEDGEMM_CACHE", "TUNEDGEMM_SHARED_CACHE"
@@ -133,9 +130,9 @@ def _stored(place: str) -> bytes | None:
     try:
         check_signature(file, content := read_trusted(file))
     except SignatureError as error:
-        _warn_once(f"{SHARED}: {error}")
+        warn_once(f"{SHARED}: {error}")
     except UntrustedError as error:
-        _warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
+        warn_once(f"{error}; {SHARED} must be a folder that only root or you may write")
     except OSError:
         pass
     else:
@@ -151,12 +148,7 @@ def _whole(content: bytes) -> bytes | None:
 def _warn(error: UntrustedError) -> None:
     """Log what in the private cache is not used, with the remedy."""
     remedy = f"set {PRIVATE} to a folder that only you may write, or read a cache of root through {SHARED}"
-    _warn_once(f"{error}; the cache is not used: empty it and mend owner and mode (`chmod go-w`), {remedy}")
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _log.warning("%s", text)
+    warn_once(f"{error}; the cache is not used: empty it and mend owner and mode (`chmod go-w`), {remedy}")
 
 
 def _sweep(folder: Path) -> None:
