@@ -118,7 +118,7 @@ def gate_word(value: Any, gfx: str = "") -> str:
 
 
 def call_options(
-    biases: tuple[torch.Tensor | None, torch.Tensor | None], act: str, quantised: bool, limit: float | None, **betas: float | None
+    biases: tuple[torch.Tensor | None, torch.Tensor | None], act: str, quantised: bool, swiglu_limit: float | None, **betas: float | None
 ) -> str:
     """Return the text of the options of a call.
 
@@ -126,12 +126,12 @@ def call_options(
         biases: bias1 and bias2.
         act: word of the activation; a bound that it does not use is dropped.
         quantised: whether the hidden states are.
-        limit: AITER's swiglu_limit, None where it is not given.
+        swiglu_limit: AITER's, None where it is not given.
         betas: beta and linear_beta, None where they are not given.
     """
     bounds: dict[str, float] = {}
     if act == "situv2":
         bounds = {name: float(value) for name, value in betas.items() if value is not None}
-    elif limit and not (act == "swiglu" and float(limit) == SWIGLU_LIMIT):
-        bounds = {"swiglu_limit": float(limit)}
+    elif swiglu_limit and not (act == "swiglu" and float(swiglu_limit) == SWIGLU_LIMIT):
+        bounds = {"swiglu_limit": float(swiglu_limit)}
     return str(Options(biases[0] is not None, biases[1] is not None, quantised, **bounds))

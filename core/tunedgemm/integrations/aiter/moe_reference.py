@@ -168,7 +168,7 @@ def _shape(activation: Any, gated: bool, bounds: dict[str, Any]) -> Shape:
     from tunedgemm.ops.moe_options import OPTIONS, call_options
 
     act = moe_words.act_word(activation)
-    options = call_options((None, None), act, False, bounds.pop("swiglu_limit"), **bounds) if bounds else ""
+    options = call_options((None, None), act, False, **bounds) if bounds else ""
     extra = {"act": act, "g1u1": gated, **({OPTIONS: options} if options else {})}
     return attrs.evolve(_ANY, extra=extra)  # type: ignore[arg-type]
 
