@@ -24,7 +24,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.untuned import read_untuned
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
 
@@ -53,6 +53,25 @@ def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     yield use
     monkeypatch.undo()
     tunedgemm.reload()
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
+    """Use default tables and a backend with kernels for every layout;
+    list M and layout of each call."""
+    calls: list[tuple[int, str]] = []
+
+    def call(solution, shape, *operands):
+        calls.append((shape.m, shape.layout))
+        return exact(solution, shape, *operands)
+
+    dispatcher = tunedgemm.tgemm.dispatcher
+    backend = fake_backend("turbo", heuristic="fake", call=call)
+    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",)), None))
+    dispatcher.reload()
+    yield calls
+    monkeypatch.undo()
+    dispatcher.reload()
 
 
 @pytest.fixture

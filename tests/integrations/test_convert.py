@@ -5,41 +5,19 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
 import tunedgemm
 from torch.fx.experimental.proxy_tensor import make_fx
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
-from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.convert import convert
 from tunedgemm.integrations.layers import TunedLinear
 from tunedgemm.ops.formats.quant import dequant_blocks, per_block_quant, pertoken_quant
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
-from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
-    """Use default tables and a backend with kernels for every layout;
-    list M and layout of each call."""
-    calls: list[tuple[int, str]] = []
-
-    def call(solution, shape, *operands):
-        calls.append((shape.m, shape.layout))
-        return exact(solution, shape, *operands)
-
-    dispatcher = tunedgemm.tgemm.dispatcher
-    backend = fake_backend("turbo", heuristic="fake", call=call)
-    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",)), None))
-    dispatcher.reload()
-    yield calls
-    monkeypatch.undo()
-    dispatcher.reload()
 
 
 class Model(torch.nn.Module):

@@ -15,41 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tunedgemm
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
-from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.convert import Converted, convert
 from tunedgemm.ops.formats import twofold
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, unshuffle_weight
 from tunedgemm.ops.formats.twofold import TwofoldWeight
-from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 
 BF16, SIDE = torch.bfloat16, 64
 MANY = PRESHUFFLE_M_THRESHOLD
 Layer = torch.nn.Linear
-
-
-@pytest.fixture
-def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Use default tables and a backend with kernels for every layout; list the layout of each call."""
-    calls: list[str] = []
-
-    def call(solution, shape, *operands):
-        calls.append(shape.layout)
-        return exact(solution, shape, *operands)
-
-    dispatcher = tunedgemm.tgemm.dispatcher
-    backend = fake_backend("turbo", heuristic="fake", call=call)
-    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",)), None))
-    dispatcher.reload()
-    yield calls
-    monkeypatch.undo()
-    dispatcher.reload()
 
 
 def drawn(seed: int) -> torch.Tensor:
@@ -70,14 +49,14 @@ def x_of(m: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(m, SIDE, generator=torch.Generator().manual_seed(m)).to(dtype)
 
 
-def check(layer: Layer, met: list[str], layout: str = "aiter16x16") -> None:
+def check(layer: Layer, met: list[tuple[int, str]], layout: str = "aiter16x16") -> None:
     """Few and many rows get the product of the present weight; many by this layout."""
     for m in (1, MANY):
         met.clear()
         x = x_of(m, layer.weight.dtype)
         with torch.no_grad():
             torch.testing.assert_close(layer(x), torch._C._nn.linear(x, layer.weight), rtol=0.02, atol=0.05)
-    assert met == [layout]
+    assert [used for _, used in met] == [layout]
 
 
 def test_the_copy_follows_the_weight(met, change: Any) -> None:

@@ -67,44 +67,36 @@ def functions_of_plain_weights():
             yield pytest.param(op, shape, id=name)
 
 
+def mark(weight: torch.nn.Parameter) -> None:
+    """Set AITER's mark of a shuffled weight."""
+    weight.is_shuffled = True  # type: ignore[attr-defined]
+
+
+def lose_type(weight: torch.nn.Parameter) -> None:
+    """Shuffle a parameter's memory, which keeps the parameter's type."""
+    weight.data = as_shuffled(weight.data, (16, 16))
+
+
+@pytest.mark.parametrize(("change", "message"), [(mark, "is_shuffled"), (lose_type, "lost the type")])
 @pytest.mark.parametrize(("op", "shape"), functions_of_plain_weights())
-def test_a_mark_is_seen_after_a_plain_weight_was_served(op, shape):
-    """Functions and `call` refuse a marked weight although a plain one of its shape has a launcher."""
+def test_a_shuffled_weight_is_seen_after_a_plain_one_was_served(op, shape, change, message):
+    """Functions and `call` refuse a weight whose mark or memory says shuffled, although a plain one
+    of its shape has a launcher."""
     dispatcher = Dispatcher(op)
     hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
     operands = op.make_inputs(shape, torch.device("cpu"), 0)
     fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
     absent = [None] * (len(op.operands) - len(operands))
     for weight in op.matrices:
-        marked = list(operands)
-        marked[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
-        dispatcher.call(*marked, otype=otype, **fields)
-        hot(*marked, *absent, *fields.values(), otype)
-        marked[weight].is_shuffled = True
-        with pytest.raises(OperandError, match="is_shuffled"):
-            dispatcher.call(*marked, otype=otype, **fields)
-        with pytest.raises(OperandError, match="is_shuffled"):
-            hot(*marked, *absent, *fields.values(), otype)
-
-
-@pytest.mark.parametrize(("op", "shape"), functions_of_plain_weights())
-def test_a_lost_type_is_seen_after_a_plain_weight_was_served(op, shape):
-    """``parameter.data = shuffled`` is refused although a plain weight of its shape has a launcher."""
-    dispatcher = Dispatcher(op)
-    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
-    absent = [None] * (len(op.operands) - len(operands))
-    for weight in op.matrices:
-        lost = list(operands)
-        lost[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
-        dispatcher.call(*lost, otype=otype, **fields)
-        hot(*lost, *absent, *fields.values(), otype)
-        lost[weight].data = as_shuffled(lost[weight].data, (16, 16))
-        with pytest.raises(OperandError, match="lost the type"):
-            dispatcher.call(*lost, otype=otype, **fields)
-        with pytest.raises(OperandError, match="lost the type"):
-            hot(*lost, *absent, *fields.values(), otype)
+        changed = list(operands)
+        changed[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
+        dispatcher.call(*changed, otype=otype, **fields)
+        hot(*changed, *absent, *fields.values(), otype)
+        change(changed[weight])
+        with pytest.raises(OperandError, match=message):
+            dispatcher.call(*changed, otype=otype, **fields)
+        with pytest.raises(OperandError, match=message):
+            hot(*changed, *absent, *fields.values(), otype)
 
 
 def test_addresses_of_shuffled_weights_end_with_them():
