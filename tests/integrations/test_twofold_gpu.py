@@ -169,6 +169,7 @@ def test_streams_of_other_threads_wait_for_the_copy(layout: str) -> None:
         start = threading.Barrier(4)
 
         def call(wanted: torch.Tensor = wanted, start: threading.Barrier = start) -> None:
+            torch.cuda.set_device(0)  # cuBLAS warns in a thread without a context
             stream = torch.cuda.Stream()
             start.wait()
             with torch.cuda.stream(stream), torch.inference_mode():
