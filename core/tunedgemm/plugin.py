@@ -13,6 +13,7 @@ from tunedgemm.backends.command import Command
 from tunedgemm.backends.hookspecs import CONTRACT, hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
+from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, TunedGemmError, UserError
 from tunedgemm.ops.op import Columns, Op, Tolerance
@@ -29,6 +30,7 @@ __all__ = [
     "Op",
     "Option",
     "OutOfResources",
+    "Platform",
     "PluginError",
     "Shape",
     "Solution",

@@ -14,6 +14,7 @@ import pluggy
 from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.hookspecs import CONTRACT
 from tunedgemm.backends.option import Option
+from tunedgemm.backends.platforms import Platform
 from tunedgemm.cell import RULE, is_kept
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
@@ -87,6 +88,18 @@ def stated_options(libtype: str, stated: object) -> tuple[Option, ...]:
     if twice := {option.flag for option in options if sum(other.flag == option.flag for other in options) > 1}:
         raise PluginError(f"libtype {libtype!r}: OPTIONS state {', '.join(sorted(twice))} more than once")
     return options
+
+
+def stated_platforms(libtype: str, stated: object, covered: tuple[str, ...]) -> tuple[Platform, ...]:
+    """Validate the plugin's ``PLATFORMS``: together they name each of the *covered* ops and no others."""
+    platforms = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
+    for platform in platforms:
+        if not isinstance(platform, Platform):
+            raise PluginError(f"libtype {libtype!r}: PLATFORMS must be values of tunedgemm.plugin.Platform (got {platform!r})")
+    named = {op for platform in platforms for op in platform.ops or covered}
+    if platforms and (wrong := sorted(named ^ set(covered))):
+        raise PluginError(f"libtype {libtype!r}: PLATFORMS and OPS must name the same ops (differ in {', '.join(wrong)})")
+    return platforms
 
 
 def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,11 @@ from tunedgemm.backends.contract import (
     guarded_version,
     stated_names,
     stated_options,
+    stated_platforms,
 )
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
+from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.foreign import attempt, described, entry_points, load
@@ -59,6 +61,7 @@ class Backend:
     source_of: Callable[[Solution, Shape, Device], str] = hookspecs.source_of
     options: tuple[Option, ...] = ()
     scale_orders: tuple[str, ...] = ()
+    platforms: tuple[Platform, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
         """Return True, or the reason for a refusal, which may be the hook's exception.
@@ -296,6 +299,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         source_of=about_kernels(libtype, plugin, "source_of"),
         options=stated_options(libtype, getattr(plugin, "OPTIONS", ())),
         scale_orders=stated_names(libtype, plugin, "SCALE_ORDERS"),
+        platforms=stated_platforms(libtype, getattr(plugin, "PLATFORMS", ()), covered),
     )
 
 

@@ -60,12 +60,17 @@ class ListingChecks(ConformanceCases):
             assert not set(version) & set("\r\n"), f"library_version({device}) has more than one line: {version!r}"
 
     def test_supports_is_pure_quick_and_gives_reasons(self, op_name: str) -> None:
-        """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device."""
+        """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device.
+
+        It refuses architectures that PLATFORMS, where the backend has some, do not name.
+        """
         supports, faults = self.backend().hooks["supports"], list[str]()
         for shape, device in self._shapes_and_devices(op_name):
             call, first = f"supports({shape}, {device})", supports(shape, device)
             if first is not True and not (isinstance(first, Unsupported) and first.reason.strip()):
                 faults.append(f"{call} returned {first!r}, not True or a reason")
+            if first is True and not self._is_declared(shape, device):
+                faults.append(f"{call} returned True, but no platform of PLATFORMS serves {shape.op} on {device.gfx}")
             seconds = []
             for _ in range(5):
                 start = time.perf_counter()
@@ -77,6 +82,11 @@ class ListingChecks(ConformanceCases):
             if min(seconds) >= SUPPORTS_SECONDS:
                 faults.append(f"{call} takes {min(seconds) * 1e3:.2f} ms")
         require_none(faults)
+
+    def _is_declared(self, shape: Shape, device: Device) -> bool:
+        """Tell whether PLATFORMS allow the shape on a described device; a present one may be emulated."""
+        platforms = self.backend().platforms
+        return not platforms or device not in DEVICES or any(platform.serves(shape.op, device) for platform in platforms)
 
     def test_solutions_are_unique_and_stable(self, op_name: str) -> None:
         """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""

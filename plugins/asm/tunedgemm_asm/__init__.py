@@ -47,6 +47,7 @@ class Asm:
 
     CONTRACT = 1
     OPS = tuple(dict.fromkeys((*limits.OPS, *ptx_limits.OPS)))
+    PLATFORMS = (*ptx_limits.PLATFORMS, *limits.PLATFORMS)
     SCALE_ORDERS = ("m_major", "m_major_padded", "aiter32x8")
 
     def library_version(self, device: Device) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Platform, Shape, Unsupported
 from tunedgemm.tools import dtype_bits, scale_order
 
 from tunedgemm_asm.abi import ABIS, FP8
@@ -73,6 +73,10 @@ RULES = {
     "tunedgemm-bf16": Rules("none", 4, 16, 16, "semaphore", "aligned", ordered=True, numbered=True, wide=True),
 }
 OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
+#: gfx942 has no instructions for mxfp4.
+_OF_GFX942 = tuple(op for op in OPS if op != "a4w4_blockscale")
+_NEEDS = ("AITER or other packs of code objects; for a16w16 also `tunedgemm asm build`",)
+PLATFORMS = (Platform(("gfx950",), needs=_NEEDS, ops=OPS), Platform(("gfx942",), needs=_NEEDS, ops=_OF_GFX942))
 
 
 def ceil_div(size: int, step: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, Platform, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_ck import cutlass as cutlass_family
 from tunedgemm_ck import launch, limits, names, space, tile, toolchain, xdl
@@ -39,6 +39,11 @@ class TemplateBackend:
     def OPS(self) -> tuple[str, ...]:
         """Return the names of the ops it covers."""
         return self.family.ops
+
+    @property
+    def PLATFORMS(self) -> tuple[Platform, ...]:
+        """Return the architectures it serves."""
+        return self.family.platforms
 
     def library_version(self, device: Device) -> str:
         """Return the library's version and the templates' revision; without a toolchain only the

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Platform, Shape
 
 from tunedgemm_ck.problem import Problem
 
@@ -19,6 +19,8 @@ class Instance(Protocol):
         """Return the CSV column ``kernelName``."""
 
 
+#: What the families of Composable Kernel need installed.
+AMD_NEEDS = ("Composable Kernel's headers, which ROCm has", "amdclang++ or hipcc of ROCm, until compiled")
 #: An instance and a solution's splitK.
 Candidate = tuple[Instance, int]
 
@@ -48,6 +50,7 @@ class Family:
             changed at a time, for `refine`.
         deterministic: (instance, splitK) to whether the output repeats its bits.
         revision: part of the library version; raised when a template changes.
+        platforms: its architectures, and what each needs installed.
     """
 
     libtype: str
@@ -62,3 +65,4 @@ class Family:
     enumerate_neighbours: Callable[[Instance, int, Shape, Device], Iterable[Candidate]]
     deterministic: Callable[[Instance, int], bool]
     revision: int
+    platforms: tuple[Platform, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, Platform, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_hipblaslt import heuristic, limits
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
@@ -42,6 +42,11 @@ class LtBackend:
     def OPS(self) -> tuple[str, ...]:
         """Ops that this library covers."""
         return limits.supported_ops(self.abi)
+
+    @property
+    def PLATFORMS(self) -> tuple[Platform, ...]:
+        """Architectures that this library serves."""
+        return limits.platforms(self.abi)
 
     def library_version(self, device: Device) -> str:
         """Return ``cublaslt 130100`` or ``hipblaslt 100200 a1b2c3d4``; "" for absent devices."""

@@ -8,7 +8,7 @@ stored [K, M]. fp8 products exist in this form alone.
 from __future__ import annotations
 
 import attrs
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Platform, Shape
 from tunedgemm.tools import dtype_bits
 
 from tunedgemm_hipblaslt.abi import Abi
@@ -130,6 +130,15 @@ def is_quantised(dtype: str) -> bool:
 def supported_ops(abi: Abi) -> tuple[str, ...]:
     """Return the ops that a library covers, in part or whole."""
     return _OPS + _OWN_OPS[abi.prefix]
+
+
+def platforms(abi: Abi) -> tuple[Platform, ...]:
+    """Return the architectures that a library serves; each has its own kernels for `_OPS`."""
+    if abi.kind == "amd":
+        needs = ("hipBLASLt of ROCm, which torch has",)
+        return Platform(_SHUFFLED, needs=needs), Platform(("amd",), needs=needs, ops=_OPS)
+    needs = ("cuBLASLt, which torch has; CUDA 12.9 for row and block scales",)
+    return Platform(_SCALED, needs=needs, ran=("H200",)), Platform(("nvidia",), needs=needs, ops=_OPS)
 
 
 def unsupported(shape: Shape, device: Device, abi: Abi) -> str | None:

@@ -31,6 +31,7 @@ class Skinny:
 
     CONTRACT = 1
     OPS = tuple(limits.OPS)
+    PLATFORMS = limits.PLATFORMS
     SCALE_ORDERS = ("m_major", "m_major_padded")
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002

@@ -6,7 +6,7 @@ import functools
 import re
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Platform, Shape, Unsupported
 from tunedgemm.tools import dtype_bits
 
 
@@ -89,6 +89,15 @@ OPS = {
     "batched_bf16": (_FLOATS, ("none",)),
     "batched_a8w8": (_BYTES, ("row",)),
 }
+_NEEDS = {"nvidia": ("NVRTC, which torch has",), "amd": ("HIPRTC of ROCm, which torch has",)}
+_WITHOUT_FP8 = tuple(op for op, (dtypes, _) in OPS.items() if dtypes != _FP8)
+PLATFORMS = (
+    Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",)),
+    Platform(("sm_89", "sm_100", "sm_120"), needs=_NEEDS["nvidia"]),
+    Platform(("sm_80", "sm_86"), needs=_NEEDS["nvidia"], ops=_WITHOUT_FP8),
+    Platform(("gfx942", "gfx950"), needs=_NEEDS["amd"]),
+    Platform(("gfx90a",), needs=_NEEDS["amd"], ops=_WITHOUT_FP8),
+)
 #: Ops whose weight is mxfp4, whatever x is.
 _FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
 #: AITER's weight orders: rows whose pieces of 16 bytes are adjacent, and bytes along K of one unit.

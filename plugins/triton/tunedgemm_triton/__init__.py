@@ -17,6 +17,7 @@ from tunedgemm_triton.jsonfiles.dialect import OURS
 
 CONTRACT = 1
 OPS = tuple(FAMILIES)
+PLATFORMS = families.PLATFORMS
 OPTIONS = (json_space.OPTION,)
 SCALE_ORDERS = ("m_major", "m_major_padded")
 

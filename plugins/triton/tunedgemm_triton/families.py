@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Solution, Unsupported
+from tunedgemm.plugin import Device, Platform, Shape, Solution, Unsupported
 
 from tunedgemm_triton import limits, names, plan, resources, space
 from tunedgemm_triton.moe import names as moe_names
@@ -63,6 +63,14 @@ MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 
 #: Op -> its family.
 FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
+_WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
+PLATFORMS = (
+    Platform(("sm_90",), ran=("H200",)),
+    Platform(("sm_89", "sm_100", "sm_120", "gfx942", "gfx950")),
+    Platform(("sm_80", "sm_86", "gfx90a"), ops=_WITHOUT_FP8),
+    Platform(("gfx1201",), ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
+    Platform(("gfx1100",), ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
+)
 
 
 def family_of(op: str) -> OpFamily:

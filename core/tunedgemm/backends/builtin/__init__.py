@@ -14,6 +14,7 @@ from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, fmoe, 
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
@@ -39,6 +40,7 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 OPS = tuple(_FAMILIES)
+PLATFORMS = (Platform(("nvidia",), ran=("H200",)), Platform(("amd",)), Platform(("cpu",), ran=("x86-64",)))
 SCALE_ORDERS = (M_MAJOR, M_MAJOR_PADDED, *E8M0_ORDERS)
 
 

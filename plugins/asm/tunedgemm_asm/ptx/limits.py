@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Platform, Shape, Unsupported
 from tunedgemm.tools import scale_strides
 
 from tunedgemm_asm.limits import ceil_div
@@ -118,6 +118,7 @@ OPS = {
     "a8w8_blockscale": (("fp8_e4m3fn",), ("block",), ("row",)),
     "a8w8_blockscale_bpreshuffle": (("fp8_e4m3fn",), ("block",), (COLUMNS,)),
 }
+PLATFORMS = (Platform((GFX,), ran=("H200",), ops=tuple(OPS)),)
 
 _OUTPUTS = ("bf16", "fp16", "fp32")
 

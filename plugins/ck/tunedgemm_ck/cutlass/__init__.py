@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Platform, Shape
 
 from tunedgemm_ck.cutlass import limits, names, space
 from tunedgemm_ck.cutlass.moe import limits as moe_limits
@@ -48,6 +48,7 @@ def _deterministic(instance: Instance, split: int) -> bool:
     return True
 
 
+_NEEDS = ("nvidia-cutlass (headers)", "nvcc of CUDA 12.0 or newer, until compiled")
 FAMILY = Family(
     libtype="cutlass",
     kind="nvidia",
@@ -61,4 +62,8 @@ FAMILY = Family(
     enumerate_neighbours=_enumerate_neighbours,
     deterministic=_deterministic,
     revision=names.REVISION,
+    platforms=(
+        Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
+        Platform(("sm_80", "sm_86", "sm_89"), needs=_NEEDS, ops=tuple(op for op in limits.OPS if op != "a8w8_blockscale")),
+    ),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tunedgemm_ck.family import Family, Instance
+from tunedgemm.plugin import Platform
+
+from tunedgemm_ck.family import AMD_NEEDS, Family, Instance
 from tunedgemm_ck.tile.limits import unfit
 from tunedgemm_ck.tile.names import PREFIXES, parse_name
 from tunedgemm_ck.tile.space import enumerate_instances, enumerate_neighbours, unserved
@@ -28,4 +30,5 @@ FAMILY = Family(
     enumerate_neighbours=enumerate_neighbours,  # type: ignore[arg-type]
     deterministic=_deterministic,
     revision=1,
+    platforms=(Platform(("gfx942", "gfx950"), needs=AMD_NEEDS),),
 )

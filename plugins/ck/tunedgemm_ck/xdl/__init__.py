@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Platform, Shape
 
-from tunedgemm_ck.family import Candidate, Family, Instance
+from tunedgemm_ck.family import AMD_NEEDS, Candidate, Family, Instance
 from tunedgemm_ck.names import parse_stages
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.xdl import limits, names, space, template
@@ -69,4 +69,9 @@ FAMILY = Family(
     enumerate_neighbours=_enumerate_neighbours,
     deterministic=_deterministic,
     revision=1,
+    platforms=(
+        Platform(("gfx950",), needs=AMD_NEEDS),
+        Platform(("gfx942",), needs=AMD_NEEDS, ops=tuple(op for op in (*FORMS, _MOE) if op != "a4w4_blockscale")),
+        Platform(("gfx90a",), needs=AMD_NEEDS, ops=("a16w16", "a8w8", "batched_bf16", "batched_a8w8")),
+    ),
 )

@@ -1,0 +1,55 @@
+"""Platform: the architectures that a backend serves, what each needs installed, and where it ran."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+
+from tunedgemm.device import Device
+from tunedgemm.errors import PluginError
+
+#: A kind stands for all of its architectures.
+_KINDS = ("nvidia", "amd", "cpu")
+_ARCHITECTURE = re.compile(r"sm_\d+|gfx[0-9a-f]+")
+
+
+def _texts(platform: Platform, field: attrs.Attribute[Any], texts: tuple[str, ...]) -> None:
+    lines = isinstance(texts, tuple) and all(isinstance(text, str) and text.isprintable() and text == text.strip() != "" for text in texts)
+    if not lines or len(set(texts)) < len(texts):
+        remedy = f"write ({texts!r},)" if isinstance(texts, str) else "write a tuple of different lines"
+        raise PluginError(f"platform of {platform.devices!r}: {field.name} must be a tuple of texts (got {texts!r}); {remedy}")
+
+
+def _devices(_: Platform, __: attrs.Attribute[Any], devices: tuple[str, ...]) -> None:
+    named = isinstance(devices, tuple) and all(isinstance(name, str) for name in devices)
+    if not named or not devices or not all(name in _KINDS or _ARCHITECTURE.fullmatch(name) for name in devices):
+        raise PluginError(f"platform: devices must be a tuple of architectures, such as ('sm_90', 'gfx942'), or {_KINDS} (got {devices!r})")
+
+
+@attrs.frozen
+class Platform:
+    """Architectures that a backend serves, and what must be installed for them.
+
+    Raises:
+        PluginError: a field is not as described here.
+
+    Attributes:
+        devices: architectures, such as ``sm_90`` and ``gfx942``; ``nvidia``, ``amd`` and ``cpu``
+            stand for all of a kind.
+        needs: what must be installed apart from the backend's distribution and its dependencies,
+            a text each, such as ``deep_gemm 2.1 to 2.3, or vLLM 0.20 to 0.33``.
+        ran: the hardware on which these kernels ran and their outputs were checked, such as
+            ``H200``; empty where they never ran.
+        ops: the ops served there; empty for all of ``OPS``.
+    """
+
+    devices: tuple[str, ...] = attrs.field(validator=_devices)
+    needs: tuple[str, ...] = attrs.field(default=(), validator=_texts)
+    ran: tuple[str, ...] = attrs.field(default=(), validator=_texts)
+    ops: tuple[str, ...] = attrs.field(default=(), validator=_texts)
+
+    def serves(self, op: str, device: Device) -> bool:
+        """Tell whether the platform names the op and the device's architecture or kind."""
+        return (op in self.ops or not self.ops) and (device.gfx in self.devices or device.kind in self.devices)

@@ -1,0 +1,95 @@
+"""platforms: a plugin states the architectures it serves, and the suite finds others it accepts."""
+
+import attrs
+import pytest
+from tunedgemm.backends.platforms import Platform
+from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.device import Device
+from tunedgemm.errors import PluginError
+from tunedgemm.libtypes import BUILTIN
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Unsupported
+from tunedgemm.testing.conformance import BackendConformance
+from tunedgemm.testing.fakes import FakePlugin
+from tunedgemm.testing.shapes import DEVICES
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"devices": "sm_90"},
+        {"devices": ()},
+        {"devices": ("H200",)},
+        {"devices": ("sm_90", 7)},
+        {"devices": ("sm_90",), "needs": "nvcc"},
+        {"devices": ("sm_90",), "needs": ("two\nlines",)},
+        {"devices": ("sm_90",), "ran": ("H200", "H200")},
+        {"devices": ("sm_90",), "ran": (" ",)},
+        {"devices": ("sm_90",), "ops": ("a16w16", None)},
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_an_error(fields):
+    """Each field is a tuple of texts of one line; devices are architectures or kinds."""
+    with pytest.raises(PluginError, match=r"must be a tuple of .*\(got "):
+        Platform(**fields)
+
+
+def test_an_architecture_or_its_kind_is_served():
+    """A kind stands for all of its architectures; ops limit a platform."""
+    platform = Platform(("sm_90", "amd"), ops=("a16w16",))
+    assert platform.serves("a16w16", Device("sm_90", 132)) and platform.serves("a16w16", Device("gfx1201", 64))
+    assert not platform.serves("a8w8", Device("sm_90", 132)) and not platform.serves("a16w16", Device("sm_80", 108))
+    assert Platform(("cpu",)).serves("a8w8", Device("cpu-avx2", 8))
+
+
+@pytest.mark.parametrize(
+    ("stated", "fault"),
+    [
+        (7, "PLATFORMS must be values of tunedgemm.plugin.Platform (got 7)"),
+        (("sm_90",), "PLATFORMS must be values of tunedgemm.plugin.Platform (got 'sm_90')"),
+        ((Platform(("sm_90",), ops=("a8w8", "fmoe")),), "PLATFORMS and OPS must name the same ops (differ in a16w16, fmoe)"),
+    ],
+)
+def test_wrong_platforms_keep_a_plugin_from_loading(stated, fault):
+    """They are values of Platform, and name each op of OPS and no others."""
+    plugin = FakePlugin("mine", ops=("a16w16", "a8w8"))
+    plugin.PLATFORMS = stated
+    with pytest.raises(PluginError) as caught:
+        make_backend("mine", plugin)
+    assert str(caught.value) == f"libtype 'mine': {fault}"
+
+
+def test_a_backend_has_its_platforms():
+    """They are optional: a plugin without any loads, with none."""
+    plugin = FakePlugin("mine")
+    assert make_backend("mine", plugin).platforms == ()
+    plugin.PLATFORMS = [Platform(("sm_90",))]
+    assert make_backend("mine", plugin).platforms == (Platform(("sm_90",)),)
+
+
+def test_the_suite_finds_an_architecture_that_is_not_named(monkeypatch):
+    """`supports` must refuse the described devices that no platform names, of each op apart."""
+    plugin = FakePlugin("mine", ops=("a16w16", "a8w8"))
+    plugin.PLATFORMS = (Platform(("cpu", "sm_90")), Platform(("amd",), ops=("a8w8",)))
+    backend = make_backend("mine", plugin)
+
+    class Planted(BackendConformance):
+        libtype, shapes, device = "mine", (Shape("a16w16", 4, 32, 64), Shape("a8w8", 4, 32, 64)), DEVICES[-1]
+
+    monkeypatch.setattr(Planted, "backend", classmethod(lambda cls: backend))
+    with pytest.raises(AssertionError) as caught:
+        Planted().test_supports_is_pure_quick_and_gives_reasons("a16w16")
+    found = [line for line in str(caught.value).splitlines() if "returned True, but no platform of PLATFORMS serves a16w16" in line]
+    assert [line.rsplit(" ", 1)[1] for line in found] == ["gfx942", "gfx950"]
+    Planted().test_supports_is_pure_quick_and_gives_reasons("a8w8")
+    refusing = {**backend.hooks, "supports": lambda shape, device: device.gfx == "sm_90" or Unsupported("H200 only")}
+    backend = attrs.evolve(backend, hooks=refusing)
+    Planted().test_supports_is_pure_quick_and_gives_reasons("a16w16")
+
+
+def test_the_built_in_backend_serves_every_device():
+    """Its platforms name each kind of device, with each op and nothing to install."""
+    backend = Registry().get(BUILTIN)
+    assert {device for platform in backend.platforms for device in platform.devices} == {"nvidia", "amd", "cpu"}
+    assert not any(platform.needs or platform.ops for platform in backend.platforms)
