@@ -22,6 +22,7 @@ from tunedgemm.backends.driver import (
     mapped_files,
 )
 from tunedgemm.backends.launcher import on_device
+from tunedgemm.backends.loadable import load_fault
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
 from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
 from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
@@ -93,6 +94,7 @@ __all__ = [
     "first_usable",
     "home_folder",
     "launch_of",
+    "load_fault",
     "load_function",
     "loaded_driver",
     "make_private",

@@ -1,0 +1,180 @@
+"""loadable: whatever a library does on load costs a child process, and the answer is remembered."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tunedgemm.backends import loadable
+from tunedgemm.tools import load_fault
+
+DLOPEN = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
+SOURCES = {
+    "sound": "int answer(void) { return 42; }",
+    "other_abi": "extern int _ZN3c1021symbol_of_another_torchEv(void); int answer(void) { return _ZN3c1021symbol_of_another_torchEv(); }",
+    "aborts": '__attribute__((constructor)) void load(void) { fputs("bad driver\\n", stderr); abort(); }',
+    "exits": "__attribute__((constructor)) void load(void) { exit(0); }",
+}
+FAULTS = {
+    "sound": "",
+    "other_abi": "OSError: {file}: undefined symbol: _ZN3c1021symbol_of_another_torchEv",
+    "aborts": "loading it ends the process by SIGABRT: bad driver",
+    "exits": "loading it ends the process with status 0",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """Start each test with an empty memory, as a new process does; its cache is empty, too."""
+    monkeypatch.setattr(loadable, "_known", {})
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """Count the children that are started."""
+    started, real = [], loadable._fault_in_child
+    monkeypatch.setattr(loadable, "_fault_in_child", lambda *asked: started.append(asked) or real(*asked))
+    return started
+
+
+def library(folder: Path, name: str) -> Path:
+    """Compile one of the libraries above, with its symbols unresolved."""
+    file = folder / f"lib{name}.so"
+    command = [shutil.which("cc") or "", "-shared", "-fPIC", "-xc", "-", "-o", file, "-Wl,-z,undefs"]
+    subprocess.run(command, input=f"#include <stdio.h>\n#include <stdlib.h>\n{SOURCES[name]}", text=True, check=True)
+    return file
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_shared_object_is_loaded_in_a_child(tmp_path, name):
+    """A missing symbol is a reason, and so is the signal or the status that ends the process."""
+    file = library(tmp_path, name)
+    assert load_fault(DLOPEN, file) == FAULTS[name].format(file=file)
+
+
+def test_a_file_that_is_no_library(tmp_path, children):
+    """A damaged file is a reason; a missing one too, without a child."""
+    damaged = tmp_path / "libdamaged.so"
+    assert load_fault(DLOPEN, damaged) == f"{damaged}: No such file or directory"
+    assert not children
+    damaged.write_text("half of a download")
+    assert load_fault(DLOPEN, damaged).startswith("OSError: ") and str(damaged) in load_fault(DLOPEN, damaged)
+
+
+def test_a_load_that_hangs_is_killed(tmp_path):
+    """The child is killed at its timeout, with the processes that it started."""
+    pids = tmp_path / "pids"
+    code = (
+        "import os, subprocess, sys, time\nhelper = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{helper.pid}}')\ntime.sleep(600)"
+    )
+    start = time.monotonic()
+    assert load_fault(code, timeout=1.0) == "it does not load within 1 s"
+    assert time.monotonic() - start < 30
+    own, helper = map(int, pids.read_text().split())
+    assert not Path(f"/proc/{own}").exists()
+    stat = Path(f"/proc/{helper}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"  # no parent may reap it
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("import a_library_that_is_absent", "ModuleNotFoundError: No module named 'a_library_that_is_absent'"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("raise ValueError('of\\ntwo lines')", "ValueError: of two lines"),
+        ("import os; os.kill(os.getpid(), 11)", "loading it ends the process by SIGSEGV"),
+        ("import os; os._exit(3)", "loading it ends the process with status 3"),
+        ("import warnings, sys; warnings.warn('old'); print('a line', file=sys.stderr)", ""),
+    ],
+)
+def test_python_code_that_loads_a_library(code, fault):
+    """An exception is a reason, exits included; a warning is none."""
+    assert load_fault(code) == fault
+
+
+def test_the_child_has_the_search_path_of_this_process(importable, monkeypatch, tmp_path):
+    """It finds what this process finds, and not the modules of its working folder."""
+    (importable / "a_wheel.py").write_text("import sys\nassert sys.argv[1:] == []\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a_stray_file.py").write_text("")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv("PYTHONPATH")
+    assert load_fault("import a_wheel") == ""
+    assert load_fault("import a_stray_file") == "ModuleNotFoundError: No module named 'a_stray_file'"
+
+
+class TestMemory:
+    """One child answers all processes, until something changes."""
+
+    CODE = "import sys; assert open(sys.argv[1]).read() == 'sound', 'damaged'"
+
+    @pytest.fixture
+    def ask(self, tmp_path, monkeypatch):
+        file = tmp_path / "library"
+        file.write_text("sound")
+
+        def asked() -> str:
+            monkeypatch.setattr(loadable, "_known", {})  # as in another process
+            return load_fault(self.CODE, file)
+
+        return asked
+
+    def test_an_answer_is_kept_between_processes(self, ask, children):
+        """Neither this process nor the next starts a second child."""
+        assert [ask(), ask(), ask()] == ["", "", ""]
+        assert len(children) == 1
+
+    def test_a_changed_file_is_tried_again(self, ask, children, tmp_path):
+        """Another time or size of the file is another question, also within a process."""
+        file = tmp_path / "library"
+        ask()
+        file.write_text("damage")
+        assert load_fault(self.CODE, file) == ask() == "AssertionError: damaged"
+        file.write_text("sound")
+        os.utime(file, (1, 1))
+        assert ask() == ""
+        assert len(children) == 3
+
+    def test_another_torch_or_search_path_is_another_question(self, ask, children, monkeypatch):
+        """The answer belongs to torch's version and to the dynamic linker's path."""
+        ask()
+        monkeypatch.setattr(loadable, "_torch_version", lambda: "9.9")
+        ask()
+        monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/other")
+        ask()
+        assert len(children) == 3
+
+    def test_a_failure_counts_for_an_hour(self, ask, children, tmp_path, monkeypatch):
+        """What the library lacked may be installed since; a success stays."""
+        (tmp_path / "library").write_text("damage")
+        assert ask() == ask() == "AssertionError: damaged"
+        assert len(children) == 1
+        later = time.time() + 3700
+        monkeypatch.setattr(loadable.time, "time", lambda: later)
+        ask()
+        assert len(children) == 2
+        (tmp_path / "library").write_text("sound")
+        ask()
+        monkeypatch.setattr(loadable.time, "time", lambda: later * 2)
+        assert ask() == "" and len(children) == 3
+
+    def test_a_cache_that_cannot_be_used_costs_a_child_each_time(self, ask, children, monkeypatch, tmp_path):
+        """Damaged entries are ignored; without a folder the answer is as good."""
+        ask()
+        (entry,) = (tmp_path / "cache").glob("??/*")
+        entry.write_text('{"fault": "", "until"')
+        assert ask() == ""
+        monkeypatch.setenv("TUNEDGEMM_CACHE", "/proc/cache")
+        assert ask() == "" and len(children) == 3
+
+
+def test_without_processes_there_is_a_reason(monkeypatch):
+    """Where no process can be started, the library is not tried in this one."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert load_fault("pass").startswith("no process to load it in: ")
