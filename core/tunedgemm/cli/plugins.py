@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tunedgemm.backends.command import Command
+from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
     from tunedgemm.backends.registry import Backend
@@ -16,7 +17,38 @@ if TYPE_CHECKING:
 _ROWS = (64, 1, 16, 1024)
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--matrix", action="store_true", help="what each backend serves on which devices, what must be installed, and where it ran"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="with --matrix: print the table in Markdown")
+    form.add_argument("--json", action="store_true", help="with --matrix: print a JSON list with an object for each row")
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.matrix:
+        return _print_matrix(arguments)
+    if arguments.markdown or arguments.json:
+        raise UserError("--markdown, --json: require --matrix")
+    return _print_backends(arguments)
+
+
+def _print_matrix(arguments: argparse.Namespace) -> int:
+    from tunedgemm.backends.registry import Registry
+    from tunedgemm.cli import matrix
+
+    rows = matrix.rows_of(Registry())
+    if arguments.json:
+        print(matrix.as_json(rows))
+    elif arguments.markdown:
+        print(matrix.markdown(rows), end="")
+    else:
+        matrix.print_table(rows)
+    return 0
+
+
+def _print_backends(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tunedgemm.backends.registry import Registry
@@ -70,4 +102,4 @@ def _usable(backend: Backend, device: Device) -> str:
     return "no: " + "; ".join(sorted(reasons))
 
 
-command = Command("plugins", "list the installed backends and whether they are usable here", lambda _: None, _run)
+command = Command("plugins", "list the installed backends and whether they are usable here", _add_arguments, _run)

@@ -1,0 +1,106 @@
+"""``tunedgemm plugins --matrix``: what each backend serves where, what that needs, and where it ran.
+
+The table shows what plugins state in ``PLATFORMS``. It asks no device and no library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from tunedgemm.backends.registry import Registry
+from tunedgemm.console import console
+from tunedgemm.libtypes import owners, pip_hint
+from tunedgemm.ops import ops
+from tunedgemm.solution import Unsupported
+
+#: An op's list that lacks so many is shown by those that it lacks.
+_MOST_MISSING = 3
+#: Kind of device -> how its architectures' names begin, and its name.
+_KINDS = {"nvidia": ("sm_", "NVIDIA GPU"), "amd": ("gfx", "AMD GPU"), "cpu": ("cpu-", "CPU")}
+HEADINGS = ("libtype", "distribution", "ops", "devices", "must be installed", "ran on")
+
+
+@attrs.frozen
+class Row:
+    """Ops of one backend on some architectures; *problem* says why a backend has no more fields."""
+
+    libtype: str
+    distribution: str = ""
+    ops: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def rows_of(registry: Registry) -> list[Row]:
+    """Return the platforms of the installed backends in order of rank, then the libtypes not installed."""
+    rows = []
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        if isinstance(backend, Unsupported):
+            rows.append(Row(libtype, problem=backend.reason))
+            continue
+        if not backend.platforms:
+            rows.append(Row(libtype, backend.distribution, backend.ops, problem="states no PLATFORMS"))
+        for platform in backend.platforms:
+            covered = platform.ops or backend.ops
+            rows.append(Row(libtype, backend.distribution, covered, platform.devices, platform.needs, platform.ran))
+    missing = [libtype for libtype in owners() if libtype not in registry]
+    return rows + [Row(libtype, owners()[libtype], problem=f"not installed; {pip_hint(libtype)}") for libtype in missing]
+
+
+def print_table(rows: Iterable[Row]) -> None:
+    """Print the rows as a table for a terminal."""
+    from rich.table import Table
+
+    rows = list(rows)
+
+    table = Table(title="what each backend serves, by its own statement", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row, rows))
+    console().print(table)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """Return the rows as a table in Markdown."""
+    rows, lines = list(rows), [HEADINGS, ("---",) * len(HEADINGS)]
+    for row in rows:
+        cells = _cells(row, rows, "`")
+        lines.append(tuple(cell.replace("|", "\\|") for cell in cells))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def as_json(rows: Iterable[Row]) -> str:
+    """Return the rows as a JSON list of objects."""
+    return json.dumps([attrs.asdict(row) for row in rows], indent=1)
+
+
+def _cells(row: Row, rows: Sequence[Row], quote: str = "") -> tuple[str, ...]:
+    """Return the texts of one of the *rows*, with names between quotes."""
+    libtype = f"{quote}{row.libtype}{quote}"
+    if row.problem and not row.ops:
+        return libtype, row.distribution, "", "", row.problem, ""
+    missing = [name for name in ops() if name not in row.ops]
+    covered = _listed(row.ops, quote)
+    if len(missing) <= _MOST_MISSING and set(row.ops) <= set(ops()):
+        covered = "every op" + (f" but {_listed(missing, quote)}" if missing else "")
+    needs = row.problem or "; ".join(row.needs) or "nothing else"
+    ran = "" if row.problem else ", ".join(row.ran) or "never run"
+    return libtype, row.distribution, covered, _devices(row, rows, quote), needs, ran
+
+
+def _devices(row: Row, rows: Sequence[Row], quote: str) -> str:
+    """Name the architectures; a kind stands for those that no row of the backend names."""
+    named = " ".join(name for other in rows if other.libtype == row.libtype for name in other.devices)
+    kinds = {kind: f"{'other' if start in named else 'any'} {word}" for kind, (start, word) in _KINDS.items()}
+    return ", ".join(kinds.get(name, f"{quote}{name}{quote}") for name in row.devices)
+
+
+def _listed(names: Sequence[str], quote: str) -> str:
+    return ", ".join(f"{quote}{name}{quote}" for name in names)

@@ -1,0 +1,114 @@
+"""plugins --matrix: what backends state, as a table, in Markdown and in JSON; the committed page."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tunedgemm.backends.platforms import Platform
+from tunedgemm.backends.registry import make_backend
+from tunedgemm.cli import main, matrix
+from tunedgemm.libtypes import ALL
+from tunedgemm.ops import ops
+from tunedgemm.testing.fakes import FakePlugin, fake_registry
+
+ROOT = Path(__file__).parents[2]
+#: line of the root's extras -> its name and the distribution that it installs
+EXTRA = re.compile(r'^(\w+) = \["(tunedgemm-[\w-]+)>=0\.1"\]$', re.MULTILINE)
+
+
+def backend(libtype, platforms, covered=("a16w16", "a8w8")):
+    plugin = FakePlugin(libtype, ops=covered)
+    plugin.PLATFORMS = platforms
+    return make_backend(libtype, plugin, f"tunedgemm-{libtype}", "1")
+
+
+@pytest.fixture
+def script(as_module):
+    return as_module(ROOT / ".ci" / "backends.py")
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Install two backends: one for two kinds of device, one that states no platforms."""
+    platforms = (
+        Platform(("sm_90", "sm_100"), needs=("a | b 2.1", "nvcc"), ran=("H100", "H200")),
+        Platform(("nvidia", "cpu"), ops=("a16w16",)),
+    )
+    registry = fake_registry(backend("mine", platforms), backend("vague", ()), backend("whole", (Platform(("amd",)),), tuple(ops())))
+    monkeypatch.setattr(matrix, "Registry", lambda: registry)
+    monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: registry)
+    monkeypatch.setattr(matrix, "owners", lambda: {"absent": "tunedgemm-absent"})
+    monkeypatch.setattr(matrix, "pip_hint", lambda libtype: f"pip install tunedgemm[{libtype}]")
+
+
+class TestCommand:
+    """`tunedgemm plugins --matrix` and its forms."""
+
+    def test_markdown_has_a_row_for_each_platform(self, installed, capsys):
+        """A kind stands for the other architectures; bars in a cell are escaped."""
+        assert main(["plugins", "--matrix", "--markdown"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2:5] == [
+            r"| `mine` | tunedgemm-mine | `a16w16`, `a8w8` | `sm_90`, `sm_100` | a \| b 2.1; nvcc | H100, H200 |",
+            "| `mine` | tunedgemm-mine | `a16w16` | other NVIDIA GPU, any CPU | nothing else | never run |",
+            "| `vague` | tunedgemm-vague | `a16w16`, `a8w8` |  | states no PLATFORMS |  |",
+        ]
+        assert "| `whole` | tunedgemm-whole | every op | any AMD GPU | nothing else | never run |" in lines
+        assert lines[-1] == "| `absent` | tunedgemm-absent |  |  | not installed; pip install tunedgemm[absent] |  |"
+
+    def test_json_has_the_statements_themselves(self, installed, capsys):
+        """Nothing is shortened, and names are not quoted."""
+        assert main(["plugins", "--matrix", "--json"]) == 0
+        first, *_, last = json.loads(capsys.readouterr().out)
+        assert first == {
+            "libtype": "mine", "distribution": "tunedgemm-mine", "ops": ["a16w16", "a8w8"], "devices": ["sm_90", "sm_100"],
+            "needs": ["a | b 2.1", "nvcc"], "ran": ["H100", "H200"], "problem": "",
+        }  # fmt: skip
+        assert last["problem"].startswith("not installed")
+
+    def test_the_terminal_has_the_same_table(self, installed, capsys):
+        """Every cell is shown, folded where it is long."""
+        assert main(["plugins", "--matrix"]) == 0
+        out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "mine tunedgemm-mine a16w16, a8w8 sm_90, sm_100 a | b 2.1; nvcc H100, H200" in out
+
+    @pytest.mark.parametrize("flags", [["--json"], ["--markdown"], ["--matrix", "--json", "--markdown"]])
+    def test_forms_without_the_matrix_are_an_error(self, flags, capsys):
+        """A form needs the matrix, and there is one at a time."""
+        assert main(["plugins", *flags]) == 2
+        assert re.search("require --matrix|not allowed with", capsys.readouterr().err)
+
+    def test_a_backend_that_does_not_load_has_its_reason(self, fake_plugins, capsys):
+        """It is one row with the reason, and the others are complete."""
+        assert main(["plugins", "--matrix", "--json"]) == 0
+        rows = {row["libtype"]: row for row in json.loads(capsys.readouterr().out)}
+        assert "cannot be imported" in rows["fake_unimportable"]["problem"] and not rows["fake_unimportable"]["ops"]
+        assert not rows["torch"]["problem"]
+
+
+class TestPage:
+    """docs/backends.md and the extras name the plugins of this repository."""
+
+    def test_the_page_is_current(self, script):
+        """The table is that of the plugins in plugins/, each with its platforms."""
+        page = script.PAGE.read_text()
+        assert page == script.current(page), "run `python .ci/backends.py`"
+        folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+        named = {row.distribution.removeprefix("tunedgemm-") for row in matrix.rows_of(script.registry()) if not row.problem}
+        assert named == {"tunedgemm", *folders}
+
+    def test_a_plugin_without_platforms_fails(self, script, monkeypatch):
+        """Plugins of this repository state where they run."""
+        monkeypatch.setattr(script, "registry", lambda: fake_registry(backend("vague", ())))
+        with pytest.raises(SystemExit, match="vague: states no PLATFORMS"):
+            script.current(script.PAGE.read_text())
+
+    def test_each_libtype_has_its_extra(self, script):
+        """`pip install tunedgemm[LIBTYPE]` installs the plugin of each libtype, `[all]` every one."""
+        text = (ROOT / "pyproject.toml").read_text()
+        extras = dict(EXTRA.findall(text))
+        owned = {row.libtype: row.distribution for row in matrix.rows_of(script.registry()) if row.ops and row.distribution != "tunedgemm"}
+        assert owned.items() <= extras.items()
+        (everything,) = re.findall(rf'^{ALL} = \["tunedgemm\[([\w,]+)\]"\]$', text, re.MULTILINE)
+        assert sorted(extras[libtype] for libtype in everything.split(",")) == sorted(set(extras.values()))
