@@ -1,0 +1,90 @@
+"""Register the backend ``vllm``: the compiled products of an installed vLLM.
+
+Importing this package loads neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
+
+from tunedgemm_vllm import launch, library, limits
+
+
+@attrs.frozen(eq=False)
+class Vllm:
+    """Hooks of the backend.
+
+    Attributes:
+        libtype: name of the backend in tables.
+        vendor: names of the package whose library is loaded at the first question about a present
+            device.
+        host: device that a CPU emulates, if any.
+    """
+
+    libtype: str = "vllm"
+    vendor: library.Vendor = library.VLLM
+    host: Device | None = None
+
+    CONTRACT = 1
+    OPS = tuple(limits.OPS)
+    PLATFORMS = limits.PLATFORMS
+    SCALE_ORDERS = limits.SCALE_ORDERS
+
+    def library_version(self, device: Device) -> str:
+        """Return ``vllm 0.25.1``, or an empty text for absent devices."""
+        return library.describe(self.vendor.package) if self._is_present(device) else ""
+
+    def details(self, device: Device) -> Iterator[str]:  # noqa: ARG002
+        """Yield the library's file, which this does not load."""
+        if file := library.file_of(self.vendor.package):
+            yield f"{library.version_of(self.vendor.package) or 'unknown version'}: {file}"
+        else:
+            yield "no library found"
+
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution does not serve the shape, or an empty text."""
+        if not (answer := self.supports(shape, device)):
+            return str(answer)
+        if solution.kernel_name != library.PRODUCT or solution.split_k:
+            return f"vllm: kernel must be {library.PRODUCT} without splitK (got {solution.kernel_name!r}, {solution.split_k})"
+        if not self._is_present(device):
+            return ""
+        try:
+            return launch.refusal(library.operators(self.vendor), shape, self._limiting_device(device))
+        except PluginError as error:
+            return str(error)
+
+    @hookimpl
+    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Check the static limits, then for a present device whether the library loads."""
+        release = library.release_of(self.vendor.package)
+        reason = limits.unsupported(shape, self._limiting_device(device), release)
+        reason = reason or (library.fault(self.vendor) if self._is_present(device) else "")
+        return Unsupported(reason) if reason else True
+
+    @hookimpl
+    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:  # noqa: ARG002
+        """List the one solution: the operator chooses among its kernels itself."""
+        return (Solution(self.libtype, library.PRODUCT),)
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """Load the library, and return a launcher for exactly this shape."""
+        if reason := self.lacks(solution, shape, device):
+            return Unsupported(reason)
+        if not self._is_present(device):
+            return Unsupported(f"device: not present (got {device})")
+        return launch.bind(library.operators(self.vendor), shape)
+
+    def _is_present(self, device: Device) -> bool:
+        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
+
+    def _limiting_device(self, device: Device) -> Device:
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
+        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+
+
+vllm = Vllm()

@@ -1,0 +1,137 @@
+"""Find the operators of an installed vLLM, and load them without importing vLLM, which takes seconds."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import load_fault
+
+#: The operator of every product here.
+PRODUCT = "cutlass_scaled_mm"
+#: Its arguments, the same from vLLM 0.20 to 0.33.
+_ARGUMENTS = ("out", "a", "b", "a_scales", "b_scales", "bias")
+#: Loads the library in ``sys.argv[1]``, which must register the operator. torch's own message lacks
+#: the linker's.
+_LOAD = """import sys, torch
+try:
+    torch.ops.load_library(sys.argv[1])
+except OSError as error:
+    raise error.__cause__ or error
+torch.ops.{}.{}
+"""
+#: Stems of the files that may have it, best first; the first is built for torch's stable ABI.
+_STEMS = ("_C_stable_libtorch", "_C")
+#: The first version whose operators are known here.
+_OLDEST = (0, 20)
+#: Makes vLLM's fp8 products choose a kernel without regard to M.
+_INVARIANT = "VLLM_BATCH_INVARIANT"
+
+
+@attrs.frozen
+class Vendor:
+    """Names of an installed vLLM.
+
+    Attributes:
+        package: of its package and its distribution.
+        namespace: of its operators in ``torch.ops``.
+    """
+
+    package: str = "vllm"
+    namespace: str = "_C"
+
+
+VLLM = Vendor()
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """Return the version in a distribution's metadata, "" where it has none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def release_of(package: str) -> tuple[int, int] | None:
+    """Return the first two numbers of the version, None where it has none."""
+    match = re.match(r"(\d+)\.(\d+)", version_of(package))
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def describe(package: str) -> str:
+    """Return the text of ``libver``: the version, and whether its products are batch invariant."""
+    if not (version := version_of(package)):
+        return ""
+    on = os.environ.get(_INVARIANT, "").strip()
+    return f"{package} {version}" + (" batch_invariant" if on.isdecimal() and int(on) else "")
+
+
+@functools.cache
+def folder_of(package: str) -> Path | None:
+    """Return the folder of a package without importing it; None where it is not installed."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module of that name was made by hand
+        return None
+    # A folder of that name on the search path is a namespace package, which has no origin.
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def file_of(package: str) -> Path | None:
+    """Return the library with the product, None where there is none."""
+    if (folder := folder_of(package)) is None:
+        return None
+    return next((file for stem in _STEMS for file in sorted(folder.glob(f"{stem}.*so"))), None)
+
+
+def fault(vendor: Vendor) -> str:
+    """Return why the product cannot be called in this process, or "" where it can.
+
+    The first question about a file loads it in a child process.
+    """
+    name = vendor.package
+    if is_registered(vendor):  # by a running vLLM, or by `operators`
+        return ""
+    if folder_of(name) is None:
+        return f"{name}: not installed; pip install {name}"
+    if (release := release_of(name)) is not None and release < _OLDEST:
+        return f"{name}: must be {'.'.join(map(str, _OLDEST))} or later (got {version_of(name)}); pip install -U {name}"
+    if (file := file_of(name)) is None:
+        return f"{name}: no {' or '.join(_STEMS)} in {folder_of(name)}; install its wheel for CUDA"
+    reason = load_fault(_LOAD.format(vendor.namespace, PRODUCT), file)
+    return f"{name}: {file.name} does not load with this torch: {reason}" if reason else ""
+
+
+def is_registered(vendor: Vendor) -> bool:
+    """Tell whether this process has the product, whoever loaded it."""
+    import torch
+
+    return hasattr(getattr(torch.ops, vendor.namespace), PRODUCT)
+
+
+@functools.cache
+def operators(vendor: Vendor) -> Any:
+    """Return the operators, after loading their library where this process does not have it.
+
+    Raises:
+        PluginError: `fault` has a reason, or the product takes other arguments.
+    """
+    import torch
+
+    if reason := fault(vendor):
+        raise PluginError(reason)
+    if not is_registered(vendor):
+        torch.ops.load_library(str(file_of(vendor.package)))
+    loaded = getattr(torch.ops, vendor.namespace)
+    schema = getattr(loaded, PRODUCT).default._schema
+    if tuple(argument.name for argument in schema.arguments) != _ARGUMENTS:
+        raise PluginError(f"{vendor.package}: {PRODUCT} must take {', '.join(_ARGUMENTS)} (got {schema}); install vLLM 0.20 to 0.33")
+    return loaded

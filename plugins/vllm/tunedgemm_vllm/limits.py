@@ -1,0 +1,69 @@
+"""Check which shapes vLLM's products serve on each architecture; needs neither vLLM nor a device.
+
+The facts are those of its sources, 0.20 to 0.33 (``csrc``, ``quantization/w8a8/cutlass``).
+"""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Platform, Shape
+
+#: Products and the architectures that have them: int8, fp8 by tensor or row, fp8 by block.
+_INT8 = ("sm_80", "sm_86", "sm_89", "sm_90")
+_FP8 = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+_BLOCK = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+_NEEDS = ("vLLM 0.20 to 0.33",)
+PLATFORMS = (
+    Platform(tuple(dict.fromkeys((*_INT8, *_FP8))), needs=_NEEDS, ops=("a8w8",)),
+    Platform(_BLOCK, needs=_NEEDS, ops=("a8w8_blockscale",)),
+)
+#: Op -> dtypes of x and weight, and kinds of scales.
+OPS = {
+    "a8w8": (("int8", "fp8_e4m3fn"), ("tensor", "row")),
+    "a8w8_blockscale": (("fp8_e4m3fn",), ("block",)),
+}
+#: Orders of 1x128 scales; apart from M-major ones they are copied first.
+SCALE_ORDERS = ("m_major", "m_major_padded")
+_OUTPUTS = ("bf16", "fp16")
+#: N and K are multiples of it: the operator checks both strides in elements.
+_ALIGNED = 16
+#: Rows of x come in groups of four with block scales on Hopper, before the version given.
+_ROWS, _ROWS_FREE = 4, (0, 24)
+
+
+def unsupported(shape: Shape, device: Device, release: tuple[int, int] | None) -> str:
+    """Return why no product serves the shape on the architecture, or "" where one does.
+
+    *release* is the version of the installed vLLM; None stands for the newest.
+    """
+    if shape.op not in OPS:
+        return f"op must be one of {', '.join(OPS)} (got {shape.op})"
+    dtypes, scales = OPS[shape.op]
+    if shape.dtype not in dtypes:
+        return f"{shape.op}: operands must be {' or '.join(dtypes)} (got {shape.dtype})"
+    if shape.scale not in scales:
+        return f"{shape.op}: scales must be by {' or '.join(scales)} (got {shape.scale})"
+    served = _BLOCK if shape.scale == "block" else _INT8 if shape.dtype == "int8" else _FP8
+    if device.gfx not in served:
+        return f"{shape.dtype} with scales by {shape.scale} needs one of {', '.join(served)} (got {device.gfx})"
+    return _size_fault(shape, device, release) or _output_fault(shape)
+
+
+def _size_fault(shape: Shape, device: Device, release: tuple[int, int] | None) -> str:
+    if shape.layout != "row":
+        return f"weight layout must be row (got {shape.layout!r})"
+    if shape.n % _ALIGNED or shape.k % _ALIGNED:
+        return f"N and K must be multiples of {_ALIGNED} (got {shape.n} and {shape.k})"
+    if not shape.m:
+        return "M must be at least 1 (got 0)"
+    grouped = shape.scale == "block" and device.gfx == "sm_90" and release is not None and release < _ROWS_FREE
+    if grouped and shape.m % _ROWS:
+        return f"M must be a multiple of {_ROWS} with block scales before vLLM {'.'.join(map(str, _ROWS_FREE))} (got {shape.m})"
+    return ""
+
+
+def _output_fault(shape: Shape) -> str:
+    if shape.outdtype not in _OUTPUTS:
+        return f"output must be {' or '.join(_OUTPUTS)} (got {shape.outdtype})"
+    if shape.bias and shape.bias_dtype != shape.outdtype:
+        return f"bias must be {shape.outdtype}, as the output (got {shape.bias_dtype})"
+    return ""
