@@ -1,0 +1,92 @@
+"""Register the backend ``quack``: QuACK's products for Hopper in CuTe DSL.
+
+Importing this package loads neither torch nor QuACK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, Platform, PluginError, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.tools import on_device
+
+from tunedgemm_quack import library, limits, space
+
+
+@attrs.frozen(eq=False)
+class Quack:
+    """Hooks of the backend.
+
+    Attributes:
+        libtype: name of the backend in tables.
+        installation: returns what is installed, without an import.
+        load: imports QuACK; called to bind or compile only.
+        host: device that a CPU emulates, if any.
+    """
+
+    libtype: str = "quack"
+    installation: Callable[[], library.Installation] = library.installation
+    load: Callable[[], library.Library] = library.load
+    host: Device | None = None
+
+    CONTRACT = 1
+    OPS = limits.OPS
+    PLATFORMS = (Platform((limits.GFX,), needs=("quack-kernels 0.6.2 or later", "nvidia-cutlass-dsl, [cu13] for CUDA 13")),)
+
+    def library_version(self, device: Device) -> str:  # noqa: ARG002
+        """Return ``quack 0.6.5 cutlass-dsl 4.8.1``; "" where one is absent."""
+        return self.installation().version
+
+    def details(self, device: Device) -> Iterable[str]:  # noqa: ARG002
+        """Return what is installed, or why it cannot be used."""
+        here = self.installation()
+        return (here.fault or here.version,)
+
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:  # noqa: ARG002
+        """Return why the solution does not serve the shape, or an empty text."""
+        from tunedgemm_quack import launch
+
+        try:
+            launch.resolve(solution, shape)
+        except PluginError as error:
+            return str(error)
+        return ""
+
+    @hookimpl
+    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Check the shape against the kernels' static limits, and that QuACK is installed."""
+        reason = limits.unsupported(shape, self._limiting_device(device)) or self.installation().fault
+        return Unsupported(reason) if reason else True
+
+    @hookimpl
+    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
+        """List the configurations worth timing, lowest predicted cost first."""
+        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
+
+    @hookimpl
+    def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
+        """Compile into the cache, without a device."""
+        from tunedgemm_quack import launch
+
+        if self.supports(shape, device):
+            launch.prepare(self.load, solution, shape)
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """Load the kernel, compile it if it was not prepared, and return its launcher."""
+        from tunedgemm_quack import launch
+
+        if not (answer := self.supports(shape, device)):
+            return answer  # type: ignore[return-value]
+        if device.index < 0 and self.host is None:
+            return Unsupported(f"device: not present (got {device})")
+        bound = launch.bind(self.load, solution, shape, device.torch_device)
+        return attrs.evolve(bound, call=on_device(bound.call, device.index)) if isinstance(bound, Launcher) else bound
+
+    def _limiting_device(self, device: Device) -> Device:
+        """Return the device whose limits apply: `host` for a CPU that emulates it."""
+        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+
+
+quack = Quack()
