@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from tunedgemm.plugin import Launcher, Shape, device_of
 from tunedgemm_quack import quack
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from torch.nn.functional import linear
-from tunedgemm.plugin import Device, LaunchError, Launcher, Shape, Solution, Unsupported, device_of
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm_quack import Quack, launch
 from tunedgemm_quack.names import KernelConfig
 

@@ -25,7 +25,10 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Return a function that installs a QuACK made of texts, and forget all about it afterwards."""
+    """Return a function that installs a QuACK made of texts; forget all about it afterwards.
+
+    Only *tried* installations are loaded in a child process first.
+    """
     mine = {name: module for name, module in sys.modules.items() if name.split(".")[0] in PACKAGES}
 
     def forget() -> None:
@@ -35,17 +38,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         library._loaded.cache_clear()
         importlib.invalidate_caches()
 
-    def write(version: str = "0.6.5", *, gemm: str = FAKE.read_text(), dsl: str = "4.8.1", tvm_ffi: str = "def convert(x): pass") -> Path:
-        for name, number in (("quack-kernels", version), ("nvidia-cutlass-dsl", dsl)):
-            if number:
-                folder = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
-                folder.mkdir()
-                (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    def write(version: str = "0.6.5", *, gemm: str = FAKE.read_text(), tvm_ffi: str = "", tried: bool = False) -> Path:
+        for name, number in (("quack-kernels", version), ("nvidia-cutlass-dsl", "4.8.1")):
+            folder = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
         texts = {"quack/__init__": "", "quack/cache": "CACHE_DIR = None\nCACHE_ENABLED = True", "quack/gemm": gemm}
         for stem, text in {**texts, "cutlass/__init__": "", "tvm_ffi/__init__": tvm_ffi}.items():
             (tmp_path / stem).parent.mkdir(exist_ok=True)
             (tmp_path / f"{stem}.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
+        if not tried:
+            monkeypatch.setattr(library, "load_fault", lambda *_: "")
         forget()
         return tmp_path
 
@@ -104,17 +108,29 @@ def test_metadata_without_its_package(install: Install) -> None:
         ({"gemm": "import os; os.abort()"}, "does not load: loading it ends the process by SIGABRT"),
         ({"gemm": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"}, "does not load: loading it ends the process by SIGSEGV"),
         ({"tvm_ffi": "def convert(x): raise ImportError('undefined symbol: _ZN3c10')"}, "ImportError: undefined symbol: _ZN3c10"),
-        ({"gemm": FAKE.read_text().replace("rowvec_bias", "row_bias")}, "not a version that this plugin knows: lacks rowvec_bias"),
-        ({"gemm": "def gemm(): pass"}, "not a version that this plugin knows: lacks module 'quack.gemm' has no attribute 'run_gemm_plan'"),
     ],
-    ids=["truncated", "aborts", "faults", "torch-abi", "renamed-argument", "no-plans"],
+    ids=["truncated", "aborts", "faults", "torch-abi"],
 )
 def test_broken(install: Install, texts: dict[str, str], reason: str) -> None:
     """Whatever the import does, this process lives on, and `bind` has the reason, again at once."""
-    install(**texts)
+    install(**texts, tried=True)
     assert reason in refusal()
     assert reason in str(quack.bind(Solution("quack", "tile128x128_cluster2x1"), SHAPE, _present()))
     assert library._loaded.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize(
+    ("gemm", "lacks"),
+    [
+        (FAKE.read_text().replace("rowvec_bias", "row_bias"), "rowvec_bias, rowvec_bias"),
+        ("def gemm(): pass", "module 'quack.gemm' has no attribute 'run_gemm_plan'"),
+    ],
+    ids=["renamed-argument", "no-plans"],
+)
+def test_a_version_with_other_functions(install: Install, gemm: str, lacks: str) -> None:
+    """A later version without what a launch passes is refused by name."""
+    install("0.7.0", gemm=gemm)
+    assert f"quack 0.7.0 cutlass-dsl 4.8.1: not a version that this plugin knows: lacks {lacks}" in refusal()
 
 
 def _present() -> Device:
@@ -127,7 +143,7 @@ def test_kernels_go_to_our_folder(install: Install, cache: Path) -> None:
     before = sys.excepthook
     install(gemm=FAKE.read_text() + "\nimport sys\nsys.excepthook = print\n")
     quack.load()
-    assert sys.modules["quack.cache"].CACHE_DIR == str(cache / "quack")
+    assert str(cache / "quack") == sys.modules["quack.cache"].CACHE_DIR
     assert (cache / "quack").stat().st_mode & 0o777 == 0o700
     assert sys.excepthook is before
 
@@ -137,11 +153,12 @@ def test_the_users_folder_stays(install: Install, monkeypatch: pytest.MonkeyPatc
     install()
     monkeypatch.setenv("QUACK_CACHE_DIR", "/mine")
     quack.load()
-    assert sys.modules["quack.cache"].CACHE_DIR is None
+    settings = importlib.import_module("quack.cache")
+    assert settings.CACHE_DIR is None
     monkeypatch.delenv("QUACK_CACHE_DIR")
     library._loaded.cache_clear()
     quack.load()
-    assert sys.modules["quack.cache"].CACHE_DIR is None
+    assert settings.CACHE_DIR is None
 
 
 def test_an_untrusted_cache_is_off(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

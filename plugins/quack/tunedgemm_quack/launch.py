@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import LaunchError, Launcher, PluginError, Shape, Solution, Unsupported
+from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import torch_dtype
 
 from tunedgemm_quack.library import Library, compiling_for_hopper

@@ -123,9 +123,10 @@ def functions_of(module: ModuleType, version: str) -> Library:
     """
     try:
         gemm, run, compiled = module.gemm, module.run_gemm_plan, module._compile_gemm.cache_info
-        missing = [name for function, names in ((gemm, _OF_GEMM), (run, _OF_RUN)) for name in names if not _takes(function, name)]
     except AttributeError as error:
         missing = [str(error)]
+    else:
+        missing = [name for function, names in ((gemm, _OF_GEMM), (run, _OF_RUN)) for name in names if not _takes(function, name)]
     if missing:
         raise PluginError(f"{version}: not a version that this plugin knows: lacks {', '.join(missing)}; {_HINT}")
     return Library(gemm, run, compiled)

@@ -54,7 +54,7 @@ def _compile_gemm(*key: Any) -> str:
 _compile_gemm.cache_info = lambda: CacheInfo(_counts["hits"], _counts["misses"], None, len(_kernels))  # type: ignore[attr-defined]
 
 
-def gemm(  # the arguments of quack.gemm.gemm 0.6.5
+def gemm(  # noqa: PLR0917 - the arguments of quack.gemm.gemm 0.6.5
     A: Tensor,
     B: Tensor,
     D: Tensor,
@@ -157,7 +157,9 @@ def run_gemm_plan(
     for bias, size, dtype, name in ((rowvec_bias, n, plan.biases[0], "rowvec"), (colvec_bias, m, plan.biases[1], "colvec")):
         _require((bias is None) == (dtype is None), f"the plan was made {'without' if dtype is None else 'with'} {name}_bias")
         if bias is not None:
-            _require(bias.shape == (1, size) and bias.dtype == dtype and bias.dtype in _FLOATS, f"{name}_bias {tuple(bias.shape)} {bias.dtype}")
+            _require(
+                bias.shape == (1, size) and bias.dtype == dtype and bias.dtype in _FLOATS, f"{name}_bias {tuple(bias.shape)} {bias.dtype}"
+            )
             _require(bias.stride() == (size, 1) and bias.data_ptr() % (4 * bias.element_size()) == 0, f"{name}_bias is not aligned")
             total = total + (bias if name == "rowvec" else bias.mT)
     D.copy_(total)
