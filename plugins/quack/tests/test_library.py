@@ -17,6 +17,8 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_quack import Quack, library, quack
 
 SHAPE, H200 = Shape("a16w16", 16, 1280, 8192), Device("sm_90", 132, "nvidia-h200")
+#: Nothing is launched there: QuACK does not load.
+PRESENT = Device("sm_90", 132, "nvidia-h200", index=0)
 FAKE = Path(__file__).parent / "installed" / "fake_quack" / "gemm.py"
 PACKAGES = ("quack", "cutlass", "tvm_ffi")
 
@@ -35,10 +37,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES]:
             del sys.modules[name]
         library.installation.cache_clear()
+        library.import_fault.cache_clear()
         library._loaded.cache_clear()
         importlib.invalidate_caches()
 
-    def write(version: str = "0.6.5", *, gemm: str = FAKE.read_text(), tvm_ffi: str = "", tried: bool = False) -> Path:
+    def write(version: str = "0.6.5", *, gemm: str = FAKE.read_text(), tvm_ffi: str = "def convert(x): pass", tried: bool = False) -> Path:
         for name, number in (("quack-kernels", version), ("nvidia-cutlass-dsl", "4.8.1")):
             folder = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
             folder.mkdir()
@@ -60,8 +63,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def refusal(backend: Quack = quack) -> str:
-    """Return why QuACK cannot be used: from `supports`, else from the import."""
-    answer = backend.supports(SHAPE, H200)
+    """Return why QuACK cannot be used: from `supports` for a present device, else from the import."""
+    answer = backend.supports(SHAPE, PRESENT)
     if not answer:
         return str(answer)
     with pytest.raises(PluginError) as caught:
@@ -70,7 +73,7 @@ def refusal(backend: Quack = quack) -> str:
 
 
 def test_absent(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
-    """`supports` names the package to install; `bind` says the same, and there is no version."""
+    """`supports` names the package to install; `bind` says the same, and the version is empty."""
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -112,11 +115,11 @@ def test_metadata_without_its_package(install: Install) -> None:
     ids=["truncated", "aborts", "faults", "torch-abi"],
 )
 def test_broken(install: Install, texts: dict[str, str], reason: str) -> None:
-    """Whatever the import does, this process lives on, and `bind` has the reason, again at once."""
+    """The process survives any import: `supports` of a present device and `bind` have the reason."""
     install(**texts, tried=True)
     assert reason in refusal()
-    assert reason in str(quack.bind(Solution("quack", "tile128x128_cluster2x1"), SHAPE, _present()))
-    assert library._loaded.cache_info().currsize == 1
+    assert reason in str(quack.bind(Solution("quack", "tile128x128_cluster2x1"), SHAPE, PRESENT))
+    assert quack.supports(SHAPE, H200) is True
 
 
 @pytest.mark.parametrize(
@@ -133,9 +136,14 @@ def test_a_version_with_other_functions(install: Install, gemm: str, lacks: str)
     assert f"quack 0.7.0 cutlass-dsl 4.8.1: not a version that this plugin knows: lacks {lacks}" in refusal()
 
 
-def _present() -> Device:
-    """Describe an H200 with an index; nothing is launched where QuACK does not load."""
-    return Device("sm_90", 132, "nvidia-h200", index=0)
+def test_a_repaired_installation_is_tried_again(install: Install) -> None:
+    """The answer is remembered by the files: another file is another question."""
+    folder = install(gemm="import os; os.abort()", tried=True)
+    assert "SIGABRT" in refusal()
+    (folder / "quack" / "gemm.py").write_text(FAKE.read_text())
+    (folder / "quack" / "__init__.py").write_text("# repaired")
+    library.import_fault.cache_clear()
+    assert quack.supports(SHAPE, PRESENT) is True
 
 
 def test_kernels_go_to_our_folder(install: Install, cache: Path) -> None:

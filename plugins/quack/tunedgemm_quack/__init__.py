@@ -21,12 +21,14 @@ class Quack:
     Attributes:
         libtype: name of the backend in tables.
         installation: returns what is installed, without an import.
+        import_fault: returns why it does not import; asked for present devices only.
         load: imports QuACK; called to bind or compile only.
         host: device that a CPU emulates, if any.
     """
 
     libtype: str = "quack"
     installation: Callable[[], library.Installation] = library.installation
+    import_fault: Callable[[], str] = library.import_fault
     load: Callable[[], library.Library] = library.load
     host: Device | None = None
 
@@ -55,8 +57,9 @@ class Quack:
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Check the shape against the kernels' static limits, and that QuACK is installed."""
+        """Check the shape against the kernels' static limits, and that QuACK is installed and whole."""
         reason = limits.unsupported(shape, self._limiting_device(device)) or self.installation().fault
+        reason = reason or (self.import_fault() if device.index >= 0 else "")
         return Unsupported(reason) if reason else True
 
     @hookimpl

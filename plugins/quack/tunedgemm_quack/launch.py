@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import torch_dtype
+from tunedgemm.tools import device_context, torch_dtype
 
 from tunedgemm_quack.library import Library, compiling_for_hopper
 from tunedgemm_quack.limits import STEP_K, unsupported_splits
@@ -54,7 +55,7 @@ def prepare(load: Callable[[], Library], solution: Solution, shape: Shape) -> No
         except Exception as error:
             hits, _, _, size = library.compiled()
             if (hits, size) == (before[0], before[3]):
-                raise LaunchError(f"quack {kernel.name}: does not compile for {shape}: {error}") from error
+                raise LaunchError(f"quack {kernel.name}: does not compile for {shape}: {_plain(error)}") from error
 
 
 def bind(load: Callable[[], Library], solution: Solution, shape: Shape, where: torch.device) -> Launcher | Unsupported:
@@ -71,10 +72,16 @@ def bind(load: Callable[[], Library], solution: Solution, shape: Shape, where: t
     except PluginError as error:
         return Unsupported(str(error))
     try:
-        plan = _make_plan(library, kernel, splits, shape, where)
+        with device_context(-1 if where.index is None else where.index):
+            plan = _make_plan(library, kernel, splits, shape, where)
     except Exception as error:
-        raise LaunchError(f"quack {kernel.name}: fails for {shape}: {error}") from error
+        raise LaunchError(f"quack {kernel.name}: fails for {shape}: {_plain(error)}") from error
     return Launcher(_launcher(library, plan, kernel, splits, shape), workspace_bytes=_workspace_bytes(kernel, splits, shape))
+
+
+def _plain(error: Exception) -> str:
+    """Return a message on one line, without CuTe DSL's colours."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
 
 
 def _make_plan(library: Library, kernel: KernelConfig, splits: int, shape: Shape, where: torch.device) -> Any:

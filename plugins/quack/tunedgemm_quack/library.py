@@ -85,6 +85,13 @@ def installation() -> Installation:
     return Installation(text)
 
 
+@functools.cache
+def import_fault() -> str:
+    """Return why an installed QuACK does not import, from a child process; "" where it does."""
+    reason = "" if "quack.gemm" in sys.modules else load_fault(_LOAD, *_binaries())
+    return f"{installation().version}: does not load: {reason}" if reason else ""
+
+
 def load() -> Library:
     """Import QuACK, at the first call; a child process tries it first.
 
@@ -102,10 +109,7 @@ def load() -> Library:
 def _loaded() -> Library | str:
     """Return QuACK's functions, or why there are none."""
     here = installation()
-    fault = here.fault
-    if not fault and "quack.gemm" not in sys.modules and (reason := load_fault(_LOAD, *_binaries())):
-        fault = f"{here.version}: does not load: {reason}"
-    if fault:
+    if fault := here.fault or import_fault():
         return fault
     try:
         return functions_of(_imported(), here.version)
@@ -161,9 +165,14 @@ def _imported() -> ModuleType:
 
     CuTe DSL replaces ``sys.excepthook``; the process gets its own back.
     """
+    import torch
+
     first, hook = "quack" not in sys.modules, sys.excepthook
+    # CuTe DSL reads its target at import, and assumes sm_100a where it finds no GPU.
+    target = contextlib.nullcontext() if torch.cuda.is_available() else compiling_for_hopper()
     try:
-        module = importlib.import_module("quack.gemm")
+        with target:
+            module = importlib.import_module("quack.gemm")
         if first and "QUACK_CACHE_DIR" not in os.environ:
             _keep_kernels_in_our_cache(importlib.import_module("quack.cache"))
     finally:

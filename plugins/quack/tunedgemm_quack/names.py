@@ -56,7 +56,8 @@ def parse_name(name: str) -> KernelConfig:
         PluginError: no kernel has that name.
     """
     found = _NAME.fullmatch(name)
-    kernel = KernelConfig(*map(int, found.groups()[:4]), *map(bool, found.groups()[4:])) if found else None
-    if kernel is None or not kernel.is_valid:
+    m, n, cluster_m, cluster_n, pingpong, swapped = found.groups() if found else (0,) * 6
+    kernel = KernelConfig(int(m), int(n), int(cluster_m), int(cluster_n), bool(pingpong), bool(swapped))
+    if not kernel.is_valid:
         raise PluginError(f"quack: no kernel of that name (got {name!r}); tune the shape again")
     return kernel

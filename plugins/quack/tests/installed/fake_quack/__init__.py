@@ -16,4 +16,4 @@ def load() -> Library:
     return functions_of(gemm, VERSION)
 
 
-fakequack = Quack("fakequack", lambda: Installation(VERSION), load, host=Device("sm_90", 132, "nvidia-h200"))
+fakequack = Quack("fakequack", lambda: Installation(VERSION), str, load, host=Device("sm_90", 132, "nvidia-h200"))
