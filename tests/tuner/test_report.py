@@ -321,6 +321,17 @@ def test_the_summary_names_what_went_wrong() -> None:
     assert f"1 tuned, 2 failed: {TABLE}" in text
 
 
+def test_the_summary_names_backends_that_refused_every_shape() -> None:
+    """A library that does not load costs its backend every shape; limits of single shapes are not listed."""
+    broken, narrow = ("deepgemm", "deep_gemm: does not load:\nbad ELF"), ("skinny", "M <= 64 (got 128)")
+    both = (outcome(TASKS[0], refusals=(broken, narrow)), outcome(TASKS[1], refusals=(broken,)))
+    text = summarized(Report(GPUS, TABLE, both))
+
+    assert "backends that refused every shape: 1\n  deepgemm: deep_gemm: does not load: bad ELF\n" in text
+    assert "skinny" not in text
+    assert "refused" not in summarized(Report(GPUS, TABLE, (outcome(TASKS[0]),)))
+
+
 def test_the_summary_gives_a_few_examples_and_all_if_verbose() -> None:
     """Fifty crashes are counted and three named; -v names them all."""
     crashes = tuple(timed(TASKS[0], Solution("triton", f"k{i}"), "crashed") for i in range(50))

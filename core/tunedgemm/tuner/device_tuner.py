@@ -17,7 +17,16 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.requests import GetBaseline, GetLibtypes, GetRefusal, GetVersion, ListNeighbours, ListSolutions, Request
+from tunedgemm.tuner.requests import (
+    GetBaseline,
+    GetLibtypes,
+    GetRefusal,
+    GetVersion,
+    ListNeighbours,
+    ListSolutions,
+    Request,
+    StatesPlatform,
+)
 from tunedgemm.tuner.shape_run import Emit, ShapeRun
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
@@ -46,11 +55,13 @@ class Listing:
         solutions: of all backends, in their order.
         baseline: torch's own call.
         reasons: why backends offer nothing.
+        refusals: (libtype, reason) of those backends that serve such devices.
     """
 
     solutions: tuple[Solution, ...]
     baseline: Solution | None
     reasons: str
+    refusals: tuple[tuple[str, str], ...] = ()
 
 
 class DeviceTuner:
@@ -71,6 +82,7 @@ class DeviceTuner:
         self.versions: Mapping[str, str] = {}
         self._listed: dict[Shape, Listing] = {}
         self._losses = Counter[str]()
+        self._stated: dict[str, bool] = {}
 
     @property
     def place(self) -> Place:
@@ -115,13 +127,21 @@ class DeviceTuner:
     def listed(self, shape: Shape) -> Listing:
         """Return the solutions of a shape; a backend that fails in its hooks offers none."""
         if shape not in self._listed:
-            solutions, reasons = list[Solution](), list[str]()
+            solutions, reasons = list[Solution](), dict[str, str]()
             for libtype in self.ranks:
                 offered, reason = self._offered(libtype, shape)
                 solutions += offered
-                reasons += [] if offered else [f"{libtype}: {reason}"]
-            self._listed[shape] = Listing(tuple(solutions), self.client.ask(GetBaseline(shape)), "; ".join(reasons))
+                reasons |= {} if offered else {libtype: reason}
+            refusals = tuple((libtype, reason) for libtype, reason in reasons.items() if self._states_platform(libtype))
+            text = "; ".join(": ".join(pair) for pair in reasons.items())
+            self._listed[shape] = Listing(tuple(solutions), self.client.ask(GetBaseline(shape)), text, refusals)
         return self._listed[shape]
+
+    def _states_platform(self, libtype: str) -> bool:
+        """Ask once whether a backend states that it serves such devices."""
+        if libtype not in self._stated:
+            self._stated[libtype] = self.client.ask(StatesPlatform(libtype, self.op.name))
+        return self._stated[libtype]
 
     def _offered(self, libtype: str, shape: Shape) -> tuple[tuple[Solution, ...], str]:
         """Return the solutions of a backend, and why there is none."""

@@ -84,6 +84,8 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     for status in STATUSES:
         examples = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
         yield from _listed(f"{status} ({STATUSES[status]})", examples, some)
+    refusing = [f"{libtype}: {_short(reason)}" for libtype, reason in _refusing(outcomes)]
+    yield from _listed("backends that refused every shape", refusing, None)
     for outcome in report.failed:
         yield f"failed: {outcome.task.shape}: {why_failed(outcome)}"
         bad = [timing for timing in outcome.timings if timing.status != "ok"]
@@ -95,6 +97,13 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     if verbose:
         yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
         yield from (f"not started: {shape}" for shape in (*report.unbegun, *report.lost))
+
+
+def _refusing(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    """Return the backends that offered nothing for any shape, each with its last reason."""
+    refusals = [refusal for outcome in outcomes for refusal in outcome.refusals]
+    counts = Counter(libtype for libtype, _ in refusals)
+    return [(libtype, reason) for libtype, reason in dict(refusals).items() if counts[libtype] == len(outcomes)]
 
 
 def _ending(report: Report, stale: bool) -> Iterator[str]:

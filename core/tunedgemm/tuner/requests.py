@@ -78,6 +78,18 @@ class GetRefusal:
 
 
 @attrs.frozen
+class StatesPlatform:
+    """Ask whether a backend states that it serves an op on such devices."""
+
+    libtype: str
+    op: str
+
+    def run(self, session: Session) -> bool:
+        """Call `Session.states_platform`."""
+        return session.states_platform(self.libtype, self.op)
+
+
+@attrs.frozen
 class ListSolutions:
     """Ask for the solutions of a backend for a shape."""
 

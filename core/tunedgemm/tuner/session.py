@@ -88,6 +88,12 @@ class Session:
             return backend.reason
         return self._keeping_switches(lambda: refusal(shape, self.device, backend))
 
+    def states_platform(self, libtype: str, op: str) -> bool:
+        """Tell whether a backend states that it serves the op on such devices, or states nothing."""
+        backend = self.registry.get(libtype)
+        platforms = backend.platforms if isinstance(backend, Backend) else ()
+        return not platforms or any(platform.serves(op, self.device) for platform in platforms)
+
     def list(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
         """Return every solution that a backend offers."""
         backend = self._backend(libtype)

@@ -61,6 +61,7 @@ class ShapeRun:
     _baseline: Solution | None = attrs.field(default=None, init=False)
     _baseline_us: float = attrs.field(default=0.0, init=False)
     _reason: str = attrs.field(default="", init=False)
+    _refusals: tuple[tuple[str, str], ...] = attrs.field(default=(), init=False)
     _fully_checked: set[Solution] = attrs.field(factory=set, init=False)
     _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
     _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
@@ -75,7 +76,7 @@ class ShapeRun:
         seconds = tuple(self._seconds.items())
         baseline = self._timings.get(self._baseline) if self._baseline else None
         timings = tuple(self._timings.values())
-        self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason))
+        self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason, self._refusals))
 
     def _list(self) -> list[Solution]:
         """Return the candidates: the baseline, the backends' solutions, and the table's row.
@@ -90,7 +91,7 @@ class ShapeRun:
             self._reason = f"its baseline ended the worker: {error}"
             return []
         offered, self._baseline = listing.solutions, listing.baseline
-        self._reason = "" if offered else listing.reasons
+        self._reason, self._refusals = "" if offered else listing.reasons, listing.refusals
         if incumbent and incumbent.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
             offered = (*offered, incumbent)
         candidates = dict.fromkeys([*([self._baseline] if self._baseline else []), *(self.task.only or offered)])

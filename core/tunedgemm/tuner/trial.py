@@ -240,6 +240,7 @@ class Outcome:
         libver: version of the winner's library, "" if its kernel names carry a revision.
         place: where it was tuned.
         reason: why no solution could be tried.
+        refusals: (libtype, reason) of each backend that serves such devices and offered nothing.
     """
 
     task: Task
@@ -251,6 +252,7 @@ class Outcome:
     libver: str = ""
     place: Place | None = None
     reason: str = ""
+    refusals: tuple[tuple[str, str], ...] = ()
 
     @property
     def gain(self) -> float:

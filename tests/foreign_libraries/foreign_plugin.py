@@ -1,0 +1,56 @@
+"""Backends over libraries that users install, each sound or broken in one way.
+
+A library is a package ``kernels_NAME``, which records each process that imports it.
+"""
+
+import importlib.metadata
+import importlib.util
+import sys
+
+from tunedgemm.plugin import Launcher, Platform, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.tools import load_fault
+
+
+class Foreign:
+    """Backend over one library, which is loaded in a child first."""
+
+    OPS = ("a16w16",)
+    PLATFORMS = (Platform(("cpu",), needs=("kernels 2.0 to 2.9",)),)
+
+    def __init__(self, name):
+        self.name, self.answer = name, None
+
+    def usable(self):
+        """Return True, or why the library cannot be used; asks it once."""
+        package = f"kernels_{self.name}"
+        if importlib.util.find_spec(package) is None:
+            return Unsupported(f"{package}: not installed; pip install {package}")
+        if not (version := importlib.metadata.version(package)).startswith("2."):
+            return Unsupported(f"{package}: must be 2.0 to 2.9 (got {version})")
+        fault = load_fault(f"import {package}", timeout=1.0 if self.name == "hangs" else 120.0)
+        return Unsupported(f"{package}: does not load: {fault}") if fault else True
+
+    @hookimpl
+    def supports(self, shape: Shape):
+        """Answer by the library once the static limits allow the shape."""
+        if shape.bias:
+            return Unsupported("takes no bias")
+        self.answer = self.usable() if self.answer is None else self.answer
+        return self.answer
+
+    @hookimpl
+    def enumerate_solutions(self):
+        """List the only kernel."""
+        return [Solution(f"foreign_{self.name}", "product")]
+
+    @hookimpl
+    def bind(self, shape: Shape):
+        """Load the library here."""
+        if not (answer := self.supports(shape)):
+            return answer
+        __import__(f"kernels_{self.name}")
+        return Launcher(sys.modules[f"kernels_{self.name}"].product)
+
+
+def __getattr__(name):
+    return Foreign(name)
