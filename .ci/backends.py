@@ -22,18 +22,23 @@ _NAME = re.compile(r'^name = "(.+)"', re.MULTILINE)
 _ENTRIES = re.compile(rf'^\[project\.entry-points\."{re.escape(GROUP)}"\]\n((?:[\w.-]+ = ".+"\n)+)', re.MULTILINE)
 
 
+def register(folder: Path) -> None:
+    """Write the metadata of each folder in plugins/, as if it were installed in *folder*."""
+    for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        text = project.read_text()
+        name, entries = _NAME.search(text), _ENTRIES.search(text)
+        if name is None or entries is None:
+            raise SystemExit(f"{project}: states no name or no entry points of {GROUP}")
+        info = folder / f"{name[1].replace('-', '_')}-0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries[1].replace(chr(34), '')}")
+
+
 def registry() -> Registry:
     """Return the backends of all folders in plugins/, which must be importable, and no others."""
     with tempfile.TemporaryDirectory() as folder:
-        for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-            text = project.read_text()
-            name, entries = _NAME.search(text), _ENTRIES.search(text)
-            if name is None or entries is None:
-                raise SystemExit(f"{project}: states no name or no entry points of {GROUP}")
-            info = Path(folder) / f"{name[1]}-0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 0\n")
-            (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries[1].replace(chr(34), '')}")
+        register(Path(folder))
         points = [point for found in importlib.metadata.distributions(path=[folder]) for point in found.entry_points]
         answer = Registry(points)
         for libtype in answer.libtypes:  # each reads its distribution's name

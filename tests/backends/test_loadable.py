@@ -87,6 +87,7 @@ def test_a_load_that_hangs_is_killed(tmp_path):
         ("import a_library_that_is_absent", "ModuleNotFoundError: No module named 'a_library_that_is_absent'"),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("raise ValueError('of\\ntwo lines')", "ValueError: of two lines"),
+        ("raise OSError('no load') from KeyError('why')", "OSError: no load, from KeyError: 'why'"),
         ("import os; os.kill(os.getpid(), 11)", "loading it ends the process by SIGSEGV"),
         ("import os; os._exit(3)", "loading it ends the process with status 3"),
         ("import warnings, sys; warnings.warn('old'); print('a line', file=sys.stderr)", ""),

@@ -112,3 +112,28 @@ class TestPage:
         assert owned.items() <= extras.items()
         (everything,) = re.findall(rf'^{ALL} = \["tunedgemm\[([\w,]+)\]"\]$', text, re.MULTILINE)
         assert sorted(extras[libtype] for libtype in everything.split(",")) == sorted(set(extras.values()))
+
+
+#: Imports torch, then lists the backends; prints the seconds of both, the list and heavy packages.
+COST = """
+import contextlib, io, json, sys, time
+start = time.process_time()
+import torch
+torch_seconds, output = time.process_time() - start, io.StringIO()
+from tunedgemm.cli import main
+with contextlib.redirect_stdout(output):
+    assert main(["plugins"]) == 0
+heavy = {"triton", "vllm", "deep_gemm", "quack", "cutlass", "aiter"} & set(sys.modules)
+print(json.dumps([torch_seconds, time.process_time() - start, output.getvalue(), sorted(heavy)]))
+"""
+
+
+@pytest.mark.timing
+def test_the_list_is_quick_with_every_plugin_installed(script, child, tmp_path):
+    """It takes 2 s at most, of which torch's import is the larger part; it imports no library."""
+    script.register(tmp_path)
+    libtypes = script.registry().libtypes  # imports all plugins, which compiles their sources
+    torch_seconds, seconds, listed, heavy = json.loads(child(COST, tmp_path))
+    assert all(f" {libtype} " in listed for libtype in libtypes)
+    assert heavy == []
+    assert seconds < max(2.0, torch_seconds + 1.0), f"{seconds:.2f} s, of which torch {torch_seconds:.2f} s"

@@ -42,7 +42,9 @@ try:
     status = {loaded}
 except BaseException as error:
     status = {raised}
-    print("{mark}" + type(error).__name__, error, sep=": ", file=sys.stderr, flush=True)
+    causes = [error, *filter(None, [error.__cause__])]
+    texts = [f"{{type(each).__name__}}: {{each}}" for each in causes]
+    print("{mark}" + ", from ".join(texts), file=sys.stderr, flush=True)
 os._exit(status)
 """
 _LONGEST_TEXT = 400
