@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import attrs
 import pytest
@@ -50,6 +51,20 @@ def test_listed_solutions(shape: tuple[int, int, int]) -> None:
         out = launcher.call(x, weight)
         assert error(out, x, weight) < 2**-8, name
         assert torch.equal(out, launcher.call(x, weight)), name
+
+
+def test_bind_compiles_nothing_after_prepare(compile_on_all_cores: Callable[..., None]) -> None:
+    """Kernels compiled in processes without a device are those that `bind` loads here."""
+    jobs = []
+    for fields in ({}, {"epilogue": "bias", "bias_dtype": "fp32"}):
+        shape = Shape("a16w16", 40, 1288, 2048, **fields)
+        jobs += [(solution, shape, device_of(0)) for solution in list(quack.enumerate_solutions(shape, device_of(0)))[::4]]
+    assert {solution.split_k > 0 for solution, _, _ in jobs} == {False, True}
+    compile_on_all_cores(jobs)
+    before = quack.load().compiled()
+    for solution, shape, device in jobs:
+        assert isinstance(quack.bind(solution, shape, device), Launcher), solution
+    assert quack.load().compiled()[1] == before[1]
 
 
 def test_kinds_of_operands() -> None:

@@ -20,7 +20,7 @@ SHAPE, H200 = Shape("a16w16", 16, 1280, 8192), Device("sm_90", 132, "nvidia-h200
 #: Nothing is launched there: QuACK does not load.
 PRESENT = Device("sm_90", 132, "nvidia-h200", index=0)
 FAKE = Path(__file__).parent / "installed" / "fake_quack" / "gemm.py"
-PACKAGES = ("quack", "cutlass", "tvm_ffi")
+PACKAGES = library._PACKAGES
 
 Install = Callable[..., Path]
 

@@ -28,7 +28,7 @@ _HINT = "pip install quack-kernels 'nvidia-cutlass-dsl[cu13]'"
 #: First version whose gemm() returns a plan to launch again.
 _OLDEST = (0, 6, 2)
 #: Packages whose binaries decide whether the import works, and code that exchanges a tensor.
-_PACKAGES = ("quack", "cutlass", "tvm_ffi")
+_PACKAGES = ("quack", "nvidia_cutlass_dsl", "cutlass", "tvm_ffi")
 _LOAD = "import quack.gemm, torch, tvm_ffi; tvm_ffi.convert(torch.zeros(8))"
 #: What a compiler without a GPU needs to know; the names are QuACK's and CuTe DSL's.
 _TARGET = {"QUACK_ARCH": "90", "CUTE_DSL_ARCH": "sm_90a"}
