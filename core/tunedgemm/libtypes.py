@@ -46,8 +46,8 @@ OF_AITERS_OPS = {
 #: All libtypes of AITER's tables.
 AITER = tuple(sorted({libtype for libtypes in OF_AITERS_OPS.values() for libtype in libtypes}))
 
-#: The libtypes whose kernels exist in AITER alone.
-AITERS_OWN = ("flydsl", "opus")
+#: The libtype of AITER's own functions, which run rows whose stages belong to several backends.
+AITERS_OWN = "aiter"
 
 #: Joins the libtypes of a row whose stages belong to several backends.
 JOINT = "+"
@@ -84,8 +84,9 @@ def absent(libtype: str) -> str:
     """Return why there can be no backend for a libtype; "" where one may be installed."""
     parts = libtype.split(JOINT)
     if len(parts) > 1:
-        return f"its stages belong to {' and '.join(parts)}: no installed backend runs both"
-    return "AITER's own, no plugin" if libtype in AITERS_OWN else ""
+        hint = pip_hint(AITERS_OWN)
+        return f"its stages belong to {' and '.join(parts)}: no installed backend runs both{f'; {hint}' if hint else ''}"
+    return ""
 
 
 def libtype_of_kernel(kernel_name: str) -> str:

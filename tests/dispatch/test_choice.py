@@ -6,6 +6,8 @@ import logging
 
 import attrs
 import torch
+from tunedgemm.backends.hookspecs import hookimpl
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry, make_backend
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
@@ -143,15 +145,15 @@ class TestPartOfAName:
     ("libtype", "reason"),
     [
         ("asm", "not installed; pip install tunedgemm[asm]"),
-        ("flydsl", "AITER's own, no plugin"),
-        ("opus", "AITER's own, no plugin"),
-        ("asm+ck", "its stages belong to asm and ck: no installed backend runs both"),
-        ("flydsl+ck", "its stages belong to flydsl and ck: no installed backend runs both"),
+        ("asm+ck", "its stages belong to asm and ck: no installed backend runs both; pip install tunedgemm[aiter]"),
+        ("flydsl+ck", "its stages belong to flydsl and ck: no installed backend runs both; pip install tunedgemm[aiter]"),
         ("nosuch", "no backend of that name; installed: torch"),
     ],
 )
-def test_a_libtype_that_is_not_installed(libtype, reason):
+def test_a_libtype_that_is_not_installed(libtype, reason, monkeypatch):
     """A row of it is a miss with the pip command, or why nothing can be installed; torch serves the call."""
+    extras = {"asm": "tunedgemm-asm", "aiter": "tunedgemm-aiter"}
+    monkeypatch.setattr("tunedgemm.libtypes.owners", lambda: extras)
     registry = Registry(())
     explanation = chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
     assert explanation.libtype == "torch"
@@ -159,10 +161,49 @@ def test_a_libtype_that_is_not_installed(libtype, reason):
     assert f"not {libtype}:k: libtype {libtype!r}: {reason}" in str(explanation)
 
 
-def test_a_plugin_of_aiters_own_libtype_is_asked():
-    """An installed backend of such a name serves the row."""
-    registry = fake_registry(fake_backend("flydsl", solutions=("k",)))
-    assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
+class AnyRow(FakePlugin):
+    """A backend that runs rows of other libtypes: ``one+two`` and ``busy``."""
+
+    ROWS = ("a16w16:one+two", "a16w16:busy", "fmoe:one")
+
+    @hookimpl
+    def bind(self, solution, shape):
+        """Bind a solution of any libtype."""
+        return Launcher(lambda *operands: exact(solution, shape, *operands))
+
+
+class TestRowsOfOthers:
+    """``ROWS`` of a backend: it runs rows of other libtypes, where their own backends do not."""
+
+    def chosen(self, libtype, *others):
+        registry = fake_registry(*others)
+        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        return chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
+
+    def test_the_stated_libtypes_run(self):
+        """A joint libtype and an absent one find it; the row keeps its libtype."""
+        assert self.chosen("one+two").libtype == "one+two"
+        assert self.chosen("busy").libtype == "busy"
+
+    def test_other_ops_and_libtypes_do_not(self):
+        """A libtype that it does not state for this op is a miss."""
+        assert self.chosen("one").libtype == self.chosen("two+one").libtype == "torch"
+
+    def test_the_rows_own_backend_comes_first(self):
+        """It is asked only where the row's own backend refuses the shape."""
+        registry = fake_registry(fake_backend("busy", solutions=("k",)))
+        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        offer = Offer(Solution("busy", "k"), "table", "")
+        assert examine(offer, SHAPE, MI300X, registry) is registry.get("busy")
+        registry.add(fake_backend("busy", solutions=("k",), supports=lambda shape, device: Unsupported("too wide")))
+        assert examine(offer, SHAPE, MI300X, registry) is registry.get("anyrow")
+
+    def test_both_reasons_are_given(self):
+        """Where neither serves the shape, the reason names both."""
+        registry = fake_registry(fake_backend("busy", supports=lambda shape, device: Unsupported("too wide")))
+        registry.add(make_backend("anyrow", AnyRow("anyrow", supports=lambda shape, device: Unsupported("no library"))))
+        refusal = examine(Offer(Solution("busy", "k"), "table", ""), SHAPE, MI300X, registry)
+        assert refusal.reason == "too wide; anyrow: no library"
 
 
 def test_a_missing_torch_route_is_a_miss():

@@ -8,6 +8,8 @@ The registered object also states ``OPS``, the names of the ops it covers. It ma
 * ``SCALE_ORDERS``: the orders of scales that it reads, apart from the usual one of a shape; the
   core asks about no others;
 * ``PLATFORMS``: the architectures that it serves, what each needs installed, and where it ran;
+* ``ROWS``: rows of other libtypes that it runs as well, each as ``op:libtype``, where the row's own
+  backend does not;
 * ``OPTIONS``: its settings for a run of the tuner;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
 * ``details(device)``: lines for ``tunedgemm plugins -v``;

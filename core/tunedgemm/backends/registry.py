@@ -62,6 +62,7 @@ class Backend:
     options: tuple[Option, ...] = ()
     scale_orders: tuple[str, ...] = ()
     platforms: tuple[Platform, ...] = ()
+    rows: tuple[str, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
         """Return True, or the reason for a refusal, which may be the hook's exception.
@@ -229,6 +230,7 @@ class Registry:
         points = entry_points(group=GROUP) if entries is None else entries
         self._entries, self._rivals = _by_name(points)
         self._loaded: dict[str, Backend | Unsupported] = {}
+        self._runners: dict[tuple[str, str], tuple[Backend, ...]] = {}
 
     @property
     def libtypes(self) -> tuple[str, ...]:
@@ -245,6 +247,15 @@ class Registry:
             entry = self._entries.get(libtype)
             self._loaded[libtype] = self._missing(libtype) if entry is None else _load(entry)
         return self._loaded[libtype]
+
+    def runners(self, op: str, libtype: str) -> tuple[Backend, ...]:
+        """Return the backends of other libtypes that state in ``ROWS`` that they run such rows; import all plugins once."""
+        if (op, libtype) not in self._runners:
+            answers = [self.get(installed) for installed in self.libtypes]
+            self._runners[op, libtype] = tuple(
+                answer for answer in answers if isinstance(answer, Backend) and f"{op}:{libtype}" in answer.rows
+            )
+        return self._runners[op, libtype]
 
     def problems(self, libtype: str) -> tuple[str, ...]:
         """Return problems other than a failed load: other distributions that claim the same libtype."""
@@ -274,6 +285,7 @@ class Registry:
         """Add a backend to this registry only, for tests and experiments."""
         self._entries[backend.libtype] = EntryPoint(backend.libtype, "", GROUP)
         self._loaded[backend.libtype] = backend
+        self._runners.clear()
 
     def _missing(self, libtype: str) -> Unsupported:
         hint = pip_hint(libtype)
@@ -300,6 +312,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         options=stated_options(libtype, getattr(plugin, "OPTIONS", ())),
         scale_orders=stated_names(libtype, plugin, "SCALE_ORDERS"),
         platforms=stated_platforms(libtype, getattr(plugin, "PLATFORMS", ()), covered),
+        rows=stated_names(libtype, plugin, "ROWS"),
     )
 
 

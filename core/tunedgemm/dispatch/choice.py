@@ -147,14 +147,23 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
-    """Return the backend that can serve an offer by its static limits, or the reason why none can."""
+    """Return the backend that can serve an offer by its static limits, or the reasons why none can.
+
+    The backend of its libtype precedes those that state in ``ROWS`` that they run such rows.
+    """
     libtype = offer.solution.libtype
-    backend = registry.get(libtype)
-    if isinstance(backend, Unsupported):
-        reason = ("" if libtype in registry else absent(libtype)) or backend.reason
-        return Unsupported(f"libtype {libtype!r}: {reason}")
-    answer = backend.supports(shape, device, offer.solution)
-    return backend if answer else Unsupported(str(answer))
+    own = registry.get(libtype)
+    if isinstance(own, Unsupported):
+        reasons = [f"libtype {libtype!r}: {('' if libtype in registry else absent(libtype)) or own.reason}"]
+    elif answer := own.supports(shape, device, offer.solution):
+        return own
+    else:
+        reasons = [str(answer)]
+    for backend in registry.runners(shape.op, libtype):
+        if answer := backend.supports(shape, device, offer.solution):
+            return backend
+        reasons.append(f"{backend.libtype}: {answer}")
+    return Unsupported("; ".join(reasons))
 
 
 def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:

@@ -95,16 +95,23 @@ def _unknown(rows: Sequence[Row]) -> Iterator[str]:
 
 def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that are valid but unusable here."""
-    if joint := [row for row in rows if JOINT in row.solution.libtype]:
+    registry, reasons = Registry(), defaultdict(list)
+    joint = [row for row in rows if JOINT in row.solution.libtype and not registry.runners(row.shape.op, row.solution.libtype)]
+    if joint:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
         yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), and none runs both; first in line {joint[0].line}"
-    registry, reasons = Registry(), defaultdict(list)
     for row in rows:
-        backend = registry.get(row.solution.libtype)
-        if not isinstance(backend, Backend) or row.shape.op not in backend.ops or not row.gfx or not row.valid:
+        if not _has_backend(row, registry) or not row.gfx or not row.valid:
             continue  # it has no backend or no device, or never wins
         if reason := row_refusal(row, as_present(Device(row.gfx, row.cu_num)), registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
         yield f"note: {file}: {count} {lines[0]}: {reason}"
+
+
+def _has_backend(row: Row, registry: Registry) -> bool:
+    """Tell whether an installed backend covers the row's op, or runs such rows for the row's own backend."""
+    backend = registry.get(row.solution.libtype)
+    covered = isinstance(backend, Backend) and row.shape.op in backend.ops
+    return covered or bool(registry.runners(row.shape.op, row.solution.libtype))
