@@ -249,7 +249,10 @@ class Registry:
         return self._loaded[libtype]
 
     def runners(self, op: str, libtype: str) -> tuple[Backend, ...]:
-        """Return the backends of other libtypes that state in ``ROWS`` that they run such rows; import all plugins once."""
+        """Return the backends that state in ``ROWS`` that they run such rows.
+
+        The first call imports all plugins.
+        """
         if (op, libtype) not in self._runners:
             answers = [self.get(installed) for installed in self.libtypes]
             self._runners[op, libtype] = tuple(

@@ -1,0 +1,1 @@
+"""Stand for AITER's kernels named ``flydsl_bpreshuffle_wmma_``."""

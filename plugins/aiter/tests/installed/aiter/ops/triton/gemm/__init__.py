@@ -1,0 +1,1 @@
+"""Stand for AITER's package ``aiter.ops.triton.gemm``."""

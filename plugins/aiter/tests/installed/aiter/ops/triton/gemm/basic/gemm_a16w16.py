@@ -1,0 +1,1 @@
+"""Stand for AITER's 16-bit product in Triton, by gluon on gfx1250."""

@@ -1,0 +1,1 @@
+"""Stand for the compiler of FlyDSL's kernels: AITER needs it installed."""

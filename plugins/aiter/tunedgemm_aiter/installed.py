@@ -1,0 +1,191 @@
+"""Find the installed AITER without importing it, state what it lacks, and import its functions at bind.
+
+Importing AITER takes seconds, prints, asks ROCm for the device, and may compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import ForkSafeLock, artifact
+
+PACKAGE = "aiter"
+_DISTRIBUTIONS = ("amd-aiter", PACKAGE)
+#: Seconds that AITER's first import may take: it compiles an extension where its wheel has none.
+_IMPORT_SECONDS = 900
+_importing = ForkSafeLock()
+
+
+@attrs.frozen
+class Need:
+    """A text in a source file of AITER that a kernel needs, and since which version it is there.
+
+    Attributes:
+        file: path below AITER's package, or below ``csrc``.
+        text: part of the file.
+        since: the first version of ``amd-aiter`` that has it, in words.
+    """
+
+    file: str
+    text: str
+    since: str
+
+
+@attrs.frozen
+class Installation:
+    """The installed AITER.
+
+    Attributes:
+        folder: of its package.
+        version: of its distribution; "" where it has none.
+    """
+
+    folder: Path
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Return the version and the folder in words."""
+        return f"AITER {self.version or 'of unknown version'} ({self.folder})"
+
+    def path(self, file: str) -> Path:
+        """Return a source file; a wheel has ``csrc`` in the package ``aiter_meta``."""
+        if not file.startswith("csrc/"):
+            return self.folder / file
+        beside = self.folder.parent / "aiter_meta" / file
+        return beside if beside.exists() else self.folder.parent / file
+
+
+def find() -> Installation | None:
+    """Return the installed AITER, or None.
+
+    Modules that `tunedgemm.integrations.aiter.install` serves under its name do not count.
+    """
+    for finder in sys.meta_path:
+        spec = finder.find_spec(PACKAGE, None) if hasattr(finder, "find_spec") else None
+        if spec is not None and spec.origin and Path(spec.origin).name == "__init__.py":
+            return Installation(Path(spec.origin).resolve().parent, _version())
+    return None
+
+
+@functools.cache
+def _version() -> str:
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def lacking(need: Need) -> str:
+    """Return why the installed AITER does not serve a need; "" where it does."""
+    found = find()
+    if found is None:
+        return f"AITER is not installed; this kernel needs amd-aiter {need.since}"
+    if need.text in _text_of(found.path(need.file)):
+        return ""
+    return f"{found.name} lacks {need.text!r} in {need.file}; this kernel needs amd-aiter {need.since}"
+
+
+def _text_of(path: Path) -> str:
+    """Return a file's text; "" where there is none."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=32)
+def _read(path: Path, changed: int) -> str:
+    """Return a file's text; *changed* makes an upgraded file another entry."""
+    del changed
+    return path.read_text(errors="replace")
+
+
+def has_flydsl() -> bool:
+    """Tell whether the package is installed that compiles FlyDSL's kernels."""
+    return importlib.util.find_spec("flydsl") is not None
+
+
+def function(module: str, name: str) -> Callable[..., Any]:
+    """Import a function of AITER, not one that replaces it: that may call tunedgemm again.
+
+    Raises:
+        PluginError: AITER is absent, cannot be imported, lacks it, or something else has its name.
+    """
+    answer = attribute(module, name)
+    home = getattr(inspect.unwrap(answer), "__module__", "") or ""
+    if home.partition(".")[0] != PACKAGE:
+        raise PluginError(f"{module}.{name} is replaced by a function of {home}, which may call tunedgemm; restore AITER's")
+    return answer  # type: ignore[no-any-return]
+
+
+def attribute(module: str, name: str) -> Any:
+    """Import a name of AITER.
+
+    Raises:
+        PluginError: AITER is absent, cannot be imported or lacks it, or another module has its name.
+    """
+    found = find()
+    if found is None:
+        raise PluginError("AITER is not installed")
+    with _importing:
+        loaded = sys.modules.get(PACKAGE) or _load(found)
+        home = Path(str(getattr(loaded, "__file__", ""))).resolve().parent
+        if home != found.folder:
+            raise PluginError(f"module 'aiter' of this process is not AITER's (got {home}); call tunedgemm.integrations.aiter.uninstall()")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except Exception as error:  # its modules may raise anything
+            raise PluginError(f"{found.name} has no usable {module}.{name}: {type(error).__name__}: {error}") from error
+
+
+def _load(found: Installation) -> ModuleType:
+    """Import AITER, in a child process first: a library of another ABI may end the process."""
+    key = f"aiter import {found.folder} {found.version} {(found.folder / '__init__.py').stat().st_mtime_ns} {sys.version} {_torch()}"
+    artifact(key, _import_in_child)
+    try:
+        return importlib.import_module(PACKAGE)
+    except Exception as error:
+        raise PluginError(f"{found.name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _torch() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _import_in_child() -> bytes:
+    """Import AITER in a child process.
+
+    Raises:
+        PluginError: the child failed, died or took too long.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", f"import {PACKAGE}, {PACKAGE}.tuned_gemm"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_IMPORT_SECONDS, env=environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"AITER cannot be imported in a child process: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        how = f"died of signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise PluginError(f"AITER cannot be imported ({how}): {last[:300]}")
+    return b"imported"
