@@ -1,4 +1,4 @@
-"""Find the installed AITER without importing it, state what it lacks, and import its functions at bind.
+"""Find the installed AITER without importing it, say what it lacks, and import it at bind.
 
 Importing AITER takes seconds, prints, asks ROCm for the device, and may compile.
 """
@@ -155,7 +155,7 @@ def attribute(module: str, name: str) -> Any:
 
 
 def _load(found: Installation) -> ModuleType:
-    """Import AITER, in a child process first: a library of another ABI may end the process."""
+    """Import AITER, first in a child process, which a library of another ABI may end."""
     key = f"aiter import {found.folder} {found.version} {(found.folder / '__init__.py').stat().st_mtime_ns} {sys.version} {_torch()}"
     artifact(key, _import_in_child)
     try:

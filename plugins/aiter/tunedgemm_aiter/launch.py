@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import on_device, torch_dtype
 
-from tunedgemm_aiter import opus
+from tunedgemm_aiter import opus_kernels
 from tunedgemm_aiter.installed import function, has_flydsl, lacking
 from tunedgemm_aiter.names import Kernel, parse, unfit
 
@@ -27,7 +27,7 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
     reason = unfit(kernel, solution.split_k, shape, device) or lacking(kernel.need)
     if not reason and family == "flydsl" and not has_flydsl():
         reason = "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed"
-    if not reason and family == "opus" and opus.number(kernel.name) is None:
+    if not reason and family == "opus" and opus_kernels.number(kernel.name) is None:
         reason = f"the installed AITER has no opus kernel {kernel.name!r}"
     return reason
 
@@ -112,7 +112,7 @@ def _flydsl_a8w8_bpreshuffle(kernel: Kernel, solution: Solution, shape: Shape) -
 def _opus_a16w16(kernel: Kernel, solution: Solution, shape: Shape) -> Call:
     import torch
 
-    run, number = function("aiter.ops.opus.gemm_op_a16w16", "opus_gemm_a16w16_tune"), opus.number(kernel.name)
+    run, number = function("aiter.ops.opus.gemm_op_a16w16", "opus_gemm_a16w16_tune"), opus_kernels.number(kernel.name)
     k, n, split, dtype = shape.k, shape.n, solution.split_k, torch_dtype(shape.outdtype)
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _opus_blockscale(kernel: Kernel, solution: Solution, shape: Shape) -> Call:
     import torch
 
     del solution
-    run, number = function("aiter.ops.opus.gemm_op_a8w8", "opus_gemm_a8w8_blockscale_bpreshuffle_tune"), opus.number(kernel.name)
+    run, number = function("aiter.ops.opus.gemm_op_a8w8", "opus_gemm_a8w8_blockscale_bpreshuffle_tune"), opus_kernels.number(kernel.name)
     k, n, dtype = shape.k, shape.n, torch_dtype(shape.outdtype)
 
     def call(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, Option, PluginError, Shape, Solution
 
-from tunedgemm_aiter import opus
+from tunedgemm_aiter import opus_kernels
 from tunedgemm_aiter.installed import find, function, has_flydsl
 from tunedgemm_aiter.limits import is_aiters_choice
 from tunedgemm_aiter.names import AUTO, parse, unfit
@@ -118,9 +118,9 @@ def _opus(shape: Shape, device: Device) -> Iterator[Candidate]:
 
     A kernel that the build lacks is refused at bind.
     """
-    full, compiled = SPACE.value() == "full", opus.compiled(device.gfx)
+    full, compiled = SPACE.value() == "full", opus_kernels.compiled(device.gfx)
     wanted = {"bf16": "bf16_t", "fp32": "fp32_t"}[shape.outdtype]
-    for number, instance in opus.kernels().items():
+    for number, instance in opus_kernels.kernels().items():
         if not (full or number in compiled):
             continue
         try:

@@ -1,4 +1,4 @@
-"""Read the numbers of opus's kernels from AITER's list, a file of plain Python that AITER compiles from."""
+"""Read the numbers of opus's kernels from AITER's list, a file of plain Python."""
 
 from __future__ import annotations
 
