@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Launcher, Platform, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_aiter import experts, installed, launch, limits, space
 
@@ -34,6 +34,11 @@ class Aiter:
     def OPS(self) -> tuple[str, ...]:
         """Return the names of the ops it covers."""
         return tuple(limits.LIMITS[self.family])
+
+    @property
+    def PLATFORMS(self) -> tuple[Platform, ...]:
+        """Return the architectures of its ops; no kernel has run on a GPU."""
+        return limits.platforms_of(self.family)
 
     @property
     def ROWS(self) -> tuple[str, ...]:

@@ -10,17 +10,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ForkSafeLock, artifact
+from tunedgemm.tools import ForkSafeLock, load_fault
 
 PACKAGE = "aiter"
 _DISTRIBUTIONS = ("amd-aiter", PACKAGE)
@@ -140,52 +137,28 @@ def attribute(module: str, name: str) -> Any:
     Raises:
         PluginError: AITER is absent, cannot be imported or lacks it, or another module has its name.
     """
-    found = find()
-    if found is None:
-        raise PluginError("AITER is not installed")
     with _importing:
-        loaded = sys.modules.get(PACKAGE) or _load(found)
-        home = Path(str(getattr(loaded, "__file__", ""))).resolve().parent
-        if home != found.folder:
-            raise PluginError(f"module 'aiter' of this process is not AITER's (got {home}); call tunedgemm.integrations.aiter.uninstall()")
+        found = _import_package()
         try:
             return getattr(importlib.import_module(module), name)
         except Exception as error:  # its modules may raise anything
             raise PluginError(f"{found.name} has no usable {module}.{name}: {type(error).__name__}: {error}") from error
 
 
-def _load(found: Installation) -> ModuleType:
-    """Import AITER, first in a child process, which a library of another ABI may end."""
-    key = f"aiter import {found.folder} {found.version} {(found.folder / '__init__.py').stat().st_mtime_ns} {sys.version} {_torch()}"
-    artifact(key, _import_in_child)
-    try:
-        return importlib.import_module(PACKAGE)
-    except Exception as error:
-        raise PluginError(f"{found.name} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _torch() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-@functools.cache
-def _import_in_child() -> bytes:
-    """Import AITER in a child process.
+def _import_package() -> Installation:
+    """Import AITER, first in a child process, which a library of another ABI may end.
 
     Raises:
-        PluginError: the child failed, died or took too long.
+        PluginError: it is absent or cannot be imported, or another module has its name.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", f"import {PACKAGE}, {PACKAGE}.tuned_gemm"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_IMPORT_SECONDS, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PluginError(f"AITER cannot be imported in a child process: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
-        how = f"died of signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise PluginError(f"AITER cannot be imported ({how}): {last[:300]}")
-    return b"imported"
+    found = find()
+    if found is None:
+        raise PluginError("AITER is not installed")
+    if PACKAGE not in sys.modules:
+        if fault := load_fault(f"import {PACKAGE}, {PACKAGE}.tuned_gemm", found.folder / "__init__.py", timeout=_IMPORT_SECONDS):
+            raise PluginError(f"{found.name} cannot be imported: {fault}")
+        importlib.import_module(PACKAGE)
+    home = Path(str(sys.modules[PACKAGE].__file__)).resolve().parent
+    if home != found.folder:
+        raise PluginError(f"module 'aiter' of this process is not AITER's (got {home}); call tunedgemm.integrations.aiter.uninstall()")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Platform, Shape, Unsupported
 
 _FP8 = {"gfx942": "fp8_e4m3fnuz"}
 _OTHER_FP8 = "fp8_e4m3fn"
@@ -17,12 +17,14 @@ class Limit:
     """What a libtype takes of an op.
 
     Attributes:
+        since: the first version of AITER whose kernels it names.
         gfx: its architectures.
         dtypes, outdtypes: of the operands and the output; ``fp8`` is the architecture's.
         scale, layout: kind of the scales, and layout of the weight.
         bias: whether a bias in the dtype of operands and output is fused.
     """
 
+    since: str
     gfx: tuple[str, ...]
     dtypes: tuple[str, ...]
     outdtypes: tuple[str, ...]
@@ -36,20 +38,20 @@ _EXPERTS = ("bf16", "fp16")
 #: libtype -> op -> limit; fmoe's is further below.
 LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "flydsl": {
-        "a16w16": Limit(_CDNA, ("bf16", "fp16"), ("bf16", "fp16", "fp32"), bias=True),
-        "a8w8_bpreshuffle": Limit(_ALL, ("fp8", "int8"), ("bf16", "fp16"), "row", _SHUFFLED),
-        "fmoe": Limit(_CDNA, _EXPERTS, _EXPERTS),
+        "a16w16": Limit("0.1.16 or newer", _CDNA, ("bf16", "fp16"), ("bf16", "fp16", "fp32"), bias=True),
+        "a8w8_bpreshuffle": Limit("0.1.18 or newer", _ALL, ("fp8", "int8"), ("bf16", "fp16"), "row", _SHUFFLED),
+        "fmoe": Limit("newer than 0.1.20.post1", _CDNA, _EXPERTS, _EXPERTS),
     },
     "opus": {
-        "a16w16": Limit(_CDNA, ("bf16",), ("bf16", "fp32")),
-        "a8w8_blockscale_bpreshuffle": Limit(("gfx942",), ("fp8",), ("bf16",), "block", _SHUFFLED),
+        "a16w16": Limit("0.1.16 or newer", _CDNA, ("bf16",), ("bf16", "fp32")),
+        "a8w8_blockscale_bpreshuffle": Limit("0.1.18 or newer", ("gfx942",), ("fp8",), ("bf16",), "block", _SHUFFLED),
     },
     "gluon": {
-        "a16w16": Limit(("gfx1250",), ("bf16", "fp16"), ("bf16", "fp16")),
-        "a8w8": Limit(("gfx950",), ("fp8", "int8"), ("bf16", "fp16"), "row"),
-        "a8w8_blockscale": Limit(("gfx950",), ("fp8",), ("bf16", "fp16"), "block"),
+        "a16w16": Limit("0.1.16 or newer", ("gfx1250",), ("bf16", "fp16"), ("bf16", "fp16")),
+        "a8w8": Limit("0.1.12 or newer", ("gfx950",), ("fp8", "int8"), ("bf16", "fp16"), "row"),
+        "a8w8_blockscale": Limit("0.1.9 or newer", ("gfx950",), ("fp8",), ("bf16", "fp16"), "block"),
     },
-    "aiter": {"fmoe": Limit(_CDNA, _EXPERTS, _EXPERTS)},
+    "aiter": {"fmoe": Limit("newer than 0.1.20.post1 (auto: 0.1.5 or newer)", _CDNA, _EXPERTS, _EXPERTS)},
 }
 
 #: Rows of other libtypes that a backend runs. AITER's fused MoE has kernels of several libtypes; its
@@ -58,6 +60,12 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "gluon": ("a16w16:triton",),
     "aiter": ("fmoe:asm", "fmoe:asm+ck", "fmoe:asm+flydsl", "fmoe:ck+flydsl", "fmoe:flydsl+ck", "fmoe:flydsl+asm"),
 }
+
+
+def platforms_of(libtype: str) -> tuple[Platform, ...]:
+    """Return the architectures of each op of a libtype, and the AITER that it needs."""
+    flydsl = ("flydsl",) if libtype == "flydsl" else ()
+    return tuple(Platform(limit.gfx, needs=(f"amd-aiter {limit.since}", *flydsl), ops=(op,)) for op, limit in LIMITS[libtype].items())
 
 
 def supports(libtype: str, shape: Shape, device: Device) -> bool | Unsupported:
