@@ -1,7 +1,8 @@
-"""Share the stand-in for AITER, an artifact cache, and the tables of AITER where they are present."""
+"""Share the stand-in for AITER and an artifact cache."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +23,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def stand_in() -> Iterator[Path]:
     """Install the stand-in for AITER, and forget its modules afterwards."""
-    import sys
-
     with installed_in(INSTALLED):
         yield INSTALLED
     for name in list(sys.modules):
         if name.partition(".")[0] in _PACKAGES:
-            monkeypatch.delitem(sys.modules, name)
+            del sys.modules[name]

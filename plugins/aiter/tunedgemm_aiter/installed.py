@@ -135,7 +135,7 @@ def attribute(module: str, name: str) -> Any:
     """Import a name of AITER.
 
     Raises:
-        PluginError: AITER is absent, cannot be imported or lacks it, or another module has its name.
+        PluginError: AITER is absent, broken or lacks it, or another module has its name.
     """
     with _importing:
         found = _import_package()

@@ -54,8 +54,8 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "aiter": {"fmoe": Limit("newer than 0.1.20.post1 (auto: 0.1.5 or newer)", _CDNA, _EXPERTS, _EXPERTS)},
 }
 
-#: Rows of other libtypes that a backend runs. AITER's fused MoE has kernels of several libtypes; its
-#: Triton product is a Gluon kernel on gfx1250.
+#: Rows of other libtypes that a backend runs. AITER's fused MoE has kernels of several libtypes.
+#: Its Triton product is a Gluon kernel on gfx1250.
 ROWS: Mapping[str, tuple[str, ...]] = {
     "gluon": ("a16w16:triton",),
     "aiter": ("fmoe:asm", "fmoe:asm+ck", "fmoe:asm+flydsl", "fmoe:ck+flydsl", "fmoe:flydsl+ck", "fmoe:flydsl+asm"),

@@ -31,7 +31,7 @@ class GateMode(str, enum.Enum):
 
 
 def is_flydsl_available() -> bool:
-    """Return False: FlyDSL's kernels have no plugin."""
+    """Return False: FlyDSL's kernels are in AITER alone, which is hidden or absent."""
     return False
 
 

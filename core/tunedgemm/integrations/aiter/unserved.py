@@ -22,8 +22,8 @@ DIFFERENT: Mapping[str, str] = {
 }
 #: ``module:name`` as a pattern -> the reason; the first that matches counts.
 REASONS: Mapping[str, str] = {
-    "aiter.ops.flydsl*:*": "FlyDSL's kernels: without a plugin",
-    "aiter.ops.opus*:*": "opus's kernels: without a plugin",
+    "aiter.ops.flydsl*:*": "FlyDSL's kernels: rows of tables run them by an installed AITER",
+    "aiter.ops.opus*:*": "opus's kernels: rows of tables run them by an installed AITER",
     "aiter.ops.deepgemm:*": "grouped products: without an op",
     "aiter.aot*:*": _BUILD,
     "aiter.utility.pretune:*": _BUILD,

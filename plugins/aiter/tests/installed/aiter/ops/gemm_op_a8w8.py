@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiter.host import check, product, unshuffled
 
-#: The parts of ``flydsl_bpreshuflle_``, up to the scheduler; the other names are ``flydsl_bpreshuffle_8w_``.
+#: The parts of a name up to the scheduler; the other names are ``flydsl_bpreshuffle_8w_``.
 _NAME = re.compile(r"flydsl_bpreshuflle_(\d+)x(\d+)x(\d+)_\w+_\w+_\w+_(\d+)x(\d+)(?:x(\d+))?(?:x(\d+))?(?:_([A-Za-z]\w*))?")
 
 
