@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 from harness import add_only, parser_of
-from tunedgemm.backends.registry import Registry
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import choose, offers
 from tunedgemm.dtype import fp8_of
 from tunedgemm.errors import PluginError
-from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
+from tunedgemm.libtypes import BUILTIN, OF_AITERS_OPS
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.table.csvfile import Problem, infer_op, read_rows, upsert
@@ -149,17 +149,25 @@ def counts(families: dict[str, Family]) -> list[str]:
     return [*lines, f"| all | {' | '.join(str(total[column]) for column in range(len(total)))} |"]
 
 
+def _runner(registry: Registry, op: str, libtype: str) -> str:
+    """Return the command that installs a backend for rows of a libtype."""
+    own = registry.get(libtype)
+    able = [own] if isinstance(own, Backend) and op in own.ops else registry.runners(op, libtype)
+    if not able:
+        return "no installed backend"
+    return "built in" if able[0].libtype == BUILTIN else f"`pip install tunedgemm[{able[0].libtype}]`"
+
+
 def kernels(families: dict[str, Family]) -> list[str]:
     """Return the table of rows and kernel names by op and libtype, with the backend that runs them."""
-    lines = ["| op | libtype | rows | kernel names | who runs it |", "|---|---|---|---|---|"]
+    registry, lines = Registry(), ["| op | libtype | rows | kernel names | who runs it |", "|---|---|---|---|---|"]
     for op, family in sorted(families.items()):
         rows: dict[str, list[Row]] = defaultdict(list)
         for row in family.rows:
             rows[row.solution.libtype].append(row)
         for libtype, own in sorted(rows.items(), key=lambda item: (-len(item[1]), item[0])):
             names = len({row.solution.kernel_name for row in own})
-            hint = pip_hint(libtype)
-            who = absent(libtype) or (f"`{hint}`" if hint else "built in")
+            who = _runner(registry, op, libtype)
             lines.append(f"| `{op}` | {libtype} | {len(own)} | {names} | {who} |")
     return lines
 
