@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import tunedgemm_aiter
-from tunedgemm.integrations import aiter as served
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.stand_in import installed as installed_in
 from tunedgemm_aiter import installed
@@ -123,15 +123,15 @@ def test_a_kernel_that_aiter_refuses_is_a_refusal(stand_in):
     assert "has no opus kernel" in fake_aiter.opus.lacks(unknown, SHAPE, CPU)
 
 
-def test_names_that_tunedgemm_serves_are_not_aiters(stand_in):
-    """`install` hides AITER: the plugin refuses, because a served function would call it again."""
-    served.install(force=True)
-    try:
+def test_names_that_tunedgemm_serves_are_not_aiters(stand_in, monkeypatch):
+    """A module under the name of AITER hides it: its functions would call the plugin again."""
+    other = types.ModuleType("aiter")
+    other.__file__ = str(stand_in / "elsewhere" / "__init__.py")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "aiter", other)
         assert installed.find() is not None
         with pytest.raises(PluginError, match="is not AITER's"):
             installed.function(*FLYDSL)
-    finally:
-        served.uninstall()
     assert installed.function(*FLYDSL).__module__ == "aiter.tuned_gemm"
 
 

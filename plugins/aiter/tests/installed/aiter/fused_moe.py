@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tunedgemm.integrations.aiter import moe_entries
-from tunedgemm.ops.moe_words import ActivationType, QuantType
+import tunedgemm
+from tunedgemm import ActivationType, QuantType
 
 from aiter.jit.utils.chip_info import get_cu_num, get_gfx_runtime
 
@@ -63,9 +63,10 @@ def fused_moe(
 ):
     assert expert_mask is block_size_M is num_local_tokens is bias1 is bias2 is stage2_scatter is None and gate_mode == "separated"
     assert w1.is_shuffled and w2.is_shuffled and dtype == hidden_states.dtype
-    weights = w1, w2, topk_weight, topk_ids, None, activation, quant_type
+    weights = *map(tunedgemm.as_shuffled, (w1, w2)), topk_weight, topk_ids, None, activation, quant_type
     scales = {"w1_scale": w1_scale, "w2_scale": w2_scale, "a1_scale": a1_scale, "a2_scale": a2_scale}
-    return moe_entries.fused_moe(hidden_states, *weights, doweight_stage1=doweight_stage1, dtype=dtype, **scales)
+    order = {"scale_order": "aiter32x8"} if quant_type == QuantType.per_1x32 and w1_scale.element_size() == 1 else {}
+    return tunedgemm.fused_moe(hidden_states, *weights, doweight_stage1=doweight_stage1, dtype=dtype, **order, **scales)
 
 
 def _fused_moe_impl(
