@@ -69,21 +69,21 @@ SOLUTIONS = {
     "scaled rows": (KernelConfig(64, 32, 3, 1, promoted=True), 1, ROWS),
     "scaled tensors": (KernelConfig(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
     "int8": (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
-    "scaled blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
-    "swapped blocks": (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
-    "M-major blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 2, attrs.evolve(BLOCKS, extra={"scale_order": "m_major"})),
+    "scaled blocks": (KernelConfig(64, 96, 3, 1, promoted=True, staged=True), 1, BLOCKS),
+    "swapped blocks": (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True, staged=True), 2, BLOCKS),
+    "M-major blocks": (KernelConfig(64, 96, 3, 1, promoted=True, staged=True), 2, attrs.evolve(BLOCKS, extra={"scale_order": "m_major"})),
     "padded blocks": (
-        KernelConfig(40, 64, 3, 1, swapped=True, promoted=True),
+        KernelConfig(40, 64, 3, 1, swapped=True, promoted=True, staged=True),
         1,
         attrs.evolve(BLOCKS, extra={"scale_order": "m_major_padded"}),
     ),
     "panels": (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
     "panels split": (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
     "panels of rows": (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
-    "panels of blocks": (KernelConfig(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
+    "panels of blocks": (KernelConfig(64, 96, 3, 1, panels=2, promoted=True, staged=True), 2, BLOCKS),
     "stream": (KernelConfig(64, 32, 3, 1, stream=True), 1, SMALL),
     "stream of turns": (KernelConfig(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
-    "stream of blocks": (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
+    "stream of blocks": (KernelConfig(64, 96, 3, 1, promoted=True, staged=True, stream=True), 1, BLOCKS),
 }
 #: Those that run without `sweep`: each way to pass operands once.
 QUICK = ("plain", "swapped", "scaled tensors", "scaled blocks", "padded blocks", "panels", "stream")

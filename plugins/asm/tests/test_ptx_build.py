@@ -29,11 +29,11 @@ VARIANTS = [
     Variant(KernelConfig(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
     Variant(KernelConfig(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
     Variant(KernelConfig(128, 256, 4), "fp8_e4m3fn", "fp16", "fp16", True, scale="row"),
-    Variant(KernelConfig(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
-    Variant(KernelConfig(128, 192, 5, promoted=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
-    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(KernelConfig(128, 112, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(64, 256, 4, swapped=True, promoted=True, staged=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
+    Variant(KernelConfig(128, 192, 5, promoted=True, staged=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
+    Variant(KernelConfig(128, 256, 4, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(128, 224, 5, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(128, 112, 5, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
     Variant(KernelConfig(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
     Variant(KernelConfig(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
     Variant(KernelConfig(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
@@ -42,7 +42,7 @@ VARIANTS = [
     Variant(KernelConfig(96, 128, 7, swapped=True, turns=True), "bf16", "bf16", "bf16", True),
     Variant(KernelConfig(128, 256, 4, panels=2), "bf16", "bf16", "bf16"),
     Variant(KernelConfig(256, 192, 3, panels=3), "fp16", "fp16", "fp32", True),
-    Variant(KernelConfig(128, 224, 4, cluster=2, promoted=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(128, 224, 4, cluster=2, promoted=True, staged=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
     Variant(KernelConfig(256, 192, 3, panels=3), "int8", "bf16", "bf16", True, scale="row"),
     Variant(KernelConfig(128, 256, 4, promoted=True, panels=2), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
     Variant(KernelConfig(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
@@ -51,10 +51,26 @@ VARIANTS = [
     Variant(KernelConfig(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True, columns=True),
     Variant(KernelConfig(128, 192, 4, cluster=2, panels=3), "fp16", "fp16", "fp32", True, columns=True),
     Variant(KernelConfig(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row", columns=True),
-    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
-    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
     Variant(
-        KernelConfig(64, 256, 4, swapped=True, promoted=True),
+        KernelConfig(128, 256, 4, promoted=True, staged=True),
+        "fp8_e4m3fn",
+        "bf16",
+        split=True,
+        scale="block",
+        columns=True,
+        transposed=True,
+    ),
+    Variant(
+        KernelConfig(128, 224, 5, promoted=True, staged=True),
+        "fp8_e4m3fn",
+        "bf16",
+        split=True,
+        scale="block",
+        columns=True,
+        transposed=True,
+    ),
+    Variant(
+        KernelConfig(64, 256, 4, swapped=True, promoted=True, staged=True),
         "fp8_e4m3fn",
         "fp32",
         split=True,
@@ -62,16 +78,28 @@ VARIANTS = [
         columns=True,
         transposed=True,
     ),
-    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True),
-    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True, padded=True),
+    Variant(KernelConfig(128, 224, 5, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True),
     Variant(
-        KernelConfig(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", "", True, scale="block", transposed=True, padded=True
+        KernelConfig(128, 256, 4, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True, padded=True
+    ),
+    Variant(
+        KernelConfig(64, 256, 4, swapped=True, promoted=True, staged=True),
+        "fp8_e4m3fn",
+        "fp32",
+        "",
+        True,
+        scale="block",
+        transposed=True,
+        padded=True,
     ),
 ]
 
 #: Promotion that overlaps the next portion.
 VARIANTS += [
-    Variant(KernelConfig(*sizes, promoted=True, overlapped=True, swapped=swapped), "fp8_e4m3fn", "bf16", scale=scale, split=True, **layout)
+    Variant(
+        KernelConfig(*sizes, promoted=True, overlapped=True, staged=scale == "block", swapped=swapped),
+        "fp8_e4m3fn", "bf16", scale=scale, split=True, **layout,
+    )
     for sizes, swapped in [
         ((128, 96, 7), False), ((256, 128, 3), False), ((128, 192, 4, 2, 2), False), ((64, 128, 5, 1), False), ((32, 128, 6), True),
     ]

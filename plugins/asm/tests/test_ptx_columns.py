@@ -52,14 +52,14 @@ CASES = [
     (KernelConfig(128, 128, 3, promoted=True), of(BY_ROW, (150, 200, 256), FP8, **BIASED), 1, 2),
     (KernelConfig(24, 64, 4, 1, swapped=True), of(BY_ROW, (47, 101, 256), FP8, scale="tensor"), 1, 2),
     (KernelConfig(64, 48, 3, 1, 2), of(BY_ROW, (150, 73, 640), "int8", outdtype="fp32"), 3, 4),
-    (KernelConfig(64, 192, 3, 1, promoted=True), of(BY_BLOCK, (70, 400, 384), FP8), 2, 3),
-    (KernelConfig(64, 176, 3, 1, promoted=True), of(BY_BLOCK, (70, 1300, 128), FP8), 1, 2),
-    (KernelConfig(128, 1 << 5, 3, 2, 2, 2, promoted=True), of(BY_BLOCK, (300, 165, 640), FP8), 3, 5),
-    (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True), of(BY_BLOCK, (1, 201, 640), FP8), 3, 2),
-    (KernelConfig(24, 128, 4, swapped=True, promoted=True), of(BY_BLOCK, (47, 333, 256), FP8, outdtype="fp32"), 1, 2),
+    (KernelConfig(64, 192, 3, 1, promoted=True, staged=True), of(BY_BLOCK, (70, 400, 384), FP8), 2, 3),
+    (KernelConfig(64, 176, 3, 1, promoted=True, staged=True), of(BY_BLOCK, (70, 1300, 128), FP8), 1, 2),
+    (KernelConfig(128, 1 << 5, 3, 2, 2, 2, promoted=True, staged=True), of(BY_BLOCK, (300, 165, 640), FP8), 3, 5),
+    (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True, staged=True), of(BY_BLOCK, (1, 201, 640), FP8), 3, 2),
+    (KernelConfig(24, 128, 4, swapped=True, promoted=True, staged=True), of(BY_BLOCK, (47, 333, 256), FP8, outdtype="fp32"), 1, 2),
 ]
 SMALL = (KernelConfig(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
-BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
+BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True, staged=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_solution_computes_its_product(ptx: ModuleType, extension: bool, faili
         (KernelConfig(64, 32, 3, 1), 1, of("a16w16", (37, 73, 192), **BIASED)),
         (KernelConfig(40, 64, 3, 1, swapped=True), 2, of("a16w16", (37, 72, 256), "fp16", outdtype="fp16")),
         (KernelConfig(64, 32, 3, 1, promoted=True), 1, of(BY_ROW, (37, 72, 256), FP8, **BIASED)),
-        (KernelConfig(64, 96, 3, 1, promoted=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
+        (KernelConfig(64, 96, 3, 1, promoted=True, staged=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
     ]
     with contextlib.nullcontext() if extension else without_extension():
         assert not failing(check, cases)

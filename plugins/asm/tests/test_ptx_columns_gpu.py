@@ -34,10 +34,10 @@ KINDS = {
     "rows": (ROWS, KernelConfig(128, 128, 5, promoted=True), 1),
     "rows, fast": (ROWS, KernelConfig(128, 256, 4), 1),
     "int8 split": (attrs.evolve(ROWS, dtype="int8", scale="tensor"), KernelConfig(256, 96, 4), 3),
-    "blocks": (BLOCKS, KernelConfig(128, 128, 5, promoted=True), 1),
-    "blocks, wide tile": (BLOCKS, KernelConfig(128, 256, 4, promoted=True), 2),
-    "blocks swapped split": (BLOCKS, KernelConfig(8, 64, 12, 1, swapped=True, promoted=True), 3),
-    "blocks cluster": (BLOCKS, KernelConfig(128, 160, 5, cluster=2, promoted=True), 1),
+    "blocks": (BLOCKS, KernelConfig(128, 128, 5, promoted=True, staged=True), 1),
+    "blocks, wide tile": (BLOCKS, KernelConfig(128, 256, 4, promoted=True, staged=True), 2),
+    "blocks swapped split": (BLOCKS, KernelConfig(8, 64, 12, 1, swapped=True, promoted=True, staged=True), 3),
+    "blocks cluster": (BLOCKS, KernelConfig(128, 160, 5, cluster=2, promoted=True, staged=True), 1),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -70,19 +70,20 @@ CASES = [
     (KernelConfig(32, 256, 3, swapped=True, promoted=True), of("block", (41, 400, 272), order="m_major_padded"), 1, 2),
     (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True), of("block", (1, 201, 528), order="m_major_padded"), 3, 2),
 ]
+CASES = [(attrs.evolve(config, staged=shape.scale == "block"), shape, *rest) for config, shape, *rest in CASES]
 #: One, two, three and more steps, one to four portions, and everything around them.
 CASES += [
     (attrs.evolve(config, overlapped=True), shape, splits, multiprocessors)
     for config, shape, splits, multiprocessors in [
         *(case for case in CASES if case[0].promoted and case[0].tile_b % 32 == 0 and case[0].tile_b <= 192),
-        *((KernelConfig(64, 64, 2, 1, promoted=True), of("block", (70, 72, k)), 1, 2) for k in (16, 144, 272, 400, 528)),
-        (KernelConfig(256, 128, 2, promoted=True), of("block", (300, 264, 400), order="m_major"), 1, 2),
-        (KernelConfig(256, 96, 2, 2, 2, 2, promoted=True), of("block", (600, 264, 528)), 1, 5),
-        (KernelConfig(128, 192, 3, promoted=True), of("block", (150, 400, 528)), 2, 3),
-        (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), of("block", (150, 300, 400)), 1, 3),
+        *((KernelConfig(64, 64, 2, 1, promoted=True, staged=True), of("block", (70, 72, k)), 1, 2) for k in (16, 144, 272, 400, 528)),
+        (KernelConfig(256, 128, 2, promoted=True, staged=True), of("block", (300, 264, 400), order="m_major"), 1, 2),
+        (KernelConfig(256, 96, 2, 2, 2, 2, promoted=True, staged=True), of("block", (600, 264, 528)), 1, 5),
+        (KernelConfig(128, 192, 3, promoted=True, staged=True), of("block", (150, 400, 528)), 2, 3),
+        (KernelConfig(64, 96, 3, 1, promoted=True, staged=True, stream=True), of("block", (150, 300, 400)), 1, 3),
     ]
 ]
-BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of("block", (100, 200, 400)), 1)
+BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True, staged=True), of("block", (100, 200, 400)), 1)
 PADDED = (BLOCKS[0], of("block", (71, 200, 400), order="m_major_padded"), 1)
 OVERLAPPED = (attrs.evolve(BLOCKS[0], overlapped=True), of("block", (100, 200, 528)), 1)
 ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
@@ -110,7 +111,14 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
     assert not failing(
         check,
         itertools.product(
-            [BLOCKS, (*BLOCKS[:2], 2), (KernelConfig(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), OVERLAPPED, ROWS, (*ROWS[:2], 2)]
+            [
+                BLOCKS,
+                (*BLOCKS[:2], 2),
+                (attrs.evolve(BLOCKS[0], cluster=2), BLOCKS[1], 2),
+                OVERLAPPED,
+                ROWS,
+                (*ROWS[:2], 2),
+            ]
         ),
     )
 
@@ -140,15 +148,26 @@ def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
 #: have.
 MISTAKES = {
     "every block has the scale of the first": (BLOCKS, r"add\.s64 (%d\d+), \1, 4;", r"add.s64 \1, \1, 0;"),
-    "the weight's blocks along K have the scale of the first": (BLOCKS, r"(add\.s64 (%d13), \2), 4;", r"\1, 0;"),
-    "scales behind the last are loaded": (BLOCKS, r"setp\.ne\.u32 (%p\d+), (%r\d+), 1;", r"setp.ge.u32 \1, \2, 0;"),
-    "stages have the scales of the one before": (BLOCKS, r"@%p\d+ ld\.global\.nc\.f32 (%f\d+), .*;", r"mov.f32 \1, \1;"),
-    "the row 8 below has the first row's scale": (BLOCKS, r"(setp\.ge(?:.*\n)+?    add\.u32 %r\d+, %r\d+), 8;", r"\1, 0;"),
+    "stages have the scales of another": (BLOCKS, r"mad\.lo\.u32 (%r\d+), %r\d+, 272, (%r\d+);\n", r"mov.u32 \1, \2;\n"),
+    "the rows 32 further have the first row's scale": (BLOCKS, r"(add\.s64 %d\d+, %d\d+), %d\d+;\n    setp\.gt", r"\1, 0;\n    setp.gt"),
+    "the row 8 below has the first row's scale": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+32\]", r"\1+0]"),
     "a tile never ends in another block": (BLOCKS, r"(setp\.ge\.u32 %p\d+, %r\d+), 96;", r"\1, 128;"),
-    "the tile lies in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),
+    "the tile is in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),
     "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
-    "no row is the last that has scales": (BLOCKS, r"min\.u32 (%r\d+), (%r\d+), (%r\d+);\n    mad", r"mov.u32 \1, \2;\n    mad"),
+    "no row is the last that has scales": (BLOCKS, r"selp\.b32 (%r\d+), 4, 0, %p\d+;", r"mov.u32 \1, 4;"),
     "padded steps have the rows of x alone": (PADDED, r"and\.b32 (%r\d+), (%r\d+), 4294967292;", r"mov.u32 \1, \2;"),
+    "a stage is full before its scales": (BLOCKS, r"(mbarrier\.init\S+ \[%r\d+\+\d+\]), 33;", r"\1, 1;"),
+    "a warp arrives before its copies": (
+        BLOCKS,
+        r"cp\.async\.mbarrier\.arrive\.noinc\S+( .*);",
+        r"mbarrier.arrive.release.cta.shared::cta.b64 _,\1;",
+    ),
+    "scales are copied to a stage in use": (BLOCKS, r"(SCALE_1:(?:.*\n)+?)    mbarrier\.try_wait.*\n.* bra WAIT_2;", r"\1"),
+    "scales are read before they arrive": (
+        BLOCKS,
+        r"(WAIT_3:\n(?:.*\n)+?    @!%p\d+ bra WAIT_3;\n)((?:.*\n)*?(?:    ld\.shared.*\n)+)",
+        r"\2\1",
+    ),
     "sums of stages go on": (BLOCKS, r"setp\.ne\.u32 (%p\d+), 0, 0;", r"setp.eq.u32 \1, 0, 0;"),
     "sums of a stage are not added": (BLOCKS, r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), \1;", r"mul.rn.f32 \1, \2, \3;"),
     "sums are added before they are done": (BLOCKS, r"wait_group\.sync\.aligned 0;", "wait_group.sync.aligned 1;"),
@@ -164,7 +183,6 @@ MISTAKES = {
         r"(    wgmma\.wait_group\.sync\.aligned 1;\n)((?:.*\n)*?    @%p\d+ mbarrier\.arrive.*\n)",
         r"\2\1",
     ),
-    "scales are loaded one stage ahead": (OVERLAPPED, r"setp\.ge\.u32 (%p\d+), (%r\d+), 2;", r"setp.ge.u32 \1, \2, 3;"),
     "rows have the scale of the first": (ROWS, r"(ld\.global\.nc\.f32 %f\d+, \[%d\d+)\+32\]", r"\1+0]"),
     "columns have the scales of others": (ROWS, r"(ld\.global\.nc\.v2\.f32 .*\[%d\d+)\+32\]", r"\1+0]"),
     "scales of columns are left out": (ROWS, r"(mul\.rn\.f32 .*\n)    mul\.rn\.f32 (%f\d+), (%f\d+), .*;", r"\1    mov.f32 \2, \3;"),
@@ -196,21 +214,22 @@ def test_plans_refuse_unsupported_dtypes_and_scales(failing: Any) -> None:
                 "promotes fp8 products only, not int8",
             ),
             (KernelConfig(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, which wgmma lacks for int8"),
-            (KernelConfig(64, 96, 4, 1), BLOCKS[1], "does not promote, as block scales require; use a kernel with _p"),
+            (KernelConfig(64, 96, 4, 1), BLOCKS[1], "has no scales in its stages, as block scales require; use a kernel with _p and _s"),
+            (KernelConfig(64, 96, 4, 1, promoted=True), BLOCKS[1], "use a kernel with _p and _s, or tune again"),
             (
-                KernelConfig(64, 72, 4, 1, promoted=True),
+                KernelConfig(64, 72, 4, 1, promoted=True, staged=True),
                 BLOCKS[1],
                 "too many offsets of weight rows in scale blocks of 128 rows",
             ),
             (
-                KernelConfig(8, 192, 4, 1, swapped=True, promoted=True),
+                KernelConfig(8, 192, 4, 1, swapped=True, promoted=True, staged=True),
                 BLOCKS[1],
                 "too many offsets of weight rows in scale blocks",
             ),
             (
-                KernelConfig(104, 256, 4, swapped=True, promoted=True),
-                BLOCKS[1],
-                "needs 208 accumulators, scales and indices and 40 other registers",
+                KernelConfig(64, 96, 4, 1, promoted=True, staged=True),
+                of("row", (100, 200, 400)),
+                "has scales in its stages (_s), for block scales only",
             ),
             (KernelConfig(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "promotes fp8 products only, not bf16"),
         ],

@@ -37,7 +37,12 @@ def test_names_round_trip() -> None:
     assert configs[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
     assert [config.name for config in configs[4:6]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
     configs += [KernelConfig(128, 192, 5, turns=True, stream=True), KernelConfig(128, 256, 4, promoted=True, panels=2, stream=True)]
-    assert [config.name for config in configs[6:]] == ["ptx_128x192_s5_c2_x1_g8_t_k_r1", "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1"]
+    configs += [KernelConfig(128, 96, 7, promoted=True, overlapped=True, staged=True)]
+    assert [config.name for config in configs[6:]] == [
+        "ptx_128x192_s5_c2_x1_g8_t_k_r1",
+        "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1",
+        "ptx_128x96_s7_c2_x1_g8_p_o_s_r1",
+    ]
     assert [parse_name(config.name) for config in configs] == configs
 
 
@@ -170,7 +175,7 @@ def test_a_problem_in_numbers() -> None:
     assert dict(turns.values) == dict(arguments.values)
     assert (turns.grid, turns.counters, turns.workspace) == (63, 21, arguments.workspace)
     eight = Shape("a8w8_blockscale", 300, 1000, 1040, "fp8_e4m3fn", "bf16", scale="block")
-    scaled = arguments_of(KernelConfig(128, 160, 5, promoted=True), 3, eight, 132)
+    scaled = arguments_of(KernelConfig(128, 160, 5, promoted=True, staged=True), 3, eight, 132)
     assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", arguments.workspace)
     swapped = arguments_of(KernelConfig(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
     assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)

@@ -51,10 +51,10 @@ CASES = [
     (KernelConfig(128, 160, 3, panels=4), of("row", (150, 328, 272), bias="fp32"), 1, 2),
     (KernelConfig(256, 64, 2, panels=2, promoted=True), of("tensor", (300, 136, 272), outdtype="fp16", bias="fp16"), 2, 2),
     (KernelConfig(128, 96, 3, panels=3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
-    (KernelConfig(128, 256, 3, panels=2, promoted=True), of("block", (150, 520, 272)), 1, 2),
-    (KernelConfig(128, 160, 3, panels=3, promoted=True), of("block", (150, 504, 144)), 1, 2),
-    (KernelConfig(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
-    (KernelConfig(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
+    (KernelConfig(128, 256, 3, panels=2, promoted=True, staged=True), of("block", (150, 520, 272)), 1, 2),
+    (KernelConfig(128, 160, 3, panels=3, promoted=True, staged=True), of("block", (150, 504, 144)), 1, 2),
+    (KernelConfig(256, 128, 2, panels=4, promoted=True, staged=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
+    (KernelConfig(128, 48, 3, 2, 2, 2, panels=3, promoted=True, staged=True), of("block", (300, 168, 528)), 3, 5),
 ]
 #: One buffer for two panels, three for three of 32 and of 16 columns; several tiles for each CTA.
 TURNS = (KernelConfig(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)

@@ -50,22 +50,22 @@ KINDS = [
     (KernelConfig(128, 40, 3, stream=True), Shape("a8w8", 300, 101, 400, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="tensor"), 7),
     (KernelConfig(128, 32, 3, promoted=True, stream=True), Shape("a8w8", 300, 73, 400, "fp8_e4m3fn", "fp32", scale="row"), 5),
     (
-        KernelConfig(64, 96, 3, 1, promoted=True, stream=True),
+        KernelConfig(64, 96, 3, 1, promoted=True, staged=True, stream=True),
         Shape("a8w8_blockscale", 150, 300, 400, "fp8_e4m3fn", "bf16", scale="block"),
         3,
     ),
     (
-        KernelConfig(16, 128, 3, 2, 2, 2, swapped=True, promoted=True, stream=True),
+        KernelConfig(16, 128, 3, 2, 2, 2, swapped=True, promoted=True, staged=True, stream=True),
         Shape("a8w8_blockscale", 20, 600, 400, "fp8_e4m3fn", "fp16", scale="block"),
         4,
     ),
     (
-        KernelConfig(64, 96, 3, 1, promoted=True, stream=True),
+        KernelConfig(64, 96, 3, 1, promoted=True, staged=True, stream=True),
         Shape("a8w8_blockscale", 150, 300, 400, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": "m_major_padded"}),
         3,
     ),
     (
-        KernelConfig(64, 32, 3, 1, promoted=True, stream=True),
+        KernelConfig(64, 32, 3, 1, promoted=True, staged=True, stream=True),
         Shape("a8w8_blockscale_bpreshuffle", 150, 73, 384, "fp8_e4m3fn", "bf16", scale="block", layout="columns128"),
         3,
     ),

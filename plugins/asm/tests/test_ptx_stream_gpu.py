@@ -42,9 +42,12 @@ KINDS = {
     "rows": (ROWS, KernelConfig(128, 192, 5, promoted=True, stream=True)),
     "rows, fast": (ROWS, KernelConfig(128, 256, 4, stream=True)),
     "int8": (INT8, KernelConfig(128, 192, 5, turns=True, stream=True)),
-    "blocks": (BLOCKS, KernelConfig(128, 192, 5, promoted=True, stream=True)),
-    "blocks cluster": (attrs.evolve(BLOCKS, n=2904), KernelConfig(128, 224, 4, cluster=2, promoted=True, panels=6, stream=True)),
-    "blocks swapped": (attrs.evolve(BLOCKS, **FEW_ROWS), KernelConfig(16, 128, 8, swapped=True, promoted=True, stream=True)),
+    "blocks": (BLOCKS, KernelConfig(128, 192, 5, promoted=True, staged=True, stream=True)),
+    "blocks cluster": (
+        attrs.evolve(BLOCKS, n=2904),
+        KernelConfig(128, 224, 4, cluster=2, promoted=True, staged=True, panels=6, stream=True),
+    ),
+    "blocks swapped": (attrs.evolve(BLOCKS, **FEW_ROWS), KernelConfig(16, 128, 8, swapped=True, promoted=True, staged=True, stream=True)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Rows of x and of the weight in tiles of 128 by 128, by the rounds of them on 132 SMs.

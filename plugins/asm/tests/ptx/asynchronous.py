@@ -88,6 +88,30 @@ def _copy(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
     machine.copies.append(arrived)
 
 
+def _copy_scale(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    """Execute ``cp.async``: copy a lane's bytes later; its size beyond the source's is zeros."""
+    (to, source, size, inside), value = told
+    sizes = value(machine, unit, inside)
+    for lane in np.flatnonzero(mask):
+        content = np.zeros(int(size), np.uint8)
+        if int(sizes[lane]):
+            content[:] = machine.memory.find(int(source[lane]), int(size), False)
+        unit.copying.setdefault(int(lane), []).append((int(to[lane]), content))
+
+
+def _arrive_after_copies(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    """Execute ``cp.async.mbarrier.arrive.noinc``: arrive once the lane's copies are done."""
+    for lane in np.flatnonzero(mask):
+        copies, full = unit.copying.pop(int(lane), []), int(told[0][0][lane])
+
+        def arrived(copies: list[tuple[int, np.ndarray]] = copies, full: int = full, lane: int = int(lane)) -> None:
+            for to, content in copies:
+                unit.block.shared.put(to, content, unit.group * LANES + lane)
+            unit.block.shared.barrier(full).arrive()
+
+        machine.copies.append(arrived)
+
+
 def _fence(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     unit.unfenced.clear()
 
@@ -229,6 +253,8 @@ ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], 
     "mapa.shared::cluster.u32": _map_to,
     **dict.fromkeys(_TMA, _copy),
     **dict.fromkeys((f"{name}.multicast::cluster" for name in _TMA), _copy),
+    "cp.async.ca.shared.global": _copy_scale,
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64": _arrive_after_copies,
     "wgmma.fence.sync.aligned": _fence,
     "wgmma.mma_async": _multiply,
     "wgmma.commit_group.sync.aligned": _commit,

@@ -10,7 +10,7 @@ import numpy as np
 from .asynchronous import ASYNCHRONOUS
 from .machine import LANES, Instruction, Machine, Unit
 from .memory import SHARED, Fault
-from .waiting import Blocked
+from .waiting import Blocked, whole
 
 KINDS = {"%p": np.bool_, "%h": np.uint16, "%r": np.uint32, "%f": np.float32, "%d": np.uint64}
 PARAMETERS = 1 << 60
@@ -18,8 +18,15 @@ _ADDRESS = re.compile(r"\[(%?\w+)(?:\+(\d+))?\]")
 
 
 def step(machine: Machine, unit: Unit) -> bool:
-    """Execute one instruction of the lanes furthest behind; return False where it has to wait."""
-    at = int(unit.at.min())
+    """Execute one instruction of the lanes furthest behind that need not wait; return False if all
+    have to.
+    """
+    end = len(machine.program.instructions)
+    return any(_step(machine, unit, int(at)) for at in np.unique(unit.at[unit.at < end]))
+
+
+def _step(machine: Machine, unit: Unit, at: int) -> bool:
+    """Execute one instruction of the lanes that are at it; return False where they have to wait."""
     instruction, mask = machine.program.instructions[at], unit.at == at
     unit.at[mask] = at + 1
     if instruction.guard:
@@ -108,6 +115,8 @@ ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "setp.eq.u32": lambda a, b: a == b,
     "setp.lt.u32": lambda a, b: a < b,
     "setp.ge.u32": lambda a, b: a >= b,
+    "sub.s32": lambda a, b: _low(a - b),
+    "setp.gt.s32": lambda a, b: a.astype(np.uint32).view(np.int32) > b.astype(np.uint32).view(np.int32),
     **dict.fromkeys(("mov.u16", "mov.u32", "mov.b64", "mov.u64", "cvt.u64.u32", "cvta.param.u64"), lambda a: a),
 }
 
@@ -166,7 +175,8 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
     elif name == "ret":
         unit.at[mask] = len(machine.program.instructions)
     elif name.startswith("shfl.sync."):
-        put(unit, operands[0], value(machine, unit, operands[1])[_sources(name, int(operands[2]), mask)], mask)
+        whole(unit, mask)
+        put(unit, operands[0], value(machine, unit, operands[1])[_sources(name, int(operands[2]))], mask)
     elif name in ("ld.param.u32", "ld.param.u64"):
         parameter, offset, width = *_parameter(operands[1]), int(name[-2:]) // 8
         if parameter != machine.program.parameter or offset % width or offset + width > len(machine.arguments):
@@ -183,10 +193,8 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
         raise Fault("an instruction that the emulator does not know")
 
 
-def _sources(name: str, far: int, mask: np.ndarray) -> np.ndarray:
+def _sources(name: str, far: int) -> np.ndarray:
     """Return the source lane of each lane in a shuffle."""
-    if not mask.all():
-        raise Fault("lanes are missing where all exchange")
     lane = np.arange(LANES)
     return lane ^ far if ".bfly." in name else lane // 32 * 32 + far
 

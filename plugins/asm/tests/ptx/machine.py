@@ -110,6 +110,7 @@ class Unit:
     flying: deque[tuple[list[Callable[[], None]], set[str], list[tuple[int, int]]]] = attrs.field(factory=deque)
     passing: int = -1
     stores: dict[int, Any] = attrs.field(factory=dict)
+    copying: dict[int, list[tuple[int, np.ndarray]]] = attrs.field(factory=dict)
 
     @property
     def busy(self) -> set[str]:

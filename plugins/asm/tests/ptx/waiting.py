@@ -21,6 +21,9 @@ def only(mask: np.ndarray, given: np.ndarray) -> int:
 
 
 def whole(unit: Unit, mask: np.ndarray) -> None:
-    """Check that all lanes are active."""
-    if not mask.all():
-        raise Fault("not all threads of the warp group are there")
+    """Wait for the lanes that are further behind; check that all are active."""
+    if mask.all():
+        return
+    if unit.at[~mask].min() < unit.at[mask].max():
+        raise Blocked
+    raise Fault("not all threads of the warp group are there")

@@ -1,6 +1,7 @@
 """Synchronize producer and consumers: one full and one empty mbarrier for each stage.
 
-The producer's arrival announces the bytes of a full barrier; TMA completes them. Each warp that
+The producer's arrival announces the bytes of a full barrier; TMA completes them. Where stages hold
+scales, each lane of the warp that copies them arrives as well, when its copies are done. Each warp that
 reads a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster it
 arrives in all CTAs, whose producers write into all of them. A wait names the parity of the phase
 that it waits for. Consumers start with 0; the producer starts with 1, which a new barrier passes.
@@ -16,11 +17,11 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.names import GROUP_THREADS
+from tunedgemm_asm.ptx.names import GROUP_THREADS, WARP_THREADS
 from tunedgemm_asm.ptx.resources import BARRIER_BYTES
 
 #: Warps of a warpgroup.
-_WARPS = GROUP_THREADS // 32
+_WARPS = GROUP_THREADS // WARP_THREADS
 
 
 @attrs.frozen
@@ -38,7 +39,7 @@ def start_barriers(f: Frame) -> None:
     ready = t.label("READY")
     t.op("bra", ready, when=other)
     for stage in range(config.stages):
-        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1)
+        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1 + WARP_THREADS * config.staged)
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * config.sharing * config.cluster)
     for number in range(config.consumers * config.turns):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.turns + number * BARRIER_BYTES}]", _WARPS)
@@ -111,6 +112,11 @@ def wait(f: Frame, barrier: str, offset: int, parity: str) -> None:
 def announce(f: Frame, barrier: str) -> None:
     """Arrive at a full barrier as the producer, with the bytes that TMA will deliver."""
     f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.config.stage_bytes)
+
+
+def arrive_after_copies(f: Frame, barrier: str) -> None:
+    """Arrive at a full barrier when the thread's asynchronous copies are done."""
+    f.text.op("cp.async.mbarrier.arrive.noinc.shared::cta.b64", f"[{barrier}+{f.full}]")
 
 
 def release(f: Frame, stage: str, arriving: str) -> None:

@@ -28,8 +28,9 @@ from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.names import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.order import Items
 from tunedgemm_asm.ptx.panels import await_reads
-from tunedgemm_asm.ptx.promotion import BlockScales, LoadedScales, promote, promote_scaled
+from tunedgemm_asm.ptx.promotion import LoadedScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import fixup_splits, fixup_stream
+from tunedgemm_asm.ptx.staging import StageScales
 from tunedgemm_asm.ptx.stream import Ranges, start_items
 
 
@@ -50,7 +51,7 @@ def consume(f: Frame) -> None:
     t.op("bra", end, when=items.ended(f))
     place = items.place(f)
     if config.promoted:
-        scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
+        scales = StageScales.of(f, place, number) if config.staged else None
         multiply = _multiply_overlapped if config.overlapped else _multiply_promoted
         multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
     else:
@@ -124,7 +125,7 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
 
 
 def _multiply_promoted(
-    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, BlockScales | None]
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, StageScales | None]
 ) -> None:
     """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by
     block.
@@ -138,46 +139,44 @@ def _multiply_promoted(
     left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.config.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)
-    loaded = scales.load(f) if scales else ([], [])
-    inner, taken = t.label("MULTIPLY"), loaded
+    loaded, inner = scales.registers(f) if scales else ([], []), t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
+    if scales:
+        scales.read(f, ring, loaded)
     stage = _stage(f, bases, ring)
     for portion in f.config.portions:
         _products(f, stage, {portion: parts}, never)
         t.op("wgmma.wait_group.sync.aligned", 0)
         if portion == f.config.portions[-1]:
             release(f, ring.stage, arriving)
-        if scales and portion == f.config.portions[0]:
-            # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for
-            # it.
-            taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
-        _promote(f, (accumulators, parts), portion, scales, taken)
+        _promote(f, (accumulators, parts), portion, scales, loaded)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
 
 
 def _multiply_overlapped(
-    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, BlockScales | None]
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, StageScales | None]
 ) -> None:
     """Promote one portion while the next is multiplied into other registers.
 
     The tensor cores thus never wait for the promotion or for the latency of an instruction. Two
-    stages are unrolled, because registers have fixed names. Each has its own scales, loaded two
-    stages ahead: about the latency of memory.
+    stages are unrolled, because registers have fixed names. Each has its own scales.
     """
     t, portions, (steps, arriving, scales) = f.text, f.config.portions, state
     left, before = t.to("b32", "mov.u32", steps), t.new("b32")
     parts = [t.many("f32", f.config.portion // 2) for _ in range(2)]
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)
-    loaded = [([], []), ([], [])] if scales is None else [scales.load(f), scales.load(f, t.to("pred", "setp.ne.u32", left, 1))]
+    loaded = [scales.registers(f) if scales else ([], []) for _ in range(2)]
     stages = [(t.new("b64"), t.new("b64")) for _ in range(2)]
 
     def enter(parity: int, to: list[str]) -> None:
         """Wait for the stage and multiply its first portion."""
         wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
+        if scales:
+            scales.read(f, ring, loaded[parity])
         for register, at in zip(stages[parity], _stage(f, bases, ring), strict=True):
             t.op("mov.b64", register, at)
         _products(f, stages[parity], {portions[0]: to}, never)
@@ -202,8 +201,6 @@ def _multiply_overlapped(
             if last:
                 release(f, before, arriving)
             _promote(f, (accumulators, mine), portion, scales, loaded[parity])
-        if scales:
-            scales.fill(f, loaded[parity], t.to("pred", "setp.ge.u32", left, 2))
     t.op("bra", inner)
     for parity, end in enumerate(ends):
         t.place(end)
@@ -217,7 +214,7 @@ def _multiply_overlapped(
 
 
 def _promote(
-    f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales | None, loaded: LoadedScales
+    f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], scales: StageScales | None, loaded: LoadedScales
 ) -> None:
     """Add a portion's accumulators of the stage, *registers[1]*, to those of the tile, *registers[0]*."""
     accumulators, parts = registers
@@ -225,7 +222,7 @@ def _promote(
     begin = block * f.config.accumulators_per_block + first // 2
     own = accumulators[begin : begin + len(parts)]
     if scales:
-        promote_scaled(f, (own, parts), portion, scales, loaded)
+        promote_scaled(f, (own, parts), portion, scales.next, loaded)
     else:
         promote(f, own, parts)
 

@@ -49,9 +49,14 @@ class Frame:
         return self.config.stages * self.config.stage_bytes
 
     @property
+    def scales(self) -> int:
+        """Return the offset of the scales of the first stage, which follow the panels."""
+        return self.panels + self.config.consumers * self.config.panels * self.config.panel_bytes
+
+    @property
     def full(self) -> int:
         """Return the offset of the full barriers."""
-        return self.panels + self.config.consumers * self.config.panels * self.config.panel_bytes
+        return self.scales + self.config.stages * self.config.scale_bytes
 
     @property
     def empty(self) -> int:

@@ -9,7 +9,6 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import COLUMNS, ELEMENT_BYTES, LINE, SCALE_BLOCK, KernelConfig, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
-from tunedgemm_asm.ptx.resources import OTHER_REGISTERS
 from tunedgemm_asm.ptx.shares import Shares, shares_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
@@ -81,19 +80,17 @@ def _unfit(config: KernelConfig, shape: Shape) -> str:
         return f"promotes fp8 products only, not {shape.dtype}"
     if not multiplies(config.portion, shape.dtype):
         return f"has tiles of {config.tile_b} rows, which wgmma lacks for {shape.dtype}"
+    if config.staged and shape.scale != "block":
+        return "has scales in its stages (_s), for block scales only"
     return _unsupported_by_block(config) if shape.scale == "block" else ""
 
 
 def _unsupported_by_block(config: KernelConfig) -> str:
     """Return why the kernel does not support block scales, or an empty text."""
-    if not config.promoted:
-        return "does not promote, as block scales require; use a kernel with _p"
+    if not config.staged:
+        return "has no scales in its stages, as block scales require; use a kernel with _p and _s, or tune again"
     if not scales_by_block(config):
         return f"has too many offsets of weight rows in scale blocks of {SCALE_BLOCK} rows"
-    # A thread has a quarter of the rows of x in b, and needs a scale and its index for each.
-    held = config.accumulators + config.portion // 2 + config.tile_b // 2 * config.swapped
-    if held + OTHER_REGISTERS > config.consumer_registers:
-        return f"needs {held} accumulators, scales and indices and {OTHER_REGISTERS} other registers of {config.consumer_registers}"
     return ""
 
 

@@ -37,10 +37,13 @@ COLUMNS = f"columns{STEP_BYTES}"
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
 #: Elements of K, and rows of the weight, that share a block scale; one stage of 8-bit operands.
 SCALE_BLOCK = 128
+#: Bytes of a scale, and most scale blocks of the weight in a tile.
+SCALE_BYTES, MOST_BLOCKS = 4, 4
 #: Rows of a of one wgmma, most rows of b, and their granularity.
 SIDE, MOST_B, UNIT_B = 64, 256, 8
 #: Threads of a warpgroup, all of which execute a wgmma.
 GROUP_THREADS = 128
+WARP_THREADS = 32
 #: Most 16-bit elements stored at once: 16 bytes.
 LINE = 8
 #: Most columns of a panel (128 bytes, TMA's widest swizzle) and fewest (one `stmatrix` of a warp).
@@ -48,8 +51,10 @@ PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Increases when the text of a configuration changes its results or its speed.
 REVISION = 1
 
-_FLAGS = ("swapped", "promoted", "overlapped", "turns", "stream")
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_o)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
+#: Flag -> its letters, in the order of a name.
+_FLAGS = {"swapped": "swap", "promoted": "p", "overlapped": "o", "staged": "s", "turns": "t", "stream": "k"}
+_LETTERS = "".join(f"(_{letters})?" for letters in _FLAGS.values())
+_NAME = re.compile(rf"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+){_LETTERS}(?:_b(\d+))?_r(\d+)")
 
 
 @attrs.frozen
@@ -73,6 +78,7 @@ class KernelConfig:
         promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8
             sums.
         overlapped: whether a portion is promoted while the next is multiplied.
+        staged: whether shared memory holds the block scales of each stage.
         turns: whether consumers ping-pong.
         panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores;
             with
@@ -89,6 +95,7 @@ class KernelConfig:
     swapped: bool = False
     promoted: bool = False
     overlapped: bool = False
+    staged: bool = False
     turns: bool = False
     panels: int = 0
     stream: bool = False
@@ -113,14 +120,16 @@ class KernelConfig:
             raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
         if self.overlapped and not self.promoted:
             raise PluginError(f"{self.name}: only a promotion (_p) can overlap (_o)")
-        held = self.accumulators + self.promoted * self.portion // (1 if self.overlapped else 2)
+        if self.staged and not self.promoted:
+            raise PluginError(f"{self.name}: only a promotion (_p) has scales in stages (_s)")
+        held = self.accumulators + self.promoted * self.portion // (1 if self.overlapped else 2) + self.column_scales
         if reason := unfit(held, self.consumer_registers, self.shared_bytes):
             raise PluginError(f"{self.name}: {reason}")
 
     @property
     def name(self) -> str:
         """Return the kernelName of tables."""
-        flags = "_swap" * self.swapped + "_p" * self.promoted + "_o" * self.overlapped + "_t" * self.turns + "_k" * self.stream
+        flags = "".join(f"_{letters}" * getattr(self, flag) for flag, letters in _FLAGS.items())
         flags += f"_b{self.panels}" * (self.panels > 0)
         tile = f"{self.tile_m}x{self.tile_n}"
         return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
@@ -166,10 +175,17 @@ class KernelConfig:
         return self.tile_b // 2
 
     @property
+    def column_scales(self) -> int:
+        """Return the scales of a thread for the columns of a stage, or of two where promotion overlaps;
+        those of its few rows count among the other registers.
+        """
+        return self.staged * self.swapped * (self.tile_b // 4) * (1 + self.overlapped)
+
+    @property
     def portion(self) -> int:
         """Return the rows of b of one wgmma."""
         if self.overlapped:
-            free = self.consumer_registers - OTHER_REGISTERS - self.accumulators
+            free = self.consumer_registers - OTHER_REGISTERS - self.accumulators - self.column_scales
             return next((part for part in (self.tile_b, self.tile_b // 2) if part <= free), self.tile_b // 4)
         return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
 
@@ -194,6 +210,11 @@ class KernelConfig:
         return (self.tile_a + self.tile_b) * STEP_BYTES
 
     @property
+    def scale_bytes(self) -> int:
+        """Return the bytes of a stage's scales: of the rows of x, then of the weight's blocks."""
+        return self.staged * (self.tile_m + MOST_BLOCKS) * SCALE_BYTES
+
+    @property
     def panel_columns(self) -> int:
         """Return the columns of a panel: the largest of 64, 32 or 16 that divides a tile."""
         return math.gcd(self.tile_b, PANEL_COLUMNS)
@@ -215,7 +236,7 @@ class KernelConfig:
         """
         behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
         panels = self.consumers * self.panels * self.panel_bytes
-        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + panels + behind
+        return self.stages * (self.stage_bytes + self.scale_bytes + 2 * BARRIER_BYTES) + panels + behind
 
     @property
     def entry_registers(self) -> int:
@@ -246,10 +267,10 @@ def parse_name(name: str) -> KernelConfig:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} is not a kernel of this plugin for sm_90")
-    *sizes, swapped, promoted, overlapped, turns, stream, panels, revision = match.groups()
+    sizes, letters, (panels, revision) = match.groups()[:6], match.groups()[6:-2], match.groups()[-2:]
     if int(revision) != REVISION:
         raise PluginError(f"{name}: revision {revision} is not {REVISION}; tune again")
-    flags = dict(zip(_FLAGS, map(bool, (swapped, promoted, overlapped, turns, stream)), strict=True))
+    flags = dict(zip(_FLAGS, map(bool, letters), strict=True))
     config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
     if config.name != name:
         raise PluginError(f"{name}: not canonical; expected {config.name}")
@@ -286,6 +307,8 @@ class Variant:
     padded: bool = False
 
     def __attrs_post_init__(self) -> None:
+        if self.config.staged != (self.scale == "block"):
+            raise PluginError(f"{self.config.name}: stages have scales (_s) if and only if these are by block (got {self.scale})")
         if self.config.stream and not self.split:
             raise PluginError(f"{self.config.name}: stream-K needs a variant that splits K")
         if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):

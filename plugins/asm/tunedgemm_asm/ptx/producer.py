@@ -1,4 +1,7 @@
-"""Generate the producer: one thread that fills stage after stage with TMA for all items of its CTA."""
+"""Generate the producer: one thread that fills stage after stage with TMA for all items of its CTA.
+
+Another warp copies the block scales of each stage, where stages hold them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,21 @@ from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_r
 from tunedgemm_asm.ptx.frame import Frame, map_of
 from tunedgemm_asm.ptx.names import STEP_BYTES
 from tunedgemm_asm.ptx.order import first_element
+from tunedgemm_asm.ptx.staging import stage_scales
 from tunedgemm_asm.ptx.stream import start_items
 
+#: Warp that copies scales; the first has the thread that loads operands.
+_SCALE_WARP = 1
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 
 
 def produce(f: Frame) -> None:
-    """Generate the producer's warpgroup; all threads but one exit at once."""
+    """Generate the producer's warpgroup; the threads without work exit at once."""
     t, config = f.text, f.config
     t.op("setmaxnreg.dec.sync.aligned.u32", config.producer_registers)
+    scales = t.label("SCALES")
+    if config.staged:
+        t.op("bra", scales, when=t.to("pred", "setp.eq.u32", t.to("b32", "shr.u32", f.thread, 5), _SCALE_WARP))
     t.op("bra", f.end, when=t.to("pred", "setp.ne.u32", f.thread, 0))
     maps = [_fetched(f, offset) for offset in MAPS.values()]
     if config.panels:
@@ -54,6 +63,9 @@ def produce(f: Frame) -> None:
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     items.advance(f, place.steps)
     t.op("bra", tile)
+    if config.staged:
+        t.place(scales)
+        stage_scales(f)
 
 
 def _box(f: Frame, described: str, k: str, row: str, column: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, supports, tiles_of, unfit, units_of
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
-from tunedgemm_asm.ptx.resources import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
+from tunedgemm_asm.ptx.resources import BARRIER_BYTES, BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
 
 #: Most solutions of a shape.
 MOST = 64
@@ -49,7 +49,7 @@ Candidate = tuple[KernelConfig, int]
 
 def enumerate_stages(make: KernelConfig) -> list[int]:
     """Return the most stages that fit, and the most with which two CTAs share an SM."""
-    stage = make.stage_bytes + 16
+    stage = make.stage_bytes + make.scale_bytes + 2 * BARRIER_BYTES
     rooms = [BLOCK_SHARED, SM_SHARED // 2 - SYSTEM_SHARED] if make.consumers == 1 else [BLOCK_SHARED]
     most = [min(_MOST_STAGES, (room - UNIT_B) // stage) for room in rooms]
     return [stages for stages in dict.fromkeys(most) if stages >= _FEWEST_STAGES]
@@ -72,16 +72,17 @@ def _covering(rows: int, dtype: str) -> int:
 
 def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
     """Yield the tiles of a shape, before stages and clusters are chosen."""
+    same = {"group": _GROUP, "promoted": promoted, "staged": shape.scale == "block"}
     for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
         for tile_b in ladder:
-            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted))
+            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, **same))
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
         yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, turns=True) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
         for tile_m in dict.fromkeys(_covering(rows, shape.dtype) for rows in (shape.m, ceil_div(shape.m, 2))):
             for tile_n, consumers in _SWAPPED:
                 if not promoted or tile_n // SIDE // consumers * tile_m <= MOST_SWAPPED:
-                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True, promoted=promoted))
+                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, swapped=True, **same))
 
 
 def _with_overlap(config: KernelConfig) -> list[KernelConfig]:
