@@ -13,7 +13,6 @@ import torch
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig
-from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 
 pytestmark = pytest.mark.nightly
 
@@ -51,6 +50,7 @@ CASES = [
     (KernelConfig(64, 224, 3, 1, promoted=True), of("block", (70, 1000, 272)), 1, 2),
     (KernelConfig(64, 176, 3, 1, promoted=True), of("block", (70, 1300, 144)), 1, 2),
     (KernelConfig(64, 24, 3, 1, promoted=True), of("block", (70, 400, 144)), 1, 4),
+    (KernelConfig(64, 184, 3, 1, promoted=True), of("block", (70, 1200, 144)), 1, 2),
     (KernelConfig(128, 256, 3, promoted=True), of("block", (150, 300, 272)), 1, 2),
     (KernelConfig(256, 128, 2, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
     (KernelConfig(64, 224, 3, 1, promoted=True), of("row", (70, 300, 272), bias="bf16"), 1, 2),
@@ -151,8 +151,8 @@ MISTAKES = {
     "stages have the scales of another": (BLOCKS, r"mad\.lo\.u32 (%r\d+), %r\d+, 272, (%r\d+);\n", r"mov.u32 \1, \2;\n"),
     "the rows 32 further have the first row's scale": (BLOCKS, r"(add\.s64 %d\d+, %d\d+), %d\d+;\n    setp\.gt", r"\1, 0;\n    setp.gt"),
     "the row 8 below has the first row's scale": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+32\]", r"\1+0]"),
-    "a tile never ends in another block": (BLOCKS, r"(setp\.ge\.u32 %p\d+, %r\d+), 96;", r"\1, 128;"),
-    "the tile is in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),
+    "every span of a tile has the scale of the first": (BLOCKS, r"mad\.lo\.u32 (%r\d+), %r\d+, 32, (%r\d+);", r"mov.u32 \1, \2;"),
+    "columns have the scales of the span before": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+8\]", r"\1+4]"),
     "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
     "no row is the last that has scales": (BLOCKS, r"selp\.b32 (%r\d+), 4, 0, %p\d+;", r"mov.u32 \1, 4;"),
     "padded steps have the rows of x alone": (PADDED, r"and\.b32 (%r\d+), (%r\d+), 4294967292;", r"mov.u32 \1, \2;"),
@@ -217,14 +217,9 @@ def test_plans_refuse_unsupported_dtypes_and_scales(failing: Any) -> None:
             (KernelConfig(64, 96, 4, 1), BLOCKS[1], "has no scales in its stages, as block scales require; use a kernel with _p and _s"),
             (KernelConfig(64, 96, 4, 1, promoted=True), BLOCKS[1], "use a kernel with _p and _s, or tune again"),
             (
-                KernelConfig(64, 72, 4, 1, promoted=True, staged=True),
-                BLOCKS[1],
-                "too many offsets of weight rows in scale blocks of 128 rows",
-            ),
-            (
                 KernelConfig(8, 192, 4, 1, swapped=True, promoted=True, staged=True),
                 BLOCKS[1],
-                "too many offsets of weight rows in scale blocks",
+                "has consumers whose 192 rows of the weight are not in one scale block of 128 rows",
             ),
             (
                 KernelConfig(64, 96, 4, 1, promoted=True, staged=True),
@@ -240,14 +235,9 @@ def test_spans_of_a_tile_have_one_scale_each(failing: Any) -> None:
     """No span of a tile crosses a scale block."""
 
     def check(rows: int) -> None:
-        config, most = KernelConfig(64, rows, 2, 1, promoted=True), 0
-        span, offsets = span_of(config), offsets_of(config)
-        for begin in range(0, 300 * rows, rows):
-            for start in range(0, rows, span):
-                block, far = divmod(start, 128)
-                block += far in offsets and begin % 128 >= 128 - far
-                assert {(begin + start + row) // 128 - begin // 128 for row in (0, span - 1)} == {block}
-                most = max(most, block + 1)
-        assert most == blocks_of(config)
+        config = KernelConfig(64, rows, 2, 1, promoted=True, staged=True)
+        assert config.spans * config.span == rows
+        for start in range(0, 300 * rows, config.span):
+            assert start // 128 == (start + config.span - 1) // 128
 
     assert not failing(check, itertools.product([rows for rows in range(8, 257, 8) if rows <= 192 or rows % 16 == 0]))

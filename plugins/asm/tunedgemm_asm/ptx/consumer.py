@@ -42,6 +42,7 @@ def consume(f: Frame) -> None:
     arriving = t.to("pred", "setp.lt.u32", f.lane, config.cluster)
     base_a = _descriptor(f, f.shared if config.turns else t.to("b32", "mad.lo.u32", number, config.rows * STEP_BYTES, f.shared))
     base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, config.tile_a * STEP_BYTES))
+    scales = StageScales.of(f, number) if config.staged else None
     accumulators = t.many(f.variant.accumulator_kind, config.accumulators)
     items = start_items(f)
     ring = start_ring(f, 0)
@@ -51,7 +52,6 @@ def consume(f: Frame) -> None:
     t.op("bra", end, when=items.ended(f))
     place = items.place(f)
     if config.promoted:
-        scales = StageScales.of(f, place, number) if config.staged else None
         multiply = _multiply_overlapped if config.overlapped else _multiply_promoted
         multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
     else:
@@ -139,18 +139,17 @@ def _multiply_promoted(
     left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.config.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)
-    loaded, inner = scales.registers(f) if scales else ([], []), t.label("MULTIPLY")
+    inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-    if scales:
-        scales.read(f, ring, loaded)
-    stage = _stage(f, bases, ring)
+    stage, held = _stage(f, bases, ring), scales.at(f, ring.stage) if scales else None
     for portion in f.config.portions:
+        loaded = held.load(f, portion) if held else None
         _products(f, stage, {portion: parts}, never)
         t.op("wgmma.wait_group.sync.aligned", 0)
         if portion == f.config.portions[-1]:
             release(f, ring.stage, arriving)
-        _promote(f, (accumulators, parts), portion, scales, loaded)
+        _promote(f, (accumulators, parts), portion, loaded)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
@@ -162,21 +161,19 @@ def _multiply_overlapped(
     """Promote one portion while the next is multiplied into other registers.
 
     The tensor cores thus never wait for the promotion or for the latency of an instruction. Two
-    stages are unrolled, because registers have fixed names. Each has its own scales.
+    stages are unrolled, because registers have fixed names.
     """
     t, portions, (steps, arriving, scales) = f.text, f.config.portions, state
     left, before = t.to("b32", "mov.u32", steps), t.new("b32")
     parts = [t.many("f32", f.config.portion // 2) for _ in range(2)]
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)
-    loaded = [scales.registers(f) if scales else ([], []) for _ in range(2)]
     stages = [(t.new("b64"), t.new("b64")) for _ in range(2)]
+    held, last_loaded = scales, []
 
     def enter(parity: int, to: list[str]) -> None:
         """Wait for the stage and multiply its first portion."""
         wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-        if scales:
-            scales.read(f, ring, loaded[parity])
         for register, at in zip(stages[parity], _stage(f, bases, ring), strict=True):
             t.op("mov.b64", register, at)
         _products(f, stages[parity], {portions[0]: to}, never)
@@ -189,7 +186,10 @@ def _multiply_overlapped(
             number = parity * len(portions) + index
             mine, following = parts[number % 2], parts[(number + 1) % 2]
             last = portion == portions[-1]
+            held = scales.at(f, ring.stage) if scales and not index else held
+            loaded = held.load(f, portion) if held else None
             if last:
+                last_loaded.append(loaded)
                 t.op("sub.u32", left, left, 1)
                 t.op("bra", ends[parity], when=t.to("pred", "setp.eq.u32", left, 0))
                 t.op("mov.u32", before, ring.stage)
@@ -200,29 +200,27 @@ def _multiply_overlapped(
             t.op("wgmma.wait_group.sync.aligned", 1)
             if last:
                 release(f, before, arriving)
-            _promote(f, (accumulators, mine), portion, scales, loaded[parity])
+            _promote(f, (accumulators, mine), portion, loaded)
     t.op("bra", inner)
     for parity, end in enumerate(ends):
         t.place(end)
         t.op("wgmma.wait_group.sync.aligned", 0)
         release(f, ring.stage, arriving)
-        _promote(f, (accumulators, parts[((parity + 1) * len(portions) - 1) % 2]), portions[-1], scales, loaded[parity])
+        _promote(f, (accumulators, parts[((parity + 1) * len(portions) - 1) % 2]), portions[-1], last_loaded[parity])
         if not parity:
             t.op("bra", done)
     t.place(done)
     next_stage(f, ring)
 
 
-def _promote(
-    f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], scales: StageScales | None, loaded: LoadedScales
-) -> None:
+def _promote(f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], loaded: LoadedScales | None) -> None:
     """Add a portion's accumulators of the stage, *registers[1]*, to those of the tile, *registers[0]*."""
     accumulators, parts = registers
     block, first = portion
     begin = block * f.config.accumulators_per_block + first // 2
     own = accumulators[begin : begin + len(parts)]
-    if scales:
-        promote_scaled(f, (own, parts), portion, scales.next, loaded)
+    if loaded:
+        promote_scaled(f, own, parts, first, loaded)
     else:
         promote(f, own, parts)
 

@@ -8,7 +8,6 @@ from tunedgemm.tools import scale_strides
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import COLUMNS, ELEMENT_BYTES, LINE, SCALE_BLOCK, KernelConfig, step_of
-from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.shares import Shares, shares_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
@@ -89,8 +88,8 @@ def _unsupported_by_block(config: KernelConfig) -> str:
     """Return why the kernel does not support block scales, or an empty text."""
     if not config.staged:
         return "has no scales in its stages, as block scales require; use a kernel with _p and _s, or tune again"
-    if not scales_by_block(config):
-        return f"has too many offsets of weight rows in scale blocks of {SCALE_BLOCK} rows"
+    if config.swapped and SCALE_BLOCK % config.rows:
+        return f"has consumers whose {config.rows} rows of the weight are not in one scale block of {SCALE_BLOCK} rows"
     return ""
 
 

@@ -37,8 +37,7 @@ COLUMNS = f"columns{STEP_BYTES}"
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
 #: Elements of K, and rows of the weight, that share a block scale; one stage of 8-bit operands.
 SCALE_BLOCK = 128
-#: Bytes of a scale, and most scale blocks of the weight in a tile.
-SCALE_BYTES, MOST_BLOCKS = 4, 4
+SCALE_BYTES = 4
 #: Rows of a of one wgmma, most rows of b, and their granularity.
 SIDE, MOST_B, UNIT_B = 64, 256, 8
 #: Threads of a warpgroup, all of which execute a wgmma.
@@ -176,10 +175,10 @@ class KernelConfig:
 
     @property
     def column_scales(self) -> int:
-        """Return the scales of a thread for the columns of a stage, or of two where promotion overlaps;
+        """Return the scales of a thread for columns, a quarter of the rows of b where these are of x;
         those of its few rows count among the other registers.
         """
-        return self.staged * self.swapped * (self.tile_b // 4) * (1 + self.overlapped)
+        return self.staged * self.swapped * (self.tile_b // 4)
 
     @property
     def portion(self) -> int:
@@ -210,9 +209,21 @@ class KernelConfig:
         return (self.tile_a + self.tile_b) * STEP_BYTES
 
     @property
+    def span(self) -> int:
+        """Return the rows of the weight that never span two scale blocks, wherever a tile begins."""
+        return math.gcd(self.tile_n, SCALE_BLOCK)
+
+    @property
+    def spans(self) -> int:
+        """Return the spans of the weight's rows in a tile."""
+        return self.tile_n // self.span
+
+    @property
     def scale_bytes(self) -> int:
-        """Return the bytes of a stage's scales: of the rows of x, then of the weight's blocks."""
-        return self.staged * (self.tile_m + MOST_BLOCKS) * SCALE_BYTES
+        """Return the bytes of a stage's scales, for the rows of x and then for the weight's spans; a
+        multiple of 8.
+        """
+        return self.staged * (self.tile_m + self.spans + self.spans % 2) * SCALE_BYTES
 
     @property
     def panel_columns(self) -> int:
