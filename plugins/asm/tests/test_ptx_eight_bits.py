@@ -152,7 +152,7 @@ MISTAKES = {
     "the rows 32 further have the first row's scale": (BLOCKS, r"(add\.s64 %d\d+, %d\d+), %d\d+;\n    setp\.gt", r"\1, 0;\n    setp.gt"),
     "the row 8 below has the first row's scale": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+32\]", r"\1+0]"),
     "every span of a tile has the scale of the first": (BLOCKS, r"mad\.lo\.u32 (%r\d+), %r\d+, 32, (%r\d+);", r"mov.u32 \1, \2;"),
-    "columns have the scales of the span before": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+8\]", r"\1+4]"),
+    "columns have the scales of the span before": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+4\]", r"\1+0]"),
     "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
     "no row is the last that has scales": (BLOCKS, r"selp\.b32 (%r\d+), 4, 0, %p\d+;", r"mov.u32 \1, 4;"),
     "padded steps have the rows of x alone": (PADDED, r"and\.b32 (%r\d+), (%r\d+), 4294967292;", r"mov.u32 \1, \2;"),

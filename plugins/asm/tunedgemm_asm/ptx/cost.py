@@ -37,9 +37,9 @@ _GIVING = 560.0
 _TURN = 117.0
 #: Share of the promotion's cycles that stays visible while another consumer multiplies. Scales by
 #: block add loads and multiplications.
-_SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.63
-#: Share of a turn that stays visible where the next portion is multiplied meanwhile; not fitted.
-_SHOWN_OVERLAPPED = 0.2
+_SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 1.16
+#: Share of a turn that stays visible where the next portion is multiplied meanwhile.
+_SHOWN_OVERLAPPED = 0.93
 #: Slowdown of the products of a cluster, whose CTAs wait for each other to release a stage.
 _WAITED = 0.0165
 #: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along

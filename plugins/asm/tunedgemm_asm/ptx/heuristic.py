@@ -28,7 +28,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     tiles = [
         attrs.evolve(tile, stages=stages[0])
         for tile in enumerate_tiles(shape, shape.dtype.startswith("fp8"))
-        if not tile.overlapped and (stages := enumerate_stages(tile))  # overlapped kernels have not been timed
+        if tile.overlapped <= tile.staged and (stages := enumerate_stages(tile))  # others that overlap have not been timed
     ]
     fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
     config = min(fitting, key=lambda config: (cost_of(config, 1, shape, max(1, device.cu_num)), config.turns))
