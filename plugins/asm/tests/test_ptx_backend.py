@@ -216,7 +216,6 @@ PROFILES = [
     ("h200-2026-11-22", Shape("a16w16", 1, 1, 1)),
     ("h200-2026-11-23", Shape("a16w16", 1, 1, 1)),
     ("h200-2026-11-23", Shape("a8w8", 1, 1, 1, "fp8_e4m3fn", "bf16", scale="row")),
-    ("h200-2026-11-23", Shape("a8w8_blockscale", 1, 1, 1, "fp8_e4m3fn", "bf16", scale="block")),
 ]
 SHAPES = [
     Shape("a16w16", m, n, k)
