@@ -1,9 +1,9 @@
 """Synchronize producer and consumers: one full and one empty mbarrier for each stage.
 
 The producer's arrival announces the bytes of a full barrier; TMA completes them. Where stages hold
-scales, each lane of the warp that copies them arrives as well, when its copies are done. Each warp that
-reads a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster it
-arrives in all CTAs, whose producers write into all of them. A wait names the parity of the phase
+scales, each lane of the warp that copies them arrives as well, when its copies are done. Each warp
+that reads a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster
+it arrives in all CTAs, whose producers write into all of them. A wait names the parity of the phase
 that it waits for. Consumers start with 0; the producer starts with 1, which a new barrier passes.
 
 Ping-pong consumers (`turns`) also have a barrier each. The other consumer completes it when it has
