@@ -8,6 +8,7 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
+from tunedgemm.tools import op_named
 
 ORDERS = ("row", "m_major", "m_major_padded")
 
@@ -24,11 +25,23 @@ def rows(m: int, n: int, k: int, dtype: str, scale: str, outdtype: str = "bf16",
     return Shape("a8w8", m, n, k, dtype=dtype, outdtype=outdtype, scale=scale, **epilogue)
 
 
+def experts(tokens: int, model_dim: int, inter_dim: int, count: int, topk: int, **cells: str) -> Shape:
+    """Return a shape of gated experts in fp8 with a scale a row."""
+    sizes = {"token": tokens, "model_dim": model_dim, "inter_dim": inter_dim, "expert": count, "topk": topk}
+    words = {"act_type": "Silu", "q_type": "per_Token", "q_dtype_a": "fp8_e4m3fn", "q_dtype_w": "fp8_e4m3fn", "use_g1u1": "1"}
+    return op_named("fmoe").columns.parse({**{name: str(size) for name, size in sizes.items()}, **words, "layout": "row", **cells})
+
+
 #: Tails of blocks in N and K, few rows, M that is not a multiple of four.
 MORE = (
     *(blocks(m, n, k, order) for m, n, k in ((1, 144, 400), (60, 192, 272), (3, 272, 512)) for order in ORDERS),
     *(rows(5, 144, 272, dtype, scale, bias=True) for dtype in ("int8", "fp8_e4m3fn") for scale in ("row", "tensor")),
     rows(1, 256, 512, "fp8_e4m3fn", "row", "fp16"),
+    experts(1, 128, 64, 4, 1),
+    experts(9, 144, 96, 8, 2),  # the grouped product swaps its operands up to 64 pairs
+    experts(40, 128, 80, 6, 3, dtype="fp16"),
+    experts(33, 128, 64, 16, 5, expert_parallel="True"),
+    experts(7, 128, 64, 4, 2, outdtype="fp16"),
 )
 
 

@@ -28,7 +28,7 @@ def bound(shape: Shape) -> Launcher:
     device = device_of(torch.cuda.current_device())
     if not (answer := vllm.supports(shape, device)):
         pytest.skip(str(answer))
-    launcher = vllm.bind(*vllm.enumerate_solutions(shape, device), shape, device)
+    launcher = vllm.bind(*vllm.enumerate_solutions(shape), shape, device)
     assert isinstance(launcher, Launcher), launcher
     return launcher
 

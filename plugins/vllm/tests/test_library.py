@@ -24,7 +24,7 @@ def nothing_known() -> Iterator[None]:
     """Forget what earlier tests found, as a new process does."""
 
     def forget() -> None:
-        for function in (library.version_of, library.folder_of, library.operators):
+        for function in (library.version_of, library.folder_of, library.operators, library.operator):
             function.cache_clear()
 
     forget()
@@ -84,7 +84,7 @@ def test_a_damaged_file(backend: Callable[..., Vllm], tmp_path: Path) -> None:
     damaged = backend("damaged_vllm", folder=tmp_path)
     file = tmp_path / "damaged_vllm" / "_C_stable_libtorch.abi3.so"
     file.write_bytes(b"\x7fELF, the first half")
-    assert "_C_stable_libtorch.abi3.so does not load with this torch: OSError: " in reason(damaged)
+    assert "_C_stable_libtorch.abi3.so does not load: OSError: " in reason(damaged)
     assert str(file) in reason(damaged)
 
 
@@ -123,7 +123,9 @@ def test_the_operators_of_a_running_vllm(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(library, "load_fault", lambda *asked: pytest.fail(f"starts a child for {asked}"))
     vendor = Vendor("running_vllm", "running_vllm_C")
     assert library.fault(vendor) == ""
-    assert library.operators(vendor) is torch.ops.running_vllm_C
+    assert library.operator(vendor, library.PRODUCT) is torch.ops.running_vllm_C.cutlass_scaled_mm.default
+    with pytest.raises(PluginError, match=r"running_vllm: its library has no silu_and_mul \(version unknown\)"):
+        library.operator(vendor, "silu_and_mul")
 
 
 def test_operators_of_an_absent_package() -> None:

@@ -20,7 +20,7 @@ def refused(shape: Shape, gfx: str = "sm_90", release: tuple[int, int] | None = 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"op": "a16w16", "scale": "none"}, "op must be one of a8w8, a8w8_blockscale (got a16w16)"),
+        ({"op": "a16w16", "scale": "none"}, "op must be one of a8w8, a8w8_blockscale, fmoe (got a16w16)"),
         ({"dtype": "fp8_e4m3fnuz"}, "a8w8: operands must be int8 or fp8_e4m3fn (got fp8_e4m3fnuz)"),
         ({"op": "a8w8_blockscale"}, "a8w8_blockscale: scales must be by block (got row)"),
         ({"layout": "aiter16x16"}, "weight layout must be row (got 'aiter16x16')"),
@@ -64,6 +64,6 @@ def test_groups_of_four_rows(release: tuple[int, int], gfx: str, fits: bool) -> 
 def test_an_absent_device_needs_no_library() -> None:
     """The static limits answer alone, and the one solution is listed."""
     assert vllm.supports(FP8, H200) is True
-    assert [solution.kernel_name for solution in vllm.enumerate_solutions(FP8, H200)] == ["cutlass_scaled_mm"]
+    assert [solution.kernel_name for solution in vllm.enumerate_solutions(FP8)] == ["cutlass_scaled_mm"]
     assert vllm.library_version(H200) == ""
-    assert str(vllm.bind(*vllm.enumerate_solutions(FP8, H200), FP8, H200)).startswith("device: not present")
+    assert str(vllm.bind(*vllm.enumerate_solutions(FP8), FP8, H200)).startswith("device: not present")

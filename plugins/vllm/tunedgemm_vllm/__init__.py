@@ -46,16 +46,8 @@ class Vllm:
 
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution does not serve the shape, or an empty text."""
-        if not (answer := self.supports(shape, device)):
-            return str(answer)
-        if solution.kernel_name != library.PRODUCT or solution.split_k:
-            return f"vllm: kernel must be {library.PRODUCT} without splitK (got {solution.kernel_name!r}, {solution.split_k})"
-        if not self._is_present(device):
-            return ""
-        try:
-            return launch.refusal(library.operators(self.vendor), shape, self._limiting_device(device))
-        except PluginError as error:
-            return str(error)
+        answer = self._bound(solution, shape, device) if self._is_present(device) else self._known(solution, shape, device)
+        return "" if answer else str(answer)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
@@ -66,18 +58,31 @@ class Vllm:
         return Unsupported(reason) if reason else True
 
     @hookimpl
-    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:  # noqa: ARG002
+    def enumerate_solutions(self, shape: Shape) -> Iterable[Solution]:
         """List the one solution: the operator chooses among its kernels itself."""
-        return (Solution(self.libtype, library.PRODUCT),)
+        return (Solution(self.libtype, launch.kernel_of(shape)),)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the library, and return a launcher for exactly this shape."""
-        if reason := self.lacks(solution, shape, device):
-            return Unsupported(reason)
         if not self._is_present(device):
             return Unsupported(f"device: not present (got {device})")
-        return launch.bind(library.operators(self.vendor), shape)
+        return self._bound(solution, shape, device)
+
+    def _known(self, solution: Solution, shape: Shape, device: Device) -> bool | Unsupported:
+        if not (answer := self.supports(shape, device)):
+            return answer  # type: ignore[return-value]
+        if solution.kernel_name != (name := launch.kernel_of(shape)) or solution.split_k:
+            return Unsupported(f"vllm: kernel must be {name} without splitK (got {solution.kernel_name!r}, {solution.split_k})")
+        return True
+
+    def _bound(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        if not (answer := self._known(solution, shape, device)):
+            return answer  # type: ignore[return-value]
+        try:
+            return launch.bind(self.vendor, shape, self._limiting_device(device))
+        except PluginError as error:
+            return Unsupported(str(error))
 
     def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")

@@ -5,29 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tunedgemm.plugin import Device, Launcher, Shape
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape
 from tunedgemm.tools import scale_strides, torch_dtype
 
-from tunedgemm_vllm.library import PRODUCT
+from tunedgemm_vllm import experts
+from tunedgemm_vllm.library import GROUPED, PRODUCT, Vendor, operator, operators
 
 #: Elements of K that share a scale of x, and the bytes of a scale.
 _BLOCK, _FLOAT = 128, 4
 #: Kind of product -> the operator that tells whether the library was built with it.
-_QUESTIONS = {"fp8": "cutlass_scaled_mm_supports_fp8", "block": "cutlass_scaled_mm_supports_block_fp8"}
+_QUESTIONS = {
+    "fp8": "cutlass_scaled_mm_supports_fp8",
+    "block": "cutlass_scaled_mm_supports_block_fp8",
+    "grouped": "cutlass_group_gemm_supported",
+}
+
+
+def kernel_of(shape: Shape) -> str:
+    """Return the name of the one solution: the operator of its products."""
+    return GROUPED if shape.op == "fmoe" else PRODUCT
 
 
 def refusal(operators: Any, shape: Shape, device: Device) -> str:
     """Return why the library was built without the product, or "" where it has it."""
-    kind = "block" if shape.scale == "block" else "" if shape.dtype == "int8" else "fp8"
+    kind = "grouped" if shape.op == "fmoe" else "block" if shape.scale == "block" else "" if shape.dtype == "int8" else "fp8"
     question = getattr(operators, _QUESTIONS.get(kind, ""), None)
     if question is None or question(int(device.gfx.removeprefix("sm_"))):
         return ""
     return f"vllm: its library was built without {kind} products for {device.gfx}; install a wheel of a newer CUDA"
 
 
-def bind(operators: Any, shape: Shape) -> Launcher:
-    """Return the launcher for exactly this shape."""
-    product = getattr(operators, PRODUCT).default
+def bind(vendor: Vendor, shape: Shape, device: Device) -> Launcher:
+    """Return the launcher for exactly this shape.
+
+    Raises:
+        PluginError: the library lacks an operator, or one takes other arguments.
+    """
+    if reason := refusal(operators(vendor), shape, device):
+        raise PluginError(reason)
+    if shape.op == "fmoe":
+        return experts.bind(vendor, shape)
+    product = operator(vendor, PRODUCT)
     return _by_block(product, shape) if shape.scale == "block" else Launcher(_by_row(product, shape))
 
 

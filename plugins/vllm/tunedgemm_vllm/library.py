@@ -14,10 +14,22 @@ import attrs
 from tunedgemm.plugin import PluginError
 from tunedgemm.tools import load_fault
 
-#: The operator of every product here.
-PRODUCT = "cutlass_scaled_mm"
-#: Its arguments, the same from vLLM 0.20 to 0.33.
-_ARGUMENTS = ("out", "a", "b", "a_scales", "b_scales", "bias")
+#: The operator of single products, which every library must have, and that of groups of products.
+PRODUCT, GROUPED = "cutlass_scaled_mm", "cutlass_moe_mm"
+#: Operators and their arguments, the same from vLLM 0.20 to 0.33.
+ARGUMENTS = {
+    PRODUCT: "out a b a_scales b_scales bias",
+    GROUPED: (
+        "out_tensors a_tensors b_tensors a_scales b_scales expert_offsets problem_sizes a_strides b_strides c_strides "
+        "per_act_token per_out_ch"
+    ),
+    "get_cutlass_moe_mm_data": (
+        "topk_ids expert_offsets problem_sizes1 problem_sizes2 input_permutation output_permutation num_experts n k "
+        "blockscale_offsets is_gated"
+    ),
+    "dynamic_per_token_scaled_fp8_quant": "result input scale scale_ub",
+    "silu_and_mul": "result input",
+}
 #: Loads the library in ``sys.argv[1]``, which must register the operator. torch's own message lacks
 #: the linker's.
 _LOAD = """import sys, torch
@@ -107,7 +119,7 @@ def fault(vendor: Vendor) -> str:
     if (file := file_of(name)) is None:
         return f"{name}: no {' or '.join(_STEMS)} in {folder_of(name)}; install its wheel for CUDA"
     reason = load_fault(_LOAD.format(vendor.namespace, PRODUCT), file)
-    return f"{name}: {file.name} does not load with this torch: {reason}" if reason else ""
+    return f"{name}: {file.name} does not load: {reason}" if reason else ""
 
 
 def is_registered(vendor: Vendor) -> bool:
@@ -122,7 +134,7 @@ def operators(vendor: Vendor) -> Any:
     """Return the operators, after loading their library where this process does not have it.
 
     Raises:
-        PluginError: `fault` has a reason, or the product takes other arguments.
+        PluginError: `fault` has a reason.
     """
     import torch
 
@@ -130,8 +142,19 @@ def operators(vendor: Vendor) -> Any:
         raise PluginError(reason)
     if not is_registered(vendor):
         torch.ops.load_library(str(file_of(vendor.package)))
-    loaded = getattr(torch.ops, vendor.namespace)
-    schema = getattr(loaded, PRODUCT).default._schema
-    if tuple(argument.name for argument in schema.arguments) != _ARGUMENTS:
-        raise PluginError(f"{vendor.package}: {PRODUCT} must take {', '.join(_ARGUMENTS)} (got {schema}); install vLLM 0.20 to 0.33")
-    return loaded
+    return getattr(torch.ops, vendor.namespace)
+
+
+@functools.cache
+def operator(vendor: Vendor, name: str) -> Any:
+    """Return one operator of `ARGUMENTS`.
+
+    Raises:
+        PluginError: the library does not load or has no such operator, or it takes other arguments.
+    """
+    if (packet := getattr(operators(vendor), name, None)) is None:
+        raise PluginError(f"{vendor.package}: its library has no {name} (version {version_of(vendor.package) or 'unknown'})")
+    schema = packet.default._schema
+    if [argument.name for argument in schema.arguments] != (wanted := ARGUMENTS[name].split()):
+        raise PluginError(f"{vendor.package}: {name} must take {', '.join(wanted)} (got {schema}); install vLLM 0.20 to 0.33")
+    return packet.default

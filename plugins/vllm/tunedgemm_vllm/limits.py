@@ -6,26 +6,33 @@ The facts are those of its sources, 0.20 to 0.33 (``csrc``, ``quantization/w8a8/
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools import unusual_experts
 
-#: Products and the architectures that have them: int8, fp8 by tensor or row, fp8 by block.
+#: Products and the architectures that have them: int8, fp8 by tensor or row, fp8 by block, experts.
 _INT8 = ("sm_80", "sm_86", "sm_89", "sm_90")
 _FP8 = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 _BLOCK = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+_GROUPED = ("sm_90", "sm_100", "sm_103")
 _NEEDS = ("vLLM 0.20 to 0.33",)
 PLATFORMS = (
     Platform(tuple(dict.fromkeys((*_INT8, *_FP8))), needs=_NEEDS, ops=("a8w8",)),
     Platform(_BLOCK, needs=_NEEDS, ops=("a8w8_blockscale",)),
+    Platform(_GROUPED, needs=_NEEDS, ops=("fmoe",)),
 )
 #: Op -> dtypes of x and weight, and kinds of scales.
 OPS = {
     "a8w8": (("int8", "fp8_e4m3fn"), ("tensor", "row")),
     "a8w8_blockscale": (("fp8_e4m3fn",), ("block",)),
+    "fmoe": (("bf16", "fp16"), ("none",)),
 }
 #: Orders of 1x128 scales; apart from M-major ones they are copied first.
 SCALE_ORDERS = ("m_major", "m_major_padded")
 _OUTPUTS = ("bf16", "fp16")
 #: N and K are multiples of it: the operator checks both strides in elements.
 _ALIGNED = 16
+#: What experts multiply. They and a further group have a thread each of one block.
+_FORMATS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_Token", "act": "silu"}
+_EXPERTS = 1024
 #: Rows of x come in groups of four with block scales on Hopper, before the version given.
 _ROWS, _ROWS_FREE = 4, (0, 24)
 
@@ -42,10 +49,27 @@ def unsupported(shape: Shape, device: Device, release: tuple[int, int] | None) -
         return f"{shape.op}: operands must be {' or '.join(dtypes)} (got {shape.dtype})"
     if shape.scale not in scales:
         return f"{shape.op}: scales must be by {' or '.join(scales)} (got {shape.scale})"
+    if shape.op == "fmoe":
+        return _experts_fault(shape, device) or _size_fault(shape, device, release) or _output_fault(shape)
     served = _BLOCK if shape.scale == "block" else _INT8 if shape.dtype == "int8" else _FP8
     if device.gfx not in served:
         return f"{shape.dtype} with scales by {shape.scale} needs one of {', '.join(served)} (got {device.gfx})"
     return _size_fault(shape, device, release) or _output_fault(shape)
+
+
+def _experts_fault(shape: Shape, device: Device) -> str:
+    if device.gfx not in _GROUPED:
+        return f"fmoe needs one of {', '.join(_GROUPED)} (got {device.gfx})"
+    if unusual := unusual_experts(shape):
+        return f"fmoe has no {unusual}"
+    formats = tuple(str(shape[name]) for name in _FORMATS)
+    if formats != tuple(_FORMATS.values()) or not shape["g1u1"] or shape["doweight_stage1"]:
+        gate = "gated" if shape["g1u1"] else "not gated"
+        weighted = ", weighted in stage 1" if shape["doweight_stage1"] else ""
+        return f"fmoe must have fp8_e4m3fn per_Token with a gate and silu (got {', '.join(formats)}, {gate}{weighted})"
+    if not 1 <= int(shape["expert"]) < _EXPERTS:
+        return f"experts must be in 1..{_EXPERTS - 1} (got {shape['expert']})"
+    return f"topk must be a number of experts (got {shape['topk']})" if int(shape["topk"]) < 1 else ""
 
 
 def _size_fault(shape: Shape, device: Device, release: tuple[int, int] | None) -> str:
