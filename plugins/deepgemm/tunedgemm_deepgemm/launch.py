@@ -1,0 +1,190 @@
+"""Turn a solution and a shape into a launcher that calls a private copy of the library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, loaded_driver, on_device
+
+from tunedgemm_deepgemm.build import COMPILE, Target, check_compiled, ensure_compiled, short
+from tunedgemm_deepgemm.library import Access, Installation, environment_with, variables
+from tunedgemm_deepgemm.names import Kernel, resolve
+from tunedgemm_deepgemm.product import Product, apply, arguments_of, keywords_of, operands_of, product_of
+
+if TYPE_CHECKING:
+    import torch
+
+#: The library's message where a thread has no context, and the driver's status.
+_NO_CONTEXT, _STATUS = re.compile(r"CUDA driver error \(.*\): 201 \("), 201
+
+
+@attrs.frozen(eq=False)
+class Copy:
+    """A private copy of the library, for one device.
+
+    Attributes:
+        module: the extension.
+        lock: held while a call sets and uses its settings.
+        applied: the settings that it has, if known.
+        initialised: whether it has read its variables.
+    """
+
+    module: Any
+    lock: ForkSafeLock = attrs.field(factory=ForkSafeLock)
+    applied: list[Kernel | None] = attrs.field(factory=lambda: [None])
+    initialised: list[bool] = attrs.field(factory=lambda: [False])
+
+
+_copies: dict[tuple[Any, ...], Copy] = {}
+_opening = ForkSafeLock()
+
+
+def target_of(access: Access, solution: Solution, shape: Shape, device: Device) -> Target:
+    """Return everything that a solution's kernel depends on.
+
+    Raises:
+        PluginError: no library or compiler was found, or the solution does not serve the shape.
+    """
+    installation = access.find()
+    kernel = resolve(solution, shape, device, installation.numbers)
+    return Target(installation, access.toolkit(), product_of(shape), kernel, device)
+
+
+def prepare(access: Access, solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache, without a device.
+
+    Raises:
+        PluginError: no library or compiler was found.
+        LaunchError: the kernel does not compile.
+    """
+    try:
+        resolve(solution, shape, device, access.find().numbers)
+    except PluginError:  # bind reports it
+        return
+    if shape.m:
+        ensure_compiled(access, target_of(access, solution, shape, device))
+
+
+def refusal(access: Access, solution: Solution, shape: Shape, device: Device) -> str:
+    """Return why `bind` would refuse a solution, or an empty text."""
+    try:
+        target = target_of(access, solution, shape, device)
+        if shape.m and not os.environ.get(COMPILE):
+            check_compiled(target)
+    except PluginError as error:
+        return str(error)
+    return ""
+
+
+def bind(access: Access, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
+    """Return the launcher of a solution for exactly this shape.
+
+    Args:
+        access: finds, compiles and opens the library.
+        device: device whose limits apply; its index is -1 where host memory emulates it.
+        where: torch device of the operands.
+
+    Raises:
+        LaunchError: the kernel does not compile or load.
+    """
+    if reason := refusal(access, solution, shape, device):
+        return Unsupported(reason)
+    target = target_of(access, solution, shape, device)
+    if not shape.m:
+        return Launcher(_empty(target.product, where))
+    try:
+        ensure_compiled(access, target)
+        copy = _copy_of(access, target)
+    except PluginError as error:
+        return Unsupported(str(error))
+    call = on_device(_product(target.product, _launch(copy, target), where), device.index)
+    with copy.lock, contextlib.nullcontext() if copy.initialised[0] else environment_with(variables(target.toolkit)):
+        call(*operands_of(target.product, where))  # loads the kernel, which no graph may capture
+        copy.initialised[0] = True
+    return Launcher(call)
+
+
+def _copy_of(access: Access, target: Target) -> Copy:
+    """Return the device's copy of the library, opened once in this process.
+
+    Raises:
+        PluginError: it does not load.
+    """
+    key = access, target.installation.identity, target.toolkit.identity, target.device.index
+    with _opening:
+        if key not in _copies:
+            with environment_with(variables(target.toolkit)), device_context(target.device.index):
+                try:
+                    copy = Copy(access.open(target.installation, target.toolkit))
+                except ImportError as error:
+                    raise PluginError(f"deepgemm: {_named(target.installation)} does not load: {error}") from error
+                copy.module.get_num_sms()  # reads the variables, and the current device
+            _copies[key] = copy
+        return _copies[key]
+
+
+def _named(installation: Installation) -> str:
+    return f"deep_gemm {installation.version} in {installation.folder}"
+
+
+def _launch(copy: Copy, target: Target) -> Callable[..., None]:
+    """Return the library's function with a kernel's settings, as a function of its arguments."""
+    import torch
+
+    lock, applied, module, kernel, sms = copy.lock, copy.applied, copy.module, target.kernel, target.device.cu_num
+    function, keywords, name = getattr(module, target.product.function), keywords_of(kernel), f"deepgemm {kernel.name}"
+    index, no_memory = target.device.index, torch.OutOfMemoryError
+
+    def launch(*arguments: Any) -> None:
+        with lock:
+            if applied[0] is not kernel:
+                applied[0] = None
+                apply(module, kernel, sms)
+                applied[0] = kernel
+            function(*arguments, **keywords)
+
+    def mended(*arguments: Any) -> None:
+        try:
+            launch(*arguments)
+        except no_memory:
+            raise
+        except RuntimeError as error:
+            if index < 0 or not _NO_CONTEXT.search(str(error)):
+                raise LaunchError(f"{name}: {short(str(error))}") from error
+            loaded_driver(driver_interface("deepgemm", "nvidia")).mend("launch", _STATUS, index)
+            launch(*arguments)
+
+    return mended
+
+
+def _product(product: Product, launch: Callable[..., None], where: torch.device) -> Callable[..., Any]:
+    """Return a call of the op's operands that allocates the output."""
+    import torch
+
+    empty, dtype, n, plain, arguments = torch.empty, product.torch_output, product.n, (product.m, product.n), arguments_of(product)
+
+    def call(*operands: Any) -> Any:
+        x = operands[0]
+        out = empty(plain, dtype=dtype, device=where)
+        launch(*arguments(operands, out))
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], n)
+
+    return call
+
+
+def _empty(product: Product, where: torch.device) -> Callable[..., Any]:
+    """Return a call for operands without rows."""
+    import torch
+
+    empty, dtype, n = torch.empty, product.torch_output, product.n
+
+    def call(x: Any, *_: Any) -> Any:
+        return empty((*x.shape[:-1], n), dtype=dtype, device=where)
+
+    return call

@@ -1,0 +1,270 @@
+"""Find DeepGEMM and nvcc, check that the library loads, and open private copies of it.
+
+Importing `deep_gemm` would share its process-wide settings and its cache with the user. A private
+copy of its extension has separate ones. Each device has a copy, because the library remembers the
+first device that it meets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import artifact, private_folder
+
+#: Packages that may hold the library, and its folder in each.
+PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
+#: Functions that this plugin calls in every version.
+FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "bf16_gemm_nt", "fp8_gemm_nt")
+#: Longest load in a child, seconds; torch's import included.
+_LOAD_S = 120
+
+
+@attrs.frozen
+class Installation:
+    """An installed DeepGEMM.
+
+    Attributes:
+        folder: of the package, with its headers.
+        extension: its compiled module.
+        version: its ``__version__``.
+        owner: the distribution whose copy it is, with version; empty for `deep_gemm` itself.
+    """
+
+    folder: Path
+    extension: Path
+    version: str
+    owner: str = ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the version as numbers."""
+        return tuple(map(int, re.findall(r"\d+", self.version)[:2]))
+
+    @property
+    def identity(self) -> str:
+        """Return a text that changes with the file."""
+        status = self.extension.stat()
+        return f"{self.extension} {status.st_size} {status.st_mtime_ns}"
+
+
+@attrs.frozen
+class Toolkit:
+    """A CUDA toolkit.
+
+    Attributes:
+        nvcc: its compiler.
+    """
+
+    nvcc: Path
+
+    @property
+    def home(self) -> Path:
+        """Return the folder of the toolkit."""
+        return self.nvcc.parent.parent
+
+    @property
+    def identity(self) -> str:
+        """Return a text that changes with the compiler."""
+        return f"{self.nvcc} {self.nvcc.stat().st_mtime_ns}"
+
+
+@functools.cache
+def find() -> Installation:
+    """Return the first installed DeepGEMM that has an extension for this Python.
+
+    Raises:
+        PluginError: there is none; the message says what was found.
+    """
+    faults = []
+    for package, inside in PLACES:
+        for root in _roots(package):
+            folder = Path(root, inside)
+            if not (folder / "__init__.py").is_file():
+                continue
+            extension = next((path for end in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_C{end}").is_file()), None)
+            if extension is not None:
+                return Installation(folder, extension, _version(folder), "" if package == "deep_gemm" else _owner(package))
+            others = ", ".join(path.name for path in sorted(folder.glob("_C*.so"))) or "none; 2.2 or newer has it"
+            faults.append(f"{folder}: no _C for Python {sys.version_info[0]}.{sys.version_info[1]} (got {others})")
+    raise PluginError(
+        f"deepgemm: {'; '.join(faults) or 'deep_gemm not found'}; install deep_gemm, or a vLLM that has third_party/deep_gemm"
+    )
+
+
+def _roots(package: str) -> list[str]:
+    """Return the folders of a package, without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # a module without a spec, as tests put into sys.modules
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _version(folder: Path) -> str:
+    match = re.search(r"^__version__ = ['\"]([^'\"]+)", (folder / "__init__.py").read_text(errors="replace"), re.MULTILINE)
+    return match[1] if match else "unknown"
+
+
+def _owner(package: str) -> str:
+    try:
+        return f"{package}-{importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+
+
+@functools.cache
+def find_toolkit() -> Toolkit:
+    """Return the CUDA toolkit: of CUDA_HOME or CUDA_PATH, else on PATH, else of NVIDIA's wheels.
+
+    Raises:
+        PluginError: there is none.
+    """
+    homes = [Path(home) for variable in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(variable))]
+    homes += [Path(path).resolve().parent.parent for path in [shutil.which("nvcc")] if path]
+    homes += [Path("/usr/local/cuda"), *(home for root in _roots("nvidia") for home in sorted(Path(root).glob("cu*"), reverse=True))]
+    for home in homes:
+        if (home / "bin" / "nvcc").is_file():
+            return Toolkit(home / "bin" / "nvcc")
+    raise PluginError("deepgemm: nvcc not found, which compiles its kernels; install the CUDA toolkit or set CUDA_HOME")
+
+
+def fault_of(installation: Installation, toolkit: Toolkit) -> str:
+    """Return why the library does not load, or an empty text.
+
+    The first load is in a child, which may crash. The cache remembers the answer for the file and
+    torch's version.
+
+    Raises:
+        PluginError: the child could not run.
+    """
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "of unknown version"
+    key = f"deepgemm loads {installation.identity}, Python {sys.version}, torch {torch}"
+    return _remembered(key, installation, toolkit)
+
+
+@functools.cache
+def _remembered(key: str, installation: Installation, toolkit: Toolkit) -> str:
+    return artifact(key, lambda: _load_in_child(installation, toolkit).encode()).decode()
+
+
+def _load_in_child(installation: Installation, toolkit: Toolkit) -> str:
+    done = run_child(question_of(installation, toolkit), {}, _LOAD_S)
+    if done.returncode < 0:
+        return f"{installation.extension} ends the process that loads it with {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.strip().splitlines() or ["no output"]
+    return f"{installation.extension} does not load: {lines[-1][:300]}" if done.returncode else ""
+
+
+def run_child(question: Mapping[str, Any], variables: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Ask `child` a question, in a process without devices.
+
+    Raises:
+        PluginError: the process did not start, or took too long.
+    """
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", **variables}
+    command = [sys.executable, "-m", "tunedgemm_deepgemm.child"]
+    try:
+        return subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, check=False, env=environment, timeout=seconds
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"deepgemm: a child process failed: {error}") from error
+
+
+def question_of(installation: Installation, toolkit: Toolkit) -> dict[str, Any]:
+    """Return the part of a child's question that names the library and the toolkit."""
+    return {"installation": {name: str(value) for name, value in attrs.asdict(installation).items()}, "home": str(toolkit.home)}
+
+
+def variables(toolkit: Toolkit) -> dict[str, str]:
+    """Return the variables that a copy of the library reads at its first use.
+
+    Without the last two it would create a cuBLASLt handle and 32 MiB of workspace.
+    """
+    return {
+        "DG_JIT_CACHE_DIR": str(private_folder("deepgemm")),
+        "DG_JIT_NVCC_COMPILER": str(toolkit.nvcc),
+        "DG_JIT_USE_NVRTC": "0",
+        "DG_USE_PYTORCH_CUBLASLT_HANDLE": "1",
+        "DG_USE_TEMP_CUBLASLT_WORKSPACE": "1",
+    }
+
+
+@contextlib.contextmanager
+def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
+    """Make a block in which the process has these variables."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
+    """Load a private copy of the extension from memory; each call returns another one.
+
+    The loader knows a library by its path and file, so the file stays open for the process's life.
+
+    Raises:
+        ImportError: it does not load.
+    """
+    import torch  # loads the libraries that the extension needs
+
+    del torch
+    file = os.memfd_create("deepgemm")
+    with open(file, "wb", closefd=False) as content:
+        content.write(installation.extension.read_bytes())
+    name, path = f"tunedgemm_deepgemm_copy{file}._C", f"/proc/self/fd/{file}"
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
+        raise ImportError(f"deep_gemm {installation.version} lacks {', '.join(missing)}")
+    module.init(str(installation.folder), str(toolkit.home))
+    return module
+
+
+@attrs.frozen(eq=False)
+class Access:
+    """Ways to the library, which tests replace.
+
+    Attributes:
+        find: finds the library.
+        toolkit: finds the compiler.
+        fault: says why the library does not load.
+        open: opens a private copy.
+        compile: compiles ahead; see `build.compile_ahead`.
+    """
+
+    find: Callable[[], Installation]
+    toolkit: Callable[[], Toolkit]
+    fault: Callable[[Installation, Toolkit], str]
+    open: Callable[[Installation, Toolkit], Any]
+    compile: Callable[..., list[str]]

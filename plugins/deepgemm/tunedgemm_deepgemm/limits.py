@@ -1,0 +1,47 @@
+"""Check which shapes DeepGEMM's kernels support; absent devices included."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import dtype_bits
+
+#: Op -> dtype of both operands, kind of scales, outputs.
+OPS = {
+    "a16w16": ("bf16", "none", ("bf16", "fp32")),
+    "a8w8_blockscale": ("fp8_e4m3fn", "block", ("bf16",)),
+}
+#: Architectures. On sm_100 the library rounds float32 scales to powers of two.
+GFX = ("sm_90",)
+#: Rows of an operand in memory are multiples of these bytes, a limit of TMA.
+ROW_BYTES = 16
+#: Elements of K that share a scale.
+BLOCK = 128
+
+
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Check a shape against the static limits of the library's kernels."""
+    reason = _fault(shape, device)
+    return Unsupported(reason) if reason else True
+
+
+def _fault(shape: Shape, device: Device) -> str:
+    if device.gfx not in GFX:
+        return f"architecture must be {', '.join(GFX)} (got {device.gfx})"
+    if shape.op not in OPS:
+        return f"op must be one of {', '.join(OPS)} (got {shape.op})"
+    dtype, scale, outputs = OPS[shape.op]
+    if shape.dtype != dtype:
+        return f"{shape.op}: operands must be {dtype} (got {shape.dtype})"
+    if shape.scale != scale:
+        return f"{shape.op}: scales must be {scale} (got {shape.scale})"
+    if shape.outdtype not in outputs:
+        return f"{shape.op}: output must be {' or '.join(outputs)} (got {shape.outdtype})"
+    if shape.bias:
+        return f"{shape.op}: has no bias (got {shape.bias_dtype})"
+    if shape.layout != "row":
+        return f"weight layout must be row (got {shape.layout!r})"
+    for size, name, bits in ((shape.k, "K", dtype_bits(dtype)), (shape.n, "N", dtype_bits(shape.outdtype))):
+        step = 8 * ROW_BYTES // bits
+        if size % step:
+            return f"{shape.op}: {name} must be a multiple of {step} (got {size})"
+    return ""

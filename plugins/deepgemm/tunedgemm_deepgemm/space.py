@@ -1,0 +1,47 @@
+"""List the settings worth timing for a shape, and the neighbours of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape, Solution
+
+from tunedgemm_deepgemm.names import Kernel, parse_name, unfit
+
+#: Multiples of block N that are listed; 0 is the library's choice.
+BLOCKS = (0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
+_LISTED = (64, 128, 32, 96, 192, 256)
+#: SMs left to others, in the order of the ladder: a kernel of fewer blocks needs fewer.
+_LEFT = (0, 4, 12, 20, 36)
+
+
+def enumerate_solutions(libtype: str, shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
+    """Yield the library's own choice first, then overlapping launches and other blocks."""
+    kernels = [Kernel(), Kernel(pdl=True), *(Kernel(block_n=block) for block in _LISTED if block <= max(shape.n, 32))]
+    yield from _solutions(libtype, kernels if shape.m else kernels[:1], shape, device, version)
+
+
+def refine(solution: Solution, shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
+    """Yield the solutions that differ in one setting by one step."""
+    try:
+        kernel = parse_name(solution.kernel_name)
+    except PluginError:
+        return
+    near = [attrs.evolve(kernel, pdl=not kernel.pdl), attrs.evolve(kernel, mnk=not kernel.mnk)]
+    near += [attrs.evolve(kernel, block_n=block) for block in _adjacent(BLOCKS, kernel.block_n)]
+    sms = tuple(device.cu_num - left for left in _LEFT if left < device.cu_num)
+    near += [attrs.evolve(kernel, sms=count % device.cu_num) for count in _adjacent(sms, kernel.sms or device.cu_num)]
+    yield from _solutions(solution.libtype, near if shape.m else [], shape, device, version)
+
+
+def _solutions(libtype: str, kernels: list[Kernel], shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
+    yield from (Solution(libtype, kernel.name) for kernel in kernels if not unfit(kernel, shape, device, version))
+
+
+def _adjacent(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:
+    """Return the values before and after one of a ladder; none for a value that is not on it."""
+    if value not in ladder:
+        return ()
+    position = ladder.index(value)
+    return (*ladder[max(position - 1, 0) : position], *ladder[position + 1 : position + 2])
