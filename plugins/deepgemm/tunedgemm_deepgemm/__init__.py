@@ -32,6 +32,7 @@ class DeepGemm:
 
     CONTRACT = 1
     OPS = tuple(limits.OPS)
+    PLATFORMS = limits.PLATFORMS
     SCALE_ORDERS = ("m_major", "m_major_padded")
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
@@ -73,7 +74,7 @@ class DeepGemm:
         if not answer or not self._is_present(device):
             return answer
         try:
-            reason = self.access.fault(self.access.find(), self.access.toolkit())
+            reason = self.access.toolkit() and self.access.fault(self.access.find())
         except PluginError as error:
             reason = str(error)
         return Unsupported(reason) if reason else True

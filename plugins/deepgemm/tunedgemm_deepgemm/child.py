@@ -1,8 +1,7 @@
-"""Load DeepGEMM, and compile kernels of it, in a process that may crash and has no device.
+"""Compile a kernel of DeepGEMM, in a process without a device.
 
-It reads one JSON object: ``installation`` and ``home``, and to compile ``product``, ``kernel`` and
-``sms``. A call on the host's memory compiles the kernel, then fails for lack of a GPU. The errors
-are printed as JSON.
+It reads one JSON object: ``installation``, ``home``, ``product``, ``kernel`` and ``sms``. A call on
+the host's memory compiles the kernel, then fails for lack of a GPU. The errors are printed as JSON.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ def main(question: dict[str, Any]) -> None:
     texts = question["installation"]
     installation = Installation(Path(texts["folder"]), Path(texts["extension"]), texts["version"], texts["owner"])
     module = open_copy(installation, Toolkit(Path(question["home"], "bin", "nvcc")))
-    if "product" not in question:
-        return
     import torch
 
     product, kernel = Product(**question["product"]), parse_name(question["kernel"])

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,14 +24,14 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import artifact, private_folder
+from tunedgemm.tools import load_fault, private_folder
 
 #: Packages that may hold the library, and its folder in each.
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
 #: Functions that this plugin calls in every version.
 FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "bf16_gemm_nt", "fp8_gemm_nt")
-#: Longest load in a child, seconds; torch's import included.
-_LOAD_S = 120
+#: Loads the extension in a child process.
+_LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 
 
 @attrs.frozen
@@ -135,8 +134,9 @@ def find_toolkit() -> Toolkit:
     Raises:
         PluginError: there is none.
     """
-    homes = [Path(home) for variable in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(variable))]
-    homes += [Path(path).resolve().parent.parent for path in [shutil.which("nvcc")] if path]
+    homes = [Path(named) for variable in ("CUDA_HOME", "CUDA_PATH") if (named := os.environ.get(variable))]
+    if path := shutil.which("nvcc"):
+        homes.append(Path(path).resolve().parent.parent)
     homes += [Path("/usr/local/cuda"), *(home for root in _roots("nvidia") for home in sorted(Path(root).glob("cu*"), reverse=True))]
     for home in homes:
         if (home / "bin" / "nvcc").is_file():
@@ -144,34 +144,10 @@ def find_toolkit() -> Toolkit:
     raise PluginError("deepgemm: nvcc not found, which compiles its kernels; install the CUDA toolkit or set CUDA_HOME")
 
 
-def fault_of(installation: Installation, toolkit: Toolkit) -> str:
-    """Return why the library does not load, or an empty text.
-
-    The first load is in a child, which may crash. The cache remembers the answer for the file and
-    torch's version.
-
-    Raises:
-        PluginError: the child could not run.
-    """
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "of unknown version"
-    key = f"deepgemm loads {installation.identity}, Python {sys.version}, torch {torch}"
-    return _remembered(key, installation, toolkit)
-
-
-@functools.cache
-def _remembered(key: str, installation: Installation, toolkit: Toolkit) -> str:
-    return artifact(key, lambda: _load_in_child(installation, toolkit).encode()).decode()
-
-
-def _load_in_child(installation: Installation, toolkit: Toolkit) -> str:
-    done = run_child(question_of(installation, toolkit), {}, _LOAD_S)
-    if done.returncode < 0:
-        return f"{installation.extension} ends the process that loads it with {signal.Signals(-done.returncode).name}"
-    lines = done.stderr.strip().splitlines() or ["no output"]
-    return f"{installation.extension} does not load: {lines[-1][:300]}" if done.returncode else ""
+def fault_of(installation: Installation) -> str:
+    """Return why the library does not load, from a child process, or an empty text."""
+    fault = load_fault(_LOAD, installation.extension)
+    return f"deepgemm: {installation.extension} does not load: {fault}" if fault else ""
 
 
 def run_child(question: Mapping[str, Any], variables: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -226,19 +202,30 @@ def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
-    """Load a private copy of the extension from memory; each call returns another one.
+    """Load a private copy of the library; each call returns another one.
+
+    Raises:
+        ImportError: it does not load.
+    """
+    module = load_copy(installation.extension)
+    module.init(str(installation.folder), str(toolkit.home))
+    return module
+
+
+def load_copy(extension: Path) -> Any:
+    """Load the extension from memory.
 
     The loader knows a library by its path and file, so the file stays open for the process's life.
 
     Raises:
-        ImportError: it does not load.
+        ImportError: it does not load, or lacks a function.
     """
     import torch  # loads the libraries that the extension needs
 
     del torch
     file = os.memfd_create("deepgemm")
     with open(file, "wb", closefd=False) as content:
-        content.write(installation.extension.read_bytes())
+        content.write(extension.read_bytes())
     name, path = f"tunedgemm_deepgemm_copy{file}._C", f"/proc/self/fd/{file}"
     loader = importlib.machinery.ExtensionFileLoader(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -246,8 +233,7 @@ def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
-        raise ImportError(f"deep_gemm {installation.version} lacks {', '.join(missing)}")
-    module.init(str(installation.folder), str(toolkit.home))
+        raise ImportError(f"it lacks {', '.join(missing)}")
     return module
 
 
@@ -265,6 +251,6 @@ class Access:
 
     find: Callable[[], Installation]
     toolkit: Callable[[], Toolkit]
-    fault: Callable[[Installation, Toolkit], str]
+    fault: Callable[[Installation], str]
     open: Callable[[Installation, Toolkit], Any]
     compile: Callable[..., list[str]]

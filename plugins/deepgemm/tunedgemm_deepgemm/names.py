@@ -53,7 +53,7 @@ def parse_name(name: str) -> Kernel:
     """Parse a solution name; the inverse of `Kernel.name`. An empty name is `NATIVE`.
 
     Raises:
-        PluginError: there is no kernel of that name.
+        PluginError: no kernel has that name.
     """
     match = _PATTERN.fullmatch("" if name == NATIVE else name)
     kernel = match and Kernel(int(match["block_n"] or 0), int(match["sms"] or 0), bool(match["pdl"]), bool(match["mnk"]))

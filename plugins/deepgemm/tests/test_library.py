@@ -1,0 +1,190 @@
+"""Find the library and the compiler; load it in a child, then as private copies."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm_deepgemm import deepgemm, library
+
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
+#: An extension with one setting of the process.
+SOURCE = """
+#include <Python.h>
+static int sms = 0;
+static PyObject* set_num_sms(PyObject* self, PyObject* n) { sms = (int)PyLong_AsLong(n); Py_RETURN_NONE; }
+static PyObject* get_num_sms(PyObject* self, PyObject* none) { return PyLong_FromLong(sms); }
+static PyObject* nothing(PyObject* self, PyObject* arguments) { Py_RETURN_NONE; }
+static PyMethodDef methods[] = {
+    {"init", nothing, METH_VARARGS, ""}, {"set_num_sms", set_num_sms, METH_O, ""}, {"get_num_sms", get_num_sms, METH_NOARGS, ""},
+    {"bf16_gemm_nt", nothing, METH_VARARGS, ""}, {LAST, nothing, METH_VARARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", 0, -1, methods};
+PyMODINIT_FUNC PyInit__C(void) { START; return PyModule_Create(&module); }
+"""
+
+
+def write(folder: Path, version: str = "2.5.0", extension: str = f"_C{SUFFIX}", content: bytes = b"broken") -> Path:
+    """Write a package with an extension; return the extension."""
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(f"raise AssertionError('imported')\n__version__ = '{version}'\n")
+    (folder / extension).write_bytes(content)
+    return folder / extension
+
+
+def built(folder: Path, start: str = "", last: str = "fp8_gemm_nt") -> Path:
+    """Compile the extension into a package."""
+    compiler = shutil.which("cc")
+    if compiler is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        pytest.skip("no C compiler, or no Python.h")
+    path = write(folder)
+    options = ["-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", f"-DSTART={start}", f'-DLAST="{last}"']
+    subprocess.run([compiler, *options, "-x", "c", "-", "-o", str(path)], input=SOURCE.encode(), check=True)
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder where packages are found, before all others."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(library, "find", library.find.__wrapped__)
+    monkeypatch.setattr(library, "PLACES", (("deep_gemm", ""), ("vllm", "third_party/deep_gemm")))
+    for name in ("deep_gemm", "vllm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return folder
+
+
+def vllm(site: Path, metadata: bool = True) -> Path:
+    """Write a vLLM whose import fails, with a copy of the library."""
+    extension = write(site / "vllm" / "third_party" / "deep_gemm")
+    (site / "vllm" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    if metadata:
+        (site / "vllm-0.25.1.dist-info").mkdir()
+        (site / "vllm-0.25.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.25.1\n")
+    return extension
+
+
+def test_the_copy_in_vllm_is_found_without_importing_vllm(site: Path) -> None:
+    """Version and owner come from files alone; `deep_gemm` itself comes first."""
+    extension = vllm(site)
+    found = library.find()
+    assert found == library.Installation(extension.parent, extension, "2.5.0", "vllm-0.25.1")
+    assert found.numbers == (2, 5)
+    own = write(site / "deep_gemm", "2.6.1+abc")
+    assert library.find() == library.Installation(own.parent, own, "2.6.1+abc")
+    assert "vllm" not in sys.modules
+
+
+def test_a_vllm_without_metadata_has_no_version(site: Path) -> None:
+    """A folder of vLLM on the path suffices."""
+    vllm(site, metadata=False)
+    assert library.find().owner == "vllm"
+
+
+def test_an_unusable_package_is_passed_over(site: Path) -> None:
+    """An extension for another Python, or none, is a reason, unless vLLM has one."""
+    write(site / "deep_gemm", extension="_C.cpython-27-x86_64-linux-gnu.so")
+    with pytest.raises(PluginError, match=r"no _C for Python .*got _C.cpython-27.*install deep_gemm"):
+        library.find()
+    extension = vllm(site)
+    assert library.find().extension == extension
+    shutil.rmtree(site / "vllm")
+    (site / "deep_gemm" / "_C.cpython-27-x86_64-linux-gnu.so").unlink()
+    with pytest.raises(PluginError, match=r"got none; 2.2 or newer has it"):
+        library.find()
+
+
+def test_absent_libraries_and_compilers_are_reasons(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`supports`, `bind` and `details` say what to install; described devices need nothing."""
+    monkeypatch.setattr(library, "PLACES", (("deep_gemm_that_is_absent", ""),))
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    with pytest.raises(PluginError, match="deep_gemm not found; install"):
+        library.find()
+    with pytest.raises(PluginError, match="nvcc not found"):
+        library.find_toolkit.__wrapped__()
+
+
+def test_the_toolkit_of_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_HOME names the toolkit; without it nvcc on PATH does."""
+    nvccs = [tmp_path / name / "bin" / "nvcc" for name in ("named", "found")]
+    for nvcc in nvccs:
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text("#!/bin/sh\n")
+        nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
+    monkeypatch.setenv("PATH", str(tmp_path / "found" / "bin"))
+    assert library.find_toolkit.__wrapped__() == library.Toolkit(nvccs[0])
+    monkeypatch.delenv("CUDA_HOME")
+    assert library.find_toolkit.__wrapped__().home == tmp_path / "found"
+
+
+def backend_of(extension: Path) -> Any:
+    """Return the backend over an installation, with a compiler that exists."""
+    found = library.Installation(extension.parent, extension, "2.5.0")
+    access = attrs.evolve(deepgemm.access, find=lambda: found, toolkit=lambda: library.Toolkit(Path("/bin/sh")))
+    return attrs.evolve(deepgemm, access=access)
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "reason"),
+    [
+        ("abort()", "fp8_gemm_nt", "SIGABRT"),
+        ('PyErr_SetString(PyExc_ImportError, "undefined symbol: _ZN3c10"); return 0', "fp8_gemm_nt", "undefined symbol: _ZN3c10"),
+        ("", "fp8_gemm_of_1_0", "it lacks fp8_gemm_nt"),
+    ],
+)
+def test_an_extension_that_does_not_load_is_a_reason(tmp_path: Path, start: str, last: str, reason: str) -> None:
+    """One that aborts, one of another torch and one of another version cost no process."""
+    backend = backend_of(built(tmp_path / "deep_gemm", start, last))
+    answer = backend.supports(SHAPE, PRESENT)
+    assert not answer
+    assert "does not load" in answer.reason
+    assert reason in answer.reason
+    assert not backend.bind(next(iter(backend.enumerate_solutions(SHAPE, PRESENT))), SHAPE, PRESENT)
+
+
+def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
+    """A truncated download is refused."""
+    answer = backend_of(write(tmp_path / "deep_gemm")).supports(SHAPE, PRESENT)
+    assert "does not load" in str(answer)
+    assert backend_of(tmp_path / "deep_gemm" / f"_C{SUFFIX}").supports(SHAPE, Device("sm_90", 132)) is True
+
+
+def test_copies_have_separate_settings(tmp_path: Path) -> None:
+    """A setting of one copy is neither in another nor in the package that a user imports."""
+    extension = built(tmp_path / "deep_gemm")
+    found = library.Installation(extension.parent, extension, "2.5.0")
+    first, second = (library.open_copy(found, library.Toolkit(Path("/bin/sh"))) for _ in range(2))
+    spec = importlib.util.spec_from_file_location("_C", extension)
+    assert spec is not None
+    own = importlib.util.module_from_spec(spec)
+    first.set_num_sms(7)
+    own.set_num_sms(9)
+    assert (first.get_num_sms(), second.get_num_sms(), own.get_num_sms()) == (7, 0, 9)
+    assert backend_of(extension).supports(SHAPE, PRESENT) is True
+
+
+def test_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that the library reads are in effect in the block alone."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/users")
+    monkeypatch.delenv("DG_JIT_USE_NVRTC", raising=False)
+    before = dict(os.environ)
+    changes = library.variables(library.Toolkit(Path("/bin/sh")))
+    with library.environment_with(changes):
+        assert {name: os.environ[name] for name in changes} == changes
+    assert dict(os.environ) == before
