@@ -18,7 +18,8 @@ from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_deepgemm import deepgemm, library
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
-PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
+ABSENT = Device("sm_90", 132, "nvidia-h200")
+PRESENT, SHAPE = attrs.evolve(ABSENT, index=0), Shape("a16w16", 4, 64, 64)
 #: An extension with one setting of the process.
 SOURCE = """
 #include <Python.h>
@@ -106,17 +107,29 @@ def test_an_unusable_package_is_passed_over(site: Path) -> None:
         library.find()
 
 
-def test_absent_libraries_and_compilers_are_reasons(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_library_is_a_reason(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`supports`, `bind` and `details` say what to install; described devices need nothing."""
     monkeypatch.setattr(library, "PLACES", (("deep_gemm_that_is_absent", ""),))
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
+    backend = attrs.evolve(deepgemm, access=attrs.evolve(deepgemm.access, find=library.find))
+    missing = "deepgemm: deep_gemm not found; install deep_gemm, or a vLLM that has third_party/deep_gemm"
+    solution = next(iter(backend.enumerate_solutions(SHAPE, PRESENT)))
+    assert backend.supports(SHAPE, PRESENT).reason == backend.bind(solution, SHAPE, PRESENT).reason == missing
+    assert missing in backend.details(PRESENT)
+    assert backend.library_version(PRESENT) == ""
+    assert backend.supports(SHAPE, ABSENT) is True
+    assert not backend.lacks(solution, SHAPE, ABSENT)
+
+
+def test_an_absent_compiler_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nvcc no shape is supported, because the library runs it even for compiled kernels."""
+    extension = write(tmp_path / "deep_gemm")
+    for variable in ("CUDA_HOME", "CUDA_PATH", "PATH"):
         monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(Path, "is_file", lambda path: False)
-    with pytest.raises(PluginError, match="deep_gemm not found; install"):
-        library.find()
-    with pytest.raises(PluginError, match="nvcc not found"):
-        library.find_toolkit.__wrapped__()
+    monkeypatch.setattr(library, "SYSTEM_TOOLKIT", tmp_path)
+    monkeypatch.setattr(library, "_roots", lambda package: [])
+    backend = backend_of(extension)
+    backend = attrs.evolve(backend, access=attrs.evolve(backend.access, toolkit=library.find_toolkit.__wrapped__))
+    assert str(backend.supports(SHAPE, PRESENT)).startswith("deepgemm: nvcc not found")
 
 
 def test_the_toolkit_of_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +175,6 @@ def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
     """A truncated download is refused."""
     answer = backend_of(write(tmp_path / "deep_gemm")).supports(SHAPE, PRESENT)
     assert "does not load" in str(answer)
-    assert backend_of(tmp_path / "deep_gemm" / f"_C{SUFFIX}").supports(SHAPE, Device("sm_90", 132)) is True
 
 
 def test_copies_have_separate_settings(tmp_path: Path) -> None:

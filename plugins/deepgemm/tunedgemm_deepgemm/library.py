@@ -30,6 +30,8 @@ from tunedgemm.tools import load_fault, private_folder
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
 #: Functions that this plugin calls in every version.
 FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "bf16_gemm_nt", "fp8_gemm_nt")
+#: Folder of a system's CUDA toolkit.
+SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 #: Loads the extension in a child process.
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 
@@ -137,7 +139,7 @@ def find_toolkit() -> Toolkit:
     homes = [Path(named) for variable in ("CUDA_HOME", "CUDA_PATH") if (named := os.environ.get(variable))]
     if path := shutil.which("nvcc"):
         homes.append(Path(path).resolve().parent.parent)
-    homes += [Path("/usr/local/cuda"), *(home for root in _roots("nvidia") for home in sorted(Path(root).glob("cu*"), reverse=True))]
+    homes += [SYSTEM_TOOLKIT, *(home for root in _roots("nvidia") for home in sorted(Path(root).glob("cu*"), reverse=True))]
     for home in homes:
         if (home / "bin" / "nvcc").is_file():
             return Toolkit(home / "bin" / "nvcc")

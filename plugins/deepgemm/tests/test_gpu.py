@@ -1,0 +1,207 @@
+"""Check the installed library on a Hopper GPU: numbers, graphs, threads, state of the process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.tools import op_named
+from tunedgemm_deepgemm import deepgemm
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("no Hopper GPU found", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+
+GPU = device_of(torch.cuda.current_device())
+ORDERS = ("", "m_major", "m_major_padded")
+#: Their overlapping launches are no other kernels.
+COMPILED = ("native", "n32", "n128_mnk", "s96")
+NAMES = (*COMPILED, "pdl", "s96_pdl")
+SEED = 20
+
+
+def scaled(m: int, n: int, k: int, order: str = "") -> Shape:
+    return Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": order} if order else {})
+
+
+if not (answer := deepgemm.supports(scaled(8, 128, 128), GPU)):
+    pytest.skip(f"deepgemm: {answer}", allow_module_level=True)
+
+PLAIN = (Shape("a16w16", 64, 2112, 1024), Shape("a16w16", 7, 136, 200, outdtype="fp32"))
+SHAPES = (*PLAIN, *(scaled(77, 576, 1024, order) for order in ORDERS))
+
+
+def drawn(seed: int) -> Iterator[Shape]:
+    """Yield shapes of random sizes, with tails in all dimensions."""
+    draw = random.Random(seed)
+    for index in range(8):
+        m, n, k = draw.choice((1, 2, 5, 63, 64, 129, 1000)), 8 * draw.randint(1, 200), draw.randint(1, 200)
+        yield scaled(m, n, 16 * k, ORDERS[index % 3]) if index % 2 else Shape("a16w16", m, n, 8 * k, outdtype=("bf16", "fp32")[index // 4])
+
+
+RANDOM = tuple(drawn(SEED))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(kept_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Compile all kernels of this file together, into a cache for the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEDGEMM_CACHE", kept_cache or str(tmp_path_factory.mktemp("deepgemm-kernels")))
+        tasks = [(name, shape) for shape in SHAPES for name in COMPILED] + [("native", shape) for shape in RANDOM]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda task: deepgemm.prepare(Solution("deepgemm", task[0]), task[1], GPU), tasks))
+        yield os.environ["TUNEDGEMM_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def in_cache(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the session's cache in each test."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", compiled)
+
+
+def kernels() -> set[Path]:
+    """Return the kernels of the library's cache."""
+    return set(Path(os.environ["TUNEDGEMM_CACHE"]).joinpath("deepgemm", "cache").iterdir())
+
+
+def bound(name: str, shape: Shape) -> Launcher:
+    answer = deepgemm.bind(Solution("deepgemm", name), shape, GPU)
+    assert isinstance(answer, Launcher), f"{name} {shape}: {answer}"
+    return answer
+
+
+def operands(shape: Shape, seed: int = 0) -> tuple[Any, ...]:
+    return op_named(shape.op).make_inputs(shape, GPU.torch_device, seed)
+
+
+def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
+    """Return the worst row's error where it exceeds the tolerance, else ""."""
+    op = op_named(shape.op)
+    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
+    error = (out.reshape(wanted.shape).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    worst, bound = error.max().item(), op.tolerance(shape).row_error
+    return "" if worst < bound else f"{shape}: the worst row is off by {worst:.3g}, more than {bound:.3g}"
+
+
+def test_prepared_kernels_are_right_and_compile_nothing() -> None:
+    """Outputs in poisoned memory are right, bits repeat, and `bind` and calls add no kernel to the cache."""
+    before = kernels()
+    for shape in SHAPES:
+        given = operands(shape)
+        for name in NAMES:
+            call = bound(name, shape).call
+            with Poisoned() as poisoned:
+                out = call(*given)
+            torch.cuda.synchronize()
+            assert not wrong(out, shape, given), f"{name}: {wrong(out, shape, given)}"
+            assert not poisoned.overwritten(), name
+            assert all(torch.equal(call(*given), out) for _ in range(50)), f"{name} {shape}"
+    assert kernels() == before
+
+
+@pytest.mark.parametrize("shape", RANDOM, ids=str)
+def test_random_products_are_right(shape: Shape) -> None:
+    """Sizes with tails in all dimensions are right, also with more dimensions of x."""
+    call, given = bound("native", shape).call, operands(shape, 1)
+    out = call(*given)
+    assert not wrong(out, shape, given)
+    folded = call(given[0].view(1, shape.m, shape.k), *given[1:])
+    assert torch.equal(folded[0], out)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_graphs_on_two_streams_read_new_inputs(shape: Shape) -> None:
+    """Each replay on two streams has the bits of a plain call, with and without overlapping launches."""
+    for name in ("native", "pdl"):
+        call, graphs = bound(name, shape).call, []
+        wanted = {seed: call(*operands(shape, seed)).clone() for seed in range(4)}
+        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+            given, graph = operands(shape), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.graph(graph, stream=stream):
+                out = call(*given)
+            graphs.append((stream, graph, given, out))
+        torch.cuda.synchronize()
+        for replay in range(40):
+            for place, (stream, graph, given, _) in enumerate(graphs):
+                with torch.cuda.stream(stream):
+                    for mine, fresh in zip(given, operands(shape, (replay + place) % 4), strict=True):
+                        mine.copy_(fresh)
+                    graph.replay()
+            torch.cuda.synchronize()
+            for place, (*_, out) in enumerate(graphs):
+                assert torch.equal(out, wanted[(replay + place) % 4]), f"{name}, replay {replay}"
+
+
+def test_threads_share_a_copy_with_different_settings() -> None:
+    """Eight fresh threads, each on its stream, call kernels of different settings."""
+    shape, faults = SHAPES[-1], list[str]()
+    calls = {name: bound(name, shape).call for name in NAMES}
+    wanted = {name: call(*operands(shape)).clone() for name, call in calls.items()}
+    given, streams = operands(shape), [torch.cuda.Stream() for _ in range(8)]
+    torch.cuda.synchronize()
+
+    def run(index: int) -> None:
+        name = NAMES[index % len(NAMES)]
+        with torch.cuda.stream(streams[index]):
+            outs = [calls[name](*given) for _ in range(50)]
+            streams[index].synchronize()
+        faults.extend(name for out in outs if not torch.equal(out, wanted[name]))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def users_own() -> ModuleType:
+    """Import the package as a user does."""
+    installation = deepgemm.access.find()
+    if "deep_gemm" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("deep_gemm", installation.folder / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["deep_gemm"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["deep_gemm"])
+    return sys.modules["deep_gemm"]
+
+
+def test_the_users_deep_gemm_keeps_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Settings, variables and cache of the user's own import stay; ours do not follow them."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    users, shape = users_own(), PLAIN[0]
+    users.set_num_sms(64)
+    users.set_pdl(True)
+    before, given = dict(os.environ), operands(shape)
+    outs = [bound(name, shape).call(*given) for name in NAMES]
+    assert (users.get_num_sms(), users.get_pdl()) == (64, True)
+    assert dict(os.environ) == before
+    x, weight = given
+    theirs = torch.empty(64, 2112, dtype=torch.bfloat16, device=x.device)
+    users.bf16_gemm_nt(x, weight, theirs)
+    assert not wrong(theirs, shape, given)
+    assert list(tmp_path.glob("cache/kernel.*")), "the user's kernel is in the user's folder"
+    assert [out for out in outs if wrong(out, shape, given)] == []
+
+
+def test_a_described_device_of_other_sms_compiles_too() -> None:
+    """`prepare` compiles for a device that is absent, here with fewer SMs."""
+    other, shape = Device("sm_90", 114, "nvidia-h100-pcie"), PLAIN[0]
+    before = kernels()
+    deepgemm.prepare(Solution("deepgemm", "native"), shape, other)
+    assert kernels() >= before
+    assert not deepgemm.lacks(Solution("deepgemm", "native"), shape, other)
