@@ -29,6 +29,7 @@ static PyObject* get_num_sms(PyObject* self, PyObject* none) { return PyLong_Fro
 static PyObject* nothing(PyObject* self, PyObject* arguments) { Py_RETURN_NONE; }
 static PyMethodDef methods[] = {
     {"init", nothing, METH_VARARGS, ""}, {"set_num_sms", set_num_sms, METH_O, ""}, {"get_num_sms", get_num_sms, METH_NOARGS, ""},
+    {"set_pdl", nothing, METH_VARARGS, ""}, {"set_block_size_multiple_of", nothing, METH_VARARGS, ""},
     {"bf16_gemm_nt", nothing, METH_VARARGS, ""}, {LAST, nothing, METH_VARARGS, ""}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", 0, -1, methods};
 PyMODINIT_FUNC PyInit__C(void) { START; return PyModule_Create(&module); }
@@ -82,7 +83,6 @@ def test_the_copy_in_vllm_is_found_without_importing_vllm(site: Path) -> None:
     extension = vllm(site)
     found = library.find()
     assert found == library.Installation(extension.parent, extension, "2.5.0", "vllm-0.25.1")
-    assert found.numbers == (2, 5)
     own = write(site / "deep_gemm", "2.6.1+abc")
     assert library.find() == library.Installation(own.parent, own, "2.6.1+abc")
     assert "vllm" not in sys.modules
@@ -103,8 +103,19 @@ def test_an_unusable_package_is_passed_over(site: Path) -> None:
     assert library.find().extension == extension
     shutil.rmtree(site / "vllm")
     (site / "deep_gemm" / "_C.cpython-27-x86_64-linux-gnu.so").unlink()
-    with pytest.raises(PluginError, match=r"got none; 2.2 or newer has it"):
+    with pytest.raises(PluginError, match=r"no _C for Python .*got none"):
         library.find()
+
+
+def test_an_old_version_is_passed_over(site: Path) -> None:
+    """Versions before 2.4 cannot compile without a device; nor does a version without a number count."""
+    for version in ("2.3.0", "unknown"):
+        write(site / "deep_gemm", version)
+        with pytest.raises(PluginError, match=rf"must be 2.4 or newer \(got {version}\)"):
+            library.find()
+        shutil.rmtree(site / "deep_gemm")
+    write(site / "deep_gemm", "2.10")
+    assert library.find().version == "2.10"
 
 
 def test_an_absent_library_is_a_reason(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm_deepgemm import deepgemm, limits, names, space
+from tunedgemm_deepgemm import deepgemm, limits, space
 from tunedgemm_deepgemm.names import Kernel, parse_name
 
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -71,18 +71,10 @@ def test_lists_begin_with_the_librarys_choice() -> None:
     """Blocks wider than N are left out, those that the library lacks too."""
     listed = [solution.kernel_name for solution in deepgemm.enumerate_solutions(PLAIN, H200)]
     assert listed == ["native", "pdl", "n64", "n128", "n32", "n96", "n192", "n256"]
-    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", SCALED, H200, (2, 5))] == [*listed[:-1]]
+    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", SCALED, H200)] == [*listed[:-1]]
     narrow = attrs.evolve(PLAIN, n=16)
-    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", narrow, H200, (2, 5))] == ["native", "pdl", "n32"]
-    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", attrs.evolve(PLAIN, m=0), H200, (2, 5))] == ["native"]
-
-
-def test_versions_without_settings_have_their_own_choice() -> None:
-    """Before 2.5 the API varies the SMs alone."""
-    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", PLAIN, H200, (2, 4))] == ["native"]
-    assert [s.kernel_name for s in space.refine(Solution("deepgemm", "native"), PLAIN, H200, (2, 4))] == ["mnk", "s128"]
-    with pytest.raises(PluginError, match=r"deepgemm n64: needs deep_gemm 2.5 or newer \(got 2.4\)"):
-        names.resolve(Solution("deepgemm", "n64"), PLAIN, H200, (2, 4))
+    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", narrow, H200)] == ["native", "pdl", "n32"]
+    assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", attrs.evolve(PLAIN, m=0), H200)] == ["native"]
 
 
 def test_neighbours_differ_in_one_setting() -> None:

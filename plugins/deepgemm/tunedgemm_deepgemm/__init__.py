@@ -62,7 +62,7 @@ class DeepGemm:
         if self._is_present(device):
             return launch.refusal(self.access, solution, shape, limiting)
         try:
-            names.resolve(solution, shape, limiting, self._numbers())
+            names.resolve(solution, shape, limiting)
         except PluginError as error:
             return str(error)
         return ""
@@ -82,7 +82,7 @@ class DeepGemm:
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the library's own choice, then settings that change it."""
-        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device), self._numbers())
+        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -106,14 +106,7 @@ class DeepGemm:
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the settings that differ in one step."""
-        return space.refine(solution, shape, self._limiting_device(device), self._numbers())
-
-    def _numbers(self) -> tuple[int, ...]:
-        """Return the library's version; without one the oldest that has every setting."""
-        try:
-            return self.access.find().numbers
-        except PluginError:
-            return names.SETTINGS_SINCE
+        return space.refine(solution, shape, self._limiting_device(device))
 
     def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")

@@ -51,9 +51,7 @@ def target_of(access: Access, solution: Solution, shape: Shape, device: Device) 
     Raises:
         PluginError: no library or compiler was found, or the solution does not serve the shape.
     """
-    installation = access.find()
-    kernel = resolve(solution, shape, device, installation.numbers)
-    return Target(installation, access.toolkit(), product_of(shape), kernel, device)
+    return Target(access.find(), access.toolkit(), product_of(shape), resolve(solution, shape, device), device)
 
 
 def prepare(access: Access, solution: Solution, shape: Shape, device: Device) -> None:
@@ -64,7 +62,7 @@ def prepare(access: Access, solution: Solution, shape: Shape, device: Device) ->
         LaunchError: the kernel does not compile.
     """
     try:
-        resolve(solution, shape, device, access.find().numbers)
+        resolve(solution, shape, device)
     except PluginError:  # bind reports it
         return
     if shape.m:

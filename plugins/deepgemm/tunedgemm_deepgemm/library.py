@@ -28,8 +28,10 @@ from tunedgemm.tools import load_fault, private_folder
 
 #: Packages that may hold the library, and its folder in each.
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
-#: Functions that this plugin calls in every version.
-FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "bf16_gemm_nt", "fp8_gemm_nt")
+#: The first version whose settings vary more than the SMs, and that compiles without a device.
+OLDEST = (2, 4)
+#: Functions that this plugin calls.
+FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_multiple_of", "bf16_gemm_nt", "fp8_gemm_nt")
 #: Folder of a system's CUDA toolkit.
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 #: Loads the extension in a child process.
@@ -51,11 +53,6 @@ class Installation:
     extension: Path
     version: str
     owner: str = ""
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return the version as numbers."""
-        return tuple(map(int, re.findall(r"\d+", self.version)[:2]))
 
     @property
     def identity(self) -> str:
@@ -98,10 +95,14 @@ def find() -> Installation:
             folder = Path(root, inside)
             if not (folder / "__init__.py").is_file():
                 continue
+            version = _version(folder)
+            if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+                faults.append(f"{folder}: must be {'.'.join(map(str, OLDEST))} or newer (got {version})")
+                continue
             extension = next((path for end in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_C{end}").is_file()), None)
             if extension is not None:
-                return Installation(folder, extension, _version(folder), "" if package == "deep_gemm" else _owner(package))
-            others = ", ".join(path.name for path in sorted(folder.glob("_C*.so"))) or "none; 2.2 or newer has it"
+                return Installation(folder, extension, version, "" if package == "deep_gemm" else _owner(package))
+            others = ", ".join(path.name for path in sorted(folder.glob("_C*.so"))) or "none"
             faults.append(f"{folder}: no _C for Python {sys.version_info[0]}.{sys.version_info[1]} (got {others})")
     raise PluginError(
         f"deepgemm: {'; '.join(faults) or 'deep_gemm not found'}; install deep_gemm, or a vLLM that has third_party/deep_gemm"

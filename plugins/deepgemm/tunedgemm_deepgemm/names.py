@@ -19,8 +19,6 @@ NATIVE = "native"
 BLOCK_N, STEP = 256, 16
 #: Blocks N of more than 128 that the library has with block scales.
 _SCALED_WIDE = (144, 160, 192)
-#: Version that introduced `set_pdl` and `set_block_size_multiple_of`.
-SETTINGS_SINCE = (2, 5)
 
 _PATTERN = re.compile(r"(n(?P<block_n>[1-9]\d*))?_?(s(?P<sms>[1-9]\d*))?_?(?P<pdl>pdl)?_?(?P<mnk>mnk)?")
 
@@ -62,22 +60,21 @@ def parse_name(name: str) -> Kernel:
     return kernel
 
 
-def resolve(solution: Solution, shape: Shape, device: Device, version: tuple[int, ...]) -> Kernel:
+def resolve(solution: Solution, shape: Shape, device: Device) -> Kernel:
     """Return the kernel of a solution.
 
     Raises:
-        PluginError: no kernel has that name, or it cannot serve the shape on the device with this
-            version of the library.
+        PluginError: no kernel has that name, or it cannot serve the shape on the device.
     """
     kernel = parse_name(solution.kernel_name)
     if solution.split_k > 1:
         raise PluginError(f"deepgemm {kernel.name}: splitK must be at most 1 (got {solution.split_k})")
-    if reason := unfit(kernel, shape, device, version):
+    if reason := unfit(kernel, shape, device):
         raise PluginError(f"deepgemm {kernel.name}: {reason}")
     return kernel
 
 
-def unfit(kernel: Kernel, shape: Shape, device: Device, version: tuple[int, ...]) -> str:
+def unfit(kernel: Kernel, shape: Shape, device: Device) -> str:
     """Return why the library cannot launch a kernel for the shape on the device, or an empty text."""
     if kernel.sms > device.cu_num:
         return f"SMs must be at most {device.cu_num} (got {kernel.sms})"
@@ -85,6 +82,4 @@ def unfit(kernel: Kernel, shape: Shape, device: Device, version: tuple[int, ...]
         return f"block N must be a multiple of {STEP} up to {BLOCK_N} (got {kernel.block_n})"
     if shape.scale == "block" and kernel.block_n > 128 and kernel.block_n not in _SCALED_WIDE:
         return f"block N with block scales must be at most 128, or one of {', '.join(map(str, _SCALED_WIDE))} (got {kernel.block_n})"
-    if (kernel.pdl or kernel.block_n) and version < SETTINGS_SINCE:
-        return f"needs deep_gemm {'.'.join(map(str, SETTINGS_SINCE))} or newer (got {'.'.join(map(str, version))})"
     return ""

@@ -118,7 +118,5 @@ def keywords_of(kernel: Kernel) -> dict[str, str]:
 def apply(module: Any, kernel: Kernel, sms: int) -> None:
     """Set a kernel's settings in a private copy of the library on a device of so many SMs."""
     module.set_num_sms(kernel.sms or sms)
-    if hasattr(module, "set_pdl"):
-        module.set_pdl(kernel.pdl)
-    if hasattr(module, "set_block_size_multiple_of"):
-        module.set_block_size_multiple_of((1, kernel.block_n or 1))
+    module.set_pdl(kernel.pdl)
+    module.set_block_size_multiple_of((1, kernel.block_n or 1))

@@ -16,13 +16,13 @@ _LISTED = (64, 128, 32, 96, 192, 256)
 _LEFT = (0, 4, 12, 20, 36)
 
 
-def enumerate_solutions(libtype: str, shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
+def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the library's own choice first, then overlapping launches and other blocks."""
     kernels = [Kernel(), Kernel(pdl=True), *(Kernel(block_n=block) for block in _LISTED if block <= max(shape.n, 32))]
-    yield from _solutions(libtype, kernels if shape.m else kernels[:1], shape, device, version)
+    yield from _solutions(libtype, kernels if shape.m else kernels[:1], shape, device)
 
 
-def refine(solution: Solution, shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
+def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the solutions that differ in one setting by one step."""
     try:
         kernel = parse_name(solution.kernel_name)
@@ -32,11 +32,11 @@ def refine(solution: Solution, shape: Shape, device: Device, version: tuple[int,
     near += [attrs.evolve(kernel, block_n=block) for block in _adjacent(BLOCKS, kernel.block_n)]
     sms = tuple(device.cu_num - left for left in _LEFT if left < device.cu_num)
     near += [attrs.evolve(kernel, sms=count % device.cu_num) for count in _adjacent(sms, kernel.sms or device.cu_num)]
-    yield from _solutions(solution.libtype, near if shape.m else [], shape, device, version)
+    yield from _solutions(solution.libtype, near if shape.m else [], shape, device)
 
 
-def _solutions(libtype: str, kernels: list[Kernel], shape: Shape, device: Device, version: tuple[int, ...]) -> Iterator[Solution]:
-    yield from (Solution(libtype, kernel.name) for kernel in kernels if not unfit(kernel, shape, device, version))
+def _solutions(libtype: str, kernels: list[Kernel], shape: Shape, device: Device) -> Iterator[Solution]:
+    yield from (Solution(libtype, kernel.name) for kernel in kernels if not unfit(kernel, shape, device))
 
 
 def _adjacent(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:
