@@ -80,7 +80,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Install the plugin and all libraries but the absent one."""
     folder = tmp_path_factory.mktemp("machine")
     shutil.copy(PLUGIN / "foreign_plugin.py", folder)
-    names = [*LIBRARIES, "absent"]
+    names = [*LIBRARIES, "absent", "gpu"]
     _distribution(folder, "foreign-plugin", "1", f"[{GROUP}]\n" + "".join(f"foreign_{name} = foreign_plugin:{name}\n" for name in names))
     for name, source in LIBRARIES.items():
         library = folder / f"lib{name}.so"
@@ -130,7 +130,7 @@ def listed(machine: Machine) -> str:
 def tuned(machine: Machine) -> str:
     """Tune a shape over every backend of the machine and torch; return the output, in one line."""
     (machine.folder / "in.csv").write_text("M,N,K,bias,dtype,outdtype\n8,64,128,False,fp32,fp32\n")
-    libtypes = ",".join([*(f"foreign_{name}" for name in [*LIBRARIES, "absent"]), "torch"])
+    libtypes = ",".join([*(f"foreign_{name}" for name in [*LIBRARIES, "absent", "gpu"]), "torch"])
     done = machine.run("-m", "tunedgemm", "tune", "-i", "in.csv", "-o", "out.csv", "--libtype", libtypes, "--iters", "5")
     return " ".join((done.stdout + done.stderr).split())
 
@@ -143,7 +143,7 @@ def test_the_list_shows_why_a_library_cannot_be_used(listed, libtype):
 
 @pytest.mark.parametrize("libtype", REASONS)
 def test_the_tuner_shows_why_a_library_cannot_be_used(tuned, libtype):
-    """The summary names the backends that refused every shape; the others are tuned."""
+    """The summary names the backends for CPUs that refused every shape; the others are tuned."""
     assert f"backends that refused every shape: {len(REASONS)}" in tuned
     assert libtype in tuned and REASONS[libtype] in tuned
     assert "1 tuned, 0 failed" in tuned

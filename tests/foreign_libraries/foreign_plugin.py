@@ -15,10 +15,10 @@ class Foreign:
     """Backend over one library, which is loaded in a child first."""
 
     OPS = ("a16w16",)
-    PLATFORMS = (Platform(("cpu",), needs=("kernels 2.0 to 2.9",)),)
 
     def __init__(self, name):
         self.name, self.answer = name, None
+        self.PLATFORMS = (Platform(("sm_90" if name == "gpu" else "cpu",), needs=("kernels 2.0 to 2.9",)),)
 
     def usable(self):
         """Return True, or why the library cannot be used; asks it once."""
@@ -33,8 +33,8 @@ class Foreign:
     @hookimpl
     def supports(self, shape: Shape):
         """Answer by the library once the static limits allow the shape."""
-        if shape.bias:
-            return Unsupported("takes no bias")
+        if self.name == "gpu":
+            return Unsupported("device must be an sm_90")
         self.answer = self.usable() if self.answer is None else self.answer
         return self.answer
 
