@@ -17,7 +17,16 @@ from tunedgemm.errors import LaunchError
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.cases import ConformanceCases, require_none
-from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed
+from tunedgemm.testing.launching import (
+    Case,
+    concurrent_calls,
+    foldings,
+    launch,
+    output_of_side_stream,
+    replayed,
+    share_memory,
+    work_of_children,
+)
 from tunedgemm.tuner.accuracy import same_bits
 from tunedgemm.tuner.verify import Poisoned, rows_of
 
@@ -29,7 +38,10 @@ class LaunchChecks(ConformanceCases):
     """Checks of outputs, identities, threads and graphs."""
 
     def test_outputs_match_the_reference(self, op_name: str) -> None:
-        """Check outputs (over NaN, between canaries), operands that stay unchanged, and bitwise claims."""
+        """Check outputs (over NaN, between canaries), operands that stay unchanged, and bitwise claims.
+
+        A call starts no process, returns new memory, and does not depend on earlier calls.
+        """
         faults: list[str] = []
         for case in self._launching(op_name):
             before = [None if operand is None else duplicate(operand) for operand in case.operands]
@@ -40,24 +52,39 @@ class LaunchChecks(ConformanceCases):
                 for index in changed:  # other solutions and checks share the operands
                     faults += case.listed(solution, [f"writes to {case.op.operands[index]}"])
                     overwrite(case.operands[index], before[index])  # type: ignore[arg-type]
+            faults += case.listed(case.launchers[0][0], self._faults_of_state(case, *case.launchers[0]))
         require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
         """Yield the faults of one solution's outputs, also for *forms* of the operands, and of its claims."""
+        work = work_of_children()
         with Poisoned() as poisoned:
             first = launch(launcher, case.operands)
+        if work_of_children() != work:
+            yield "starts a process in its first call; compile in prepare() or bind()"
         if poisoned.overwritten():
             yield "writes outside its output or workspace"
         if fault := case.fault(first):
             yield fault
         out = case.output(solution, launcher)
         yield from case.faults_of(out, case.operands)
+        if share_memory(first, out):
+            yield "returns the memory of its last output again"
+        captured = launcher.graph_safe or case.device.kind == "cpu"  # a capture needs the current stream, too
+        if not captured and case.fault(output_of_side_stream(launcher, case.operands)):
+            yield "does not launch on the current stream"
         for form in forms:
             yield from case.faults_of(launch(launcher, form), form)
         if solution.deterministic and not same_bits(first, out):
             yield "claims to be deterministic"
         if solution.batch_invariant and not self._is_batch_invariant(case, solution, first):
             yield "claims to be batch invariant; row 0 differs at M=1"
+
+    def _faults_of_state(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
+        """Yield how calls of the other solutions changed the output of the first."""
+        again = launch(launcher, case.operands)
+        if solution.deterministic and not same_bits(again, case.output(solution, launcher)):
+            yield "gives another output after other solutions ran: it depends on a setting of the process"
 
     def _is_batch_invariant(self, case: Case, solution: Solution, out: Any) -> bool:
         """Tell whether a row has the same bits alone; True where the solution does not run one row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +22,14 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
+from tunedgemm.tuner.verify import Poisoned
 
 #: Bytes of operands and references that a session keeps for later checks and other backends.
 KEPT_BYTES = 1 << 29
 #: Calls of each of two threads, on a GPU and on a CPU, where a fake is slow and switches often.
 _GPU_CALLS, _CPU_CALLS = 4, 2
+#: Cycles for which the default stream is held up: some 10 ms, longer than a kernel takes.
+_BUSY_CYCLES = 20_000_000
 
 
 @contextlib.contextmanager
@@ -154,6 +158,30 @@ def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
     except Exception as error:  # a plugin may raise anything
         sizes = ", ".join("None" if operand is None else f"{tuple(operand.shape)} {operand.dtype}" for operand in operands)
         raise LaunchFault(f"raised {type(error).__name__} for {sizes}: {error}") from error
+
+
+def work_of_children() -> tuple[float, ...]:
+    """Return what ended child processes have used so far; it grows when a compiler ends."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime, used.ru_stime, used.ru_minflt
+
+
+def share_memory(one: Any, other: Any) -> bool:
+    """Tell whether two outputs have any elements in the same memory."""
+    return bool(one.numel() and other.numel() and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def output_of_side_stream(launcher: Launcher, operands: Sequence[Any]) -> Any:
+    """Return an output as another stream sees it after its own work, while the default stream is busy."""
+    import torch
+
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[attr-defined]
+    with torch.cuda.stream(stream), Poisoned():
+        seen = duplicate(launch(launcher, operands))
+    torch.cuda.synchronize()
+    return seen
 
 
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
