@@ -23,8 +23,9 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set the session's artifact cache, and no folder of QuACK's."""
+    """Set the session's artifact cache, no folder of QuACK's, and let `bind` compile."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(artifacts))
+    monkeypatch.setenv("TUNEDGEMM_QUACK_COMPILE", "1")
     for name in ("QUACK_CACHE_DIR", "QUACK_ARCH", "CUTE_DSL_ARCH"):
         monkeypatch.delenv(name, raising=False)
     return artifacts

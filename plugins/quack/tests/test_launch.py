@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 
 import attrs
@@ -96,6 +97,28 @@ def test_a_kernel_that_does_not_compile(backend: Quack, monkeypatch: pytest.Monk
     for hook in (backend.prepare, backend.bind):
         with pytest.raises(LaunchError, match=text):
             hook(solution, PLAIN, CPU)
+
+
+def test_bind_compiles_only_if_allowed(backend: Quack, fake: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A serving process does not wait for a compiler: what was not prepared is refused, also by `lacks`."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
+    monkeypatch.setenv("TUNEDGEMM_QUACK_COMPILE", "0")
+    solution = Solution("fakequack", KERNELS[0].name, 2)
+    shape = attrs.evolve(PLAIN, epilogue="bias")
+    reason = (
+        f"quack {KERNELS[0].name}: not compiled for quack 0.6.5 cutlass-dsl 4.8.1; "
+        "tune the shape on this machine, or set TUNEDGEMM_QUACK_COMPILE=1 to compile here"
+    )
+    assert str(backend.bind(solution, shape, CPU)) == reason == backend.lacks(solution, shape, CPU)
+    assert not fake._kernels
+    assert backend.lacks(solution, shape, Device("sm_90", 132)) == ""
+    backend.prepare(solution, shape, CPU)
+    assert isinstance(backend.bind(solution, shape.with_m(99), CPU), Launcher)
+    for other in (attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, bias_dtype="fp32"), PLAIN):
+        assert str(backend.bind(solution, other, CPU)) == reason
+    assert str(backend.bind(attrs.evolve(solution, split_k=3), shape, CPU)) == reason
+    monkeypatch.setenv("QUACK_CACHE_DIR", "/other")
+    assert str(backend.bind(solution, shape, CPU)) == reason
 
 
 def test_prepare_compiles_what_bind_needs(backend: Quack, fake: ModuleType) -> None:

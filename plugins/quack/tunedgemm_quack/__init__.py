@@ -45,15 +45,15 @@ class Quack:
         here = self.installation()
         return (here.fault or here.version,)
 
-    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:  # noqa: ARG002
-        """Return why the solution does not serve the shape, or an empty text."""
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why the solution does not serve the shape, or, on a present device, is not compiled."""
         from tunedgemm_quack import launch
 
         try:
             launch.resolve(solution, shape)
         except PluginError as error:
             return str(error)
-        return ""
+        return launch.uncompiled(solution, shape, self.installation().version) if self._is_present(device) else ""
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
@@ -73,19 +73,24 @@ class Quack:
         from tunedgemm_quack import launch
 
         if self.supports(shape, device):
-            launch.prepare(self.load, solution, shape)
+            launch.prepare(self.load, solution, shape, self.installation().version)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """Load the kernel, compile it if it was not prepared, and return its launcher."""
+        """Load the kernel that was prepared, and return its launcher."""
         from tunedgemm_quack import launch
 
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if device.index < 0 and self.host is None:
+        if not self._is_present(device):
             return Unsupported(f"device: not present (got {device})")
+        if reason := self.lacks(solution, shape, device):
+            return Unsupported(reason)
         bound = launch.bind(self.load, solution, shape, device.torch_device)
         return attrs.evolve(bound, call=on_device(bound.call, device.index)) if isinstance(bound, Launcher) else bound
+
+    def _is_present(self, device: Device) -> bool:
+        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
     def _limiting_device(self, device: Device) -> Device:
         """Return the device whose limits apply: `host` for a CPU that emulates it."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import device_context, torch_dtype
+from tunedgemm.tools import artifact, device_context, torch_dtype
 
-from tunedgemm_quack.library import Library, compiling_for_hopper
+from tunedgemm_quack.library import Library, compiling_for_hopper, kernel_folder
 from tunedgemm_quack.limits import STEP_K, unsupported_splits
 from tunedgemm_quack.names import KernelConfig, parse_name
 
 if TYPE_CHECKING:
     import torch
 
+#: Variable that lets `bind` compile a kernel that was not prepared.
+COMPILE = "TUNEDGEMM_QUACK_COMPILE"
 #: Rows and columns of the products that plans are made from.
 _SMALL = 16
 
@@ -32,14 +36,36 @@ def resolve(solution: Solution, shape: Shape) -> tuple[KernelConfig, int]:
     return kernel, max(solution.split_k, 1)
 
 
-def prepare(load: Callable[[], Library], solution: Solution, shape: Shape) -> None:
-    """Compile into QuACK's cache in our folder, without a device.
+def uncompiled(solution: Solution, shape: Shape, version: str) -> str:
+    """Return why `bind` refuses a valid solution that was not prepared here; "" where it does not."""
+    if os.environ.get(COMPILE, "0") not in ("", "0"):
+        return ""
+    kernel, splits = resolve(solution, shape)
+
+    def missing() -> bytes:
+        raise LookupError
+
+    try:
+        artifact(_record(kernel, splits, shape, version), missing)
+    except LookupError:
+        return f"quack {kernel.name}: not compiled for {version}; tune the shape on this machine, or set {COMPILE}=1 to compile here"
+    return ""
+
+
+def _record(kernel: KernelConfig, splits: int, shape: Shape, version: str) -> str:
+    """Return the key of the note that a kernel is in QuACK's cache."""
+    operands = f"{shape.dtype} {shape.outdtype} {shape.bias_dtype or 'none'}"
+    return f"{version} python {sys.version_info[:2]} {kernel_folder()} {kernel.name} {splits} {operands}"
+
+
+def prepare(load: Callable[[], Library], solution: Solution, shape: Shape, version: str) -> None:
+    """Compile into QuACK's cache in our folder, without a device, and note that.
 
     QuACK compiles before it looks for the device, which operands without memory do not have.
 
     Raises:
         LaunchError: the kernel does not compile.
-        PluginError: QuACK does not load.
+        PluginError: QuACK does not load, or the cache cannot be written.
     """
     import torch
 
@@ -56,18 +82,19 @@ def prepare(load: Callable[[], Library], solution: Solution, shape: Shape) -> No
             hits, _, _, size = library.compiled()
             if (hits, size) == (before[0], before[3]):
                 raise LaunchError(f"quack {kernel.name}: does not compile for {shape}: {_plain(error)}") from error
+    artifact(_record(kernel, splits, shape, version), lambda: b"compiled", on_disk=True)
 
 
 def bind(load: Callable[[], Library], solution: Solution, shape: Shape, where: torch.device) -> Launcher | Unsupported:
     """Return the launcher of a solution, after the launch of a small product with the same kernel.
 
-    That compiles the kernel where `prepare` did not, and loads it before any capture.
+    That loads the kernel before any capture, and compiles it where `prepare` did not.
 
     Raises:
         LaunchError: the kernel does not compile or run.
     """
+    kernel, splits = resolve(solution, shape)
     try:
-        kernel, splits = resolve(solution, shape)
         library = load()
     except PluginError as error:
         return Unsupported(str(error))

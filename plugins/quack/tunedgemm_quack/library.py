@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ForkSafeLock, load_fault, private_folder
+from tunedgemm.tools import ForkSafeLock, cache_folder, load_fault, private_folder
 
 _QUACK, _DSL = "quack-kernels", "nvidia-cutlass-dsl"
 _HINT = "pip install quack-kernels 'nvidia-cutlass-dsl[cu13]'"
@@ -136,6 +136,11 @@ def functions_of(module: ModuleType, version: str) -> Library:
     return Library(gemm, run, compiled)
 
 
+def kernel_folder() -> str:
+    """Return the folder of compiled kernels: not QuACK's default, whose name in /tmp others may take."""
+    return os.environ.get("QUACK_CACHE_DIR") or str(cache_folder() / "quack")
+
+
 @contextlib.contextmanager
 def compiling_for_hopper() -> Iterator[None]:
     """Name the target in the environment for a compilation without a GPU; the user's values stay."""
@@ -181,7 +186,7 @@ def _imported() -> ModuleType:
 
 
 def _keep_kernels_in_our_cache(cache: Any) -> None:
-    """Set QuACK's folder of compiled kernels: its default is below /tmp, by a name that others may take."""
+    """Set QuACK's folder; without a private one its kernels stay in memory."""
     try:
         cache.CACHE_DIR = str(private_folder("quack"))
     except OSError:
