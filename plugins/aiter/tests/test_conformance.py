@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Shape
+from tunedgemm.plugin import Device, Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
-from tunedgemm.tools import op_named
+from tunedgemm.tools import op_named, scale_order
+from tunedgemm_aiter import limits
+
+MI355X = Device("gfx950", 256)
+#: Orders of scales that AITER's functions read.
+ORDERS = ("row", "aiter32x8")
 
 
 class OnGpu(BackendConformance):
@@ -59,11 +64,12 @@ class OverStandIn(StandInConformance):
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
-        """Return two served shapes of each op and dtype: the smallest, and one with several rows."""
-        backend, device = cls.backend(), cls._device()
-        served = [shape for shape in super().every_shape() if backend.supports(shape, device)]
+        """Return two served shapes of each op and dtype, one and several rows, and those of `more`."""
+        family = cls.libtype.removeprefix("fake")
+        served = [shape for shape in super().every_shape() if limits.supports(family, shape, MI355X) and scale_order(shape) in ORDERS]
         served.sort(key=lambda shape: op_named(shape.op).flops(shape), reverse=True)
-        return tuple({(shape.op, shape.dtype, shape.bias, shape.m > 1): shape for shape in served}.values())
+        small = {(shape.op, shape.dtype, shape.bias, shape.m > 1): shape for shape in served}
+        return tuple(dict.fromkeys((*small.values(), *cls.more)))
 
     @classmethod
     def served_shapes(cls) -> Sequence[Shape]:
@@ -80,10 +86,14 @@ class TestFakeFlydsl(OverStandIn):
     """FlyDSL's rows."""
 
     libtype = "fakeflydsl"
-    more = tuple(
-        Shape("a8w8_bpreshuffle", m, 64, 128, dtype=dtype, outdtype="bf16", scale="row", layout="aiter16x16")
-        for m in (1, 5)
-        for dtype in ("fp8_e4m3fn", "int8")
+    more = (
+        Shape("a16w16", 5, 64, 128),
+        Shape("a16w16", 1, 128, 256, dtype="fp16", outdtype="fp16", epilogue="bias"),
+        *(
+            Shape("a8w8_bpreshuffle", m, 64, 128, dtype=dtype, outdtype="bf16", scale="row", layout="aiter16x16")
+            for m in (1, 5)
+            for dtype in ("fp8_e4m3fn", "int8")
+        ),
     )
 
 

@@ -58,6 +58,17 @@ def test_absent(libtype):
         installed.function(*FLYDSL)
 
 
+def test_a_present_device_needs_aiter(stand_in):
+    """The first answer about a present device says whether AITER is installed; one about another does not."""
+    import fake_aiter
+
+    assert fake_aiter.flydsl.supports(SHAPE, CPU)
+    sys.path.remove(str(stand_in))
+    refused = fake_aiter.flydsl.supports(SHAPE, CPU)
+    assert str(refused) == "AITER is not installed; a16w16 needs amd-aiter 0.1.16 or newer"
+    assert tunedgemm_aiter.flydsl.supports(SHAPE, Device("gfx950", 256))
+
+
 def test_present(stand_in):
     """Its version and folder are read without importing it."""
     assert backend().library_version(CPU) == "AITER 0.1.21"
@@ -155,3 +166,15 @@ def test_aiters_dispatch_over_tunedgemm_does_not_recurse(stand_in, monkeypatch):
     launcher = backend().bind(Solution("fakeflydsl", HGEMM), SHAPE, CPU)
     x, weight = torch.randn(4, 128).bfloat16(), torch.randn(64, 128).bfloat16()
     assert torch.allclose(launcher.call(x, weight).float(), x.float() @ weight.float().t(), rtol=2**-7, atol=0.1)
+
+
+def test_split_kernels_stay_out_of_graphs(stand_in):
+    """AITER makes counters and workspaces of splits at the first call on a stream, which a capture has not seen."""
+    import fake_aiter
+
+    for split in (1, 2):
+        launcher = backend().bind(Solution("fakeflydsl", HGEMM.replace("split_k1", f"split_k{split}"), split), SHAPE, CPU)
+        assert launcher.graph_safe == (split == 1)
+    assert fake_aiter.opus.bind(Solution("fakeopus", "opus_gemm_512x128x128x32_2x4_16x16x32_0x0x0"), SHAPE, CPU).graph_safe
+    split = Solution("fakeopus", "opus_gemm_flatmm_splitk_512x64x64x64_2x4_16x16x32_0x0x0_wgpcu2", 2)
+    assert not fake_aiter.opus.bind(split, SHAPE, CPU).graph_safe

@@ -62,8 +62,11 @@ class Aiter:
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Return whether the limits of AITER's kernels allow the shape."""
-        return limits.supports(self.family, shape, self._limiting_device(device))
+        """Return whether AITER's kernels allow the shape; on a present device AITER must be installed."""
+        answer = limits.supports(self.family, shape, self._limiting_device(device))
+        if answer and self._is_present(device) and installed.find() is None:
+            return Unsupported(f"AITER is not installed; {shape.op} needs amd-aiter {limits.LIMITS[self.family][shape.op].since}")
+        return answer
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:

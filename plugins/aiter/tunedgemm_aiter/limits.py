@@ -74,7 +74,7 @@ def supports(libtype: str, shape: Shape, device: Device) -> bool | Unsupported:
     if limit is None:
         return Unsupported(f"op {shape.op} is not supported; supported: {', '.join(LIMITS[libtype])}")
     if device.kind != "amd" or device.gfx not in limit.gfx:
-        return Unsupported(f"AITER's {libtype} kernels of {shape.op} are for {', '.join(limit.gfx)} (got {device.gfx})")
+        return Unsupported(f"{libtype}: AITER has kernels of {shape.op} for {', '.join(limit.gfx)} (got {device.gfx})")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
     reason = _unfit_experts(shape, device) if shape.op == "fmoe" else _unfit(limit, shape, device)
