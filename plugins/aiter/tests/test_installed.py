@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import attrs
 import pytest
 import tunedgemm_aiter
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
@@ -169,7 +170,7 @@ def test_aiters_dispatch_over_tunedgemm_does_not_recurse(stand_in, monkeypatch):
 
 
 def test_split_kernels_stay_out_of_graphs(stand_in):
-    """AITER makes counters and workspaces of splits at the first call on a stream, which a capture has not seen."""
+    """AITER makes counters and workspaces of splits at the first call on a stream."""
     import fake_aiter
 
     for split in (1, 2):
@@ -178,3 +179,29 @@ def test_split_kernels_stay_out_of_graphs(stand_in):
     assert fake_aiter.opus.bind(Solution("fakeopus", "opus_gemm_512x128x128x32_2x4_16x16x32_0x0x0"), SHAPE, CPU).graph_safe
     split = Solution("fakeopus", "opus_gemm_flatmm_splitk_512x64x64x64_2x4_16x16x32_0x0x0_wgpcu2", 2)
     assert not fake_aiter.opus.bind(split, SHAPE, CPU).graph_safe
+    import aiter.ops.opus.gemm_op_a16w16 as called
+
+    assert called.calls == [(9, 0), (200, 2)]
+
+
+def test_a_float32_output_of_flydsl_is_bf16_widened(stand_in):
+    """As in AITER; such rows run, but none is listed."""
+    import torch
+
+    shape = attrs.evolve(SHAPE, outdtype="fp32")
+    assert list(backend().enumerate_solutions(shape, CPU)) == []
+    out = backend().bind(Solution("fakeflydsl", HGEMM), shape, CPU).call(torch.randn(4, 128).bfloat16(), torch.randn(64, 128).bfloat16())
+    assert out.dtype == torch.float32 and torch.equal(out, out.bfloat16().float())
+
+
+def test_listing_follows_aiters_tuner(stand_in, monkeypatch):
+    """Tiles above M are left out, and splits with more counters than AITER allows; the option lists all."""
+    wide = [solution.kernel_name for solution in backend().enumerate_solutions(SHAPE, CPU)]
+    assert wide and not any("t128x" in name for name in wide)
+    many = list(backend().enumerate_solutions(Shape("a16w16", 4096, 128, 128), CPU))
+    assert any("t128x" in solution.kernel_name for solution in many)
+    assert not any("t16x" in solution.kernel_name and solution.split_k > 1 for solution in many)
+    monkeypatch.setattr("tunedgemm_aiter.space._MOST", 3)
+    assert len(list(backend().enumerate_solutions(SHAPE, CPU))) == 3
+    monkeypatch.setenv("TUNEDGEMM_AITER_SPACE", "full")
+    assert [solution.kernel_name for solution in backend().enumerate_solutions(SHAPE, CPU)] == wide

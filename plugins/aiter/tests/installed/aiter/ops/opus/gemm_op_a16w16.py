@@ -8,6 +8,8 @@ from aiter.host import check, product
 
 #: Numbers that the build has, and those among them that split K.
 BUILT, SPLITS = (4, 9, 200, 204), (200, 204)
+#: Numbers and splits of the calls.
+calls: list[tuple[int, int]] = []
 
 
 def opus_gemm_a16w16_tune(
@@ -25,5 +27,6 @@ def opus_gemm_a16w16_tune(
     assert bias is None and (splitK == 0 or kernelId in SPLITS)
     if kernelId not in BUILT:
         raise RuntimeError(f"Kernel id {kernelId} not found in a16w16 tune lookup table")
+    calls.append((kernelId, splitK))
     Y[0] = product(XQ[0], WQ[0])
     return Y
