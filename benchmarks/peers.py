@@ -7,8 +7,8 @@ vllm
     The CUTLASS products of vLLM: fp8 and int8 with scales by tensor or row, fp8 with scales by
     block. From the library of an installed vLLM.
 
-vLLM itself is not imported, which takes seconds. Each product is compared with the reference before
-it is timed.
+vLLM itself is not imported, which takes seconds. Each product is compared with the reference, and a
+wrong one is not timed: vLLM takes the scales of x for M-major, whatever their strides.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def peer(name: str, shape: Shape) -> Launcher | str:
     """Return a peer's launcher for a shape, called once and found right; or why it does not serve it.
 
     Raises:
-        UserError: the peer is not installed, or its product is wrong.
+        UserError: the peer is not installed.
     """
     try:
         call = PEERS[name](shape)
@@ -124,5 +124,5 @@ def peer(name: str, shape: Shape) -> Launcher | str:
     wanted = op_named(shape.op).reference(shape, operands).float()
     far = float((out - wanted).norm() / wanted.norm())
     if not far < WRONG:
-        raise UserError(f"{name}: the product of {shape} is wrong (relative difference {far:.2g})")
+        return f"{name}: the product of {shape} is wrong (relative difference {far:.2g})"
     return Launcher(call)

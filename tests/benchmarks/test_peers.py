@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +46,10 @@ def test_a_right_product_is_a_launcher(peers: ModuleType, monkeypatch: pytest.Mo
     assert peers.peer("deepgemm", Shape("a8w8", 5, 256, 384, "fp8_e4m3fn", "bf16", scale="row")) == "deepgemm has no a8w8"
 
 
-def test_a_wrong_product_is_an_error(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_product_is_a_reason(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that is called wrongly must not be timed."""
     monkeypatch.setitem(sys.modules, "deep_gemm", library(0.05))
-    with pytest.raises(UserError, match=r"deepgemm: the product of .* is wrong \(relative difference 0.05"):
-        peers.peer("deepgemm", BLOCKS)
+    assert re.fullmatch(r"deepgemm: the product of .* is wrong \(relative difference 0\.05.*\)", peers.peer("deepgemm", BLOCKS))
 
 
 def test_a_missing_library_is_an_error(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in CONFIGS.items()} | {
     "panels of blocks": (BLOCKS, KernelConfig(128, 256, 4, promoted=True, staged=True, panels=2), 1),
     "panels of blocks, odd tile": (BLOCKS, KernelConfig(128, 160, 5, promoted=True, staged=True, panels=5), 1),
     "panels of blocks cluster": (BLOCKS, KernelConfig(128, 224, 4, cluster=2, promoted=True, staged=True, panels=6), 1),
-    "panels of blocks, high tile": (BLOCKS, KernelConfig(256, 128, 4, promoted=True, staged=True, panels=2), 2),
+    "panels of blocks, high tile": (BLOCKS, KernelConfig(256, 128, 3, promoted=True, staged=True, panels=4), 2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Replays of each graph; launches in a graph.
