@@ -32,9 +32,9 @@ def experts(tokens: int, model_dim: int, inter_dim: int, count: int, topk: int, 
     return op_named("fmoe").columns.parse({**{name: str(size) for name, size in sizes.items()}, **words, "layout": "row", **cells})
 
 
-#: Tails of blocks in N and K, few rows, M that is not a multiple of four.
+#: Tails of N, of K where they may be, few rows, M that is not a multiple of four.
 MORE = (
-    *(blocks(m, n, k, order) for m, n, k in ((1, 144, 400), (60, 192, 272), (3, 272, 512)) for order in ORDERS),
+    *(blocks(m, n, k, order) for m, n, k in ((1, 144, 384), (60, 192, 256), (3, 272, 512), (5, 112, 128)) for order in ORDERS),
     *(rows(5, 144, 272, dtype, scale, bias=True) for dtype in ("int8", "fp8_e4m3fn") for scale in ("row", "tensor")),
     rows(1, 256, 512, "fp8_e4m3fn", "row", "fp16"),
     experts(1, 128, 64, 4, 1),

@@ -14,7 +14,7 @@ from tunedgemm_vllm import launch, library
 CPU = device_of(-1)
 SOLUTION = Solution("fakevllm", library.PRODUCT)
 FP8 = Shape("a8w8", 6, 144, 272, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
-BLOCK = attrs.evolve(FP8, op="a8w8_blockscale", scale="block")
+BLOCK = attrs.evolve(FP8, op="a8w8_blockscale", k=384, scale="block")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_leading_dimensions(operators: Any, shape: Shape, leading: tuple[int, ..
     out = bound(shape).call(x.view(*leading, shape.k), weight, scales, w_scale)
     assert out.shape == (*leading, shape.n) and out.dtype is torch.bfloat16
     assert is_close(shape, out, (x, weight, x_scale, w_scale))
-    assert operators.calls == [(6, 144, 272, shape.scale == "block")]
+    assert operators.calls == [(6, 144, shape.k, shape.scale == "block")]
 
 
 @pytest.mark.parametrize("bias_shape", [(144,), (1, 144)])
@@ -77,16 +77,16 @@ def test_forms_of_row_scales(operators: Any, x_shape: tuple[int, ...], w_shape: 
 @pytest.mark.parametrize(
     ("m", "k", "order", "copied"),
     [
-        (8, 272, "row", 8 * 3 * 4),
-        (8, 272, "m_major", 0),
-        (8, 272, "m_major_padded", 0),  # a multiple of four rows has no padding
-        (6, 272, "m_major", 0),
-        (6, 272, "m_major_padded", 6 * 3 * 4),
-        (1, 272, "row", 0),
-        (1, 272, "m_major", 0),
-        (1, 272, "m_major_padded", 3 * 4),
-        (6, 112, "row", 0),  # one block of K
-        (6, 112, "m_major_padded", 0),
+        (8, 384, "row", 8 * 3 * 4),
+        (8, 384, "m_major", 0),
+        (8, 384, "m_major_padded", 0),  # a multiple of four rows has no padding
+        (6, 384, "m_major", 0),
+        (6, 384, "m_major_padded", 6 * 3 * 4),
+        (1, 384, "row", 0),
+        (1, 384, "m_major", 0),
+        (1, 384, "m_major_padded", 3 * 4),
+        (6, 128, "row", 0),  # one block of K
+        (6, 128, "m_major_padded", 0),
     ],
 )
 def test_orders_of_scales(operators: Any, m: int, k: int, order: str, copied: int) -> None:

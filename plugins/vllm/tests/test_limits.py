@@ -26,6 +26,7 @@ def refused(shape: Shape, gfx: str = "sm_90", release: tuple[int, int] | None = 
         ({"layout": "aiter16x16"}, "weight layout must be row (got 'aiter16x16')"),
         ({"n": 264}, "N and K must be multiples of 16 (got 264 and 512)"),
         ({"k": 520}, "N and K must be multiples of 16 (got 256 and 520)"),
+        ({"op": "a8w8_blockscale", "scale": "block", "k": 400}, "K must be a multiple of 128 with block scales (got 400)"),
         ({"m": 0}, "M must be at least 1 (got 0)"),
         ({"outdtype": "fp32"}, "output must be bf16 or fp16 (got fp32)"),
         ({"epilogue": "bias", "bias_dtype": "fp32"}, "bias must be bf16, as the output (got fp32)"),

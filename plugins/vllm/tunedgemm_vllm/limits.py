@@ -28,8 +28,9 @@ OPS = {
 #: Orders of 1x128 scales; apart from M-major ones they are copied first.
 SCALE_ORDERS = ("m_major", "m_major_padded")
 _OUTPUTS = ("bf16", "fp16")
-#: N and K are multiples of it: the operator checks both strides in elements.
-_ALIGNED = 16
+#: N and K are multiples of it: the operator checks both strides in elements. K is a multiple of a
+#: block with block scales: CUTLASS wants full tiles.
+_ALIGNED, _TILE = 16, 128
 #: What experts multiply. They and a further group have a thread each of one block.
 _FORMATS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_Token", "act": "silu"}
 _EXPERTS = 1024
@@ -79,6 +80,8 @@ def _size_fault(shape: Shape, device: Device, release: tuple[int, int] | None) -
         return f"N and K must be multiples of {_ALIGNED} (got {shape.n} and {shape.k})"
     if not shape.m:
         return "M must be at least 1 (got 0)"
+    if shape.scale == "block" and shape.k % _TILE:
+        return f"K must be a multiple of {_TILE} with block scales (got {shape.k})"
     grouped = shape.scale == "block" and device.gfx == "sm_90" and release is not None and release < _ROWS_FREE
     if grouped and shape.m % _ROWS:
         return f"M must be a multiple of {_ROWS} with block scales before vLLM {'.'.join(map(str, _ROWS_FREE))} (got {shape.m})"

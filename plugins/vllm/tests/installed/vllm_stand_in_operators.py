@@ -60,6 +60,7 @@ def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
     if by_block:
         require(a.dtype is torch.float8_e4m3fn and bias is None, "fp8 without bias")
         require(a_scales.dim() == b_scales.dim() == 2, "2-D scales")
+        require(k % BLOCK == 0, "full tiles in K")
         rows, columns = -(-n // BLOCK), -(-k // BLOCK)
         require(a_scales.shape == (m, columns) and b_scales.shape == (columns, rows), "scales of blocks")
         of_x = a_scales.as_strided((m, columns), (1, m))
