@@ -30,15 +30,8 @@ ARGUMENTS = {
     "dynamic_per_token_scaled_fp8_quant": "result input scale scale_ub",
     "silu_and_mul": "result input",
 }
-#: Loads the library in ``sys.argv[1]``, which must register the operator. torch's own message lacks
-#: the linker's.
-_LOAD = """import sys, torch
-try:
-    torch.ops.load_library(sys.argv[1])
-except OSError as error:
-    raise error.__cause__ or error
-torch.ops.{}.{}
-"""
+#: Loads the library in ``sys.argv[1]``, which must register the operator.
+_LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.{}.{}"
 #: Stems of the files that may have it, best first; the first is built for torch's stable ABI.
 _STEMS = ("_C_stable_libtorch", "_C")
 #: The first version whose operators are known here.
