@@ -46,13 +46,14 @@ class LaunchChecks(ConformanceCases):
         for case in self._launching(op_name):
             before = [None if operand is None else duplicate(operand) for operand in case.operands]
             forms = list(foldings(case.op, case.shape, case.operands))
-            for solution, launcher in case.launchers:
-                faults += case.listed(solution, self._faults_of_outputs(case, solution, launcher, forms))
+            checks = [(solution, self._faults_of_outputs(case, solution, launcher, forms)) for solution, launcher in case.launchers]
+            first, launcher = case.launchers[0]
+            for solution, found in (*checks, (first, self._faults_of_state(case, first, launcher))):
+                faults += case.listed(solution, found)
                 changed = [index for index, old in enumerate(before) if not same_bits(old, case.operands[index])]
                 for index in changed:  # other solutions and checks share the operands
                     faults += case.listed(solution, [f"writes to {case.op.operands[index]}"])
                     overwrite(case.operands[index], before[index])  # type: ignore[arg-type]
-            faults += case.listed(case.launchers[0][0], self._faults_of_state(case, *case.launchers[0]))
         require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
