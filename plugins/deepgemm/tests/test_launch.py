@@ -60,9 +60,10 @@ def test_every_order_of_scales_is_read(backend: Any, sizes: tuple[int, int, int]
 def test_aligned_scales_are_not_transposed(backend: Any, cache: Path) -> None:
     """Row-major scales cost a kernel of the library; M-major ones and single columns none."""
     for shape in (scaled(8, 128, 256, "m_major"), scaled(7, 128, 256, "m_major_padded"), scaled(7, 128, 128)):
-        bound(backend, shape)
+        assert bound(backend, shape).workspace_bytes == 0
     assert not [name for name in compilations(cache) if "transpose" in name]
-    bound(backend, scaled(8, 128, 256))
+    assert bound(backend, scaled(7, 128, 256)).workspace_bytes == 8 * 2 * 4
+    assert bound(backend, scaled(7, 128, 256, "m_major")).workspace_bytes == 8 * 2 * 4
     assert len([name for name in compilations(cache) if "transpose" in name]) == 1
 
 
@@ -195,6 +196,13 @@ def test_a_thread_without_a_context_gets_one(backend: Any, fake: ModuleType, mon
     launch._launch(launch.Copy(copy), target)(x, weight, out)
     assert mended == [("launch", 201, 0)]
     assert out.any()
+
+
+def test_a_cache_that_others_may_write_is_a_reason(backend: Any, cache: Path) -> None:
+    """Kernels of such a folder are not loaded."""
+    (cache / "deepgemm").mkdir(parents=True)
+    (cache / "deepgemm").chmod(0o777)
+    assert "writable by others" in str(backend.bind(Solution(backend.libtype, "native"), PLAIN, CPU))
 
 
 def test_no_rows_need_no_kernel(backend: Any, cache: Path, fake: ModuleType) -> None:

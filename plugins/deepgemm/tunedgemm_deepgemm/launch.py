@@ -75,7 +75,7 @@ def refusal(access: Access, solution: Solution, shape: Shape, device: Device) ->
         target = target_of(access, solution, shape, device)
         if shape.m and not os.environ.get(COMPILE):
             check_compiled(target)
-    except PluginError as error:
+    except (PluginError, OSError) as error:  # the latter: a cache that is not private
         return str(error)
     return ""
 
@@ -105,7 +105,7 @@ def bind(access: Access, solution: Solution, shape: Shape, device: Device, where
     with copy.lock, contextlib.nullcontext() if copy.initialised[0] else environment_with(variables(target.toolkit)):
         call(*operands_of(target.product, where))  # loads the kernel, which no graph may capture
         copy.initialised[0] = True
-    return Launcher(call)
+    return Launcher(call, workspace_bytes=target.product.copied_bytes)
 
 
 def _copy_of(access: Access, target: Target) -> Copy:

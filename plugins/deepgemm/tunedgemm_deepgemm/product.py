@@ -53,6 +53,12 @@ class Product:
         """Return the rows and columns of the weight's scales."""
         return -(-self.n // BLOCK), -(-self.k // BLOCK)
 
+    @property
+    def copied_bytes(self) -> int:
+        """Return the bytes of the scales that the library copies in each call."""
+        in_place = not self.along_k or (self.along_m, self.along_k) == (1, _padded(self.m))
+        return 0 if in_place else 4 * _padded(self.m) * self.blocks[1]
+
     def aligned(self) -> Product:
         """Return the product with scales that the library does not copy."""
         return attrs.evolve(self, along_m=1, along_k=_padded(self.m)) if self.along_m > 1 else self
