@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import time
 
@@ -15,6 +16,7 @@ from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.switches import kept_switches
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
 from tunedgemm.testing.launching import DrawnCache
@@ -94,6 +96,21 @@ def _beyond(solution, shape, x, weight, *rest):
     return out.copy_(exact(solution, shape, x, weight, *rest))
 
 
+def _sets_a_variable(*arguments):
+    os.environ["PLANTED"] = "1"
+    return exact(*arguments)
+
+
+class BindsWithVariables(FakePlugin):
+    """A backend whose `bind` sets a variable and torch's default dtype."""
+
+    @hookimpl
+    def bind(self, solution, shape, device):
+        os.environ["PLANTED"] = "1"
+        torch.set_default_dtype(torch.float64)
+        return super().bind(solution, shape, device)
+
+
 OUTPUTS, IDENTITY = "test_outputs_match_the_reference", "test_a_solution_is_rebuilt_from_its_identity"
 SUPPORTS, LISTED = "test_supports_is_pure_quick_and_gives_reasons", "test_solutions_are_unique_and_stable"
 FAULTS = {
@@ -104,6 +121,7 @@ FAULTS = {
     "another dtype": (OUTPUTS, {"call": lambda *a: exact(*a).double()}, "torch.float64 on cpu instead of"),
     "transposed memory": (OUTPUTS, {"call": lambda *a: exact(*a).mT.contiguous().mT}, "not contiguous instead of"),
     "flattened": (OUTPUTS, {"call": lambda *a: exact(*a).flatten(0, -2)}, r"\(4, 32\).* instead of \(2, 2, 32\)"),
+    "sets a variable": (OUTPUTS, {"call": _sets_a_variable}, "fake:fake changes PLANTED of the process"),
     "writes to operands": (OUTPUTS, {"call": _writes}, "fake:fake writes to weight"),
     "not deterministic": (OUTPUTS, {"call": _noisy}, "fake:fake claims to be deterministic"),
     "not batch invariant": (
@@ -126,6 +144,14 @@ FAULTS = {
     "slow": (SUPPORTS, {"supports": lambda *_: time.sleep(2e-3) or True}, r"takes \d+\.\d\d ms"),
     "foreign heuristic": (LISTED, {"heuristic": Solution("other", "x")}, r"heuristic_fallback\(\) returned Solution"),
 }
+
+
+def test_the_suite_finds_what_bind_changes():
+    """Variables and switches that a `bind` changes are named."""
+    changing = suite()
+    changing.object_.__class__ = BindsWithVariables
+    with kept_switches(), pytest.raises(AssertionError, match=r"bind\(\) changes torch's default dtype, PLANTED of the process"):
+        getattr(changing, IDENTITY)("a16w16")
 
 
 def test_the_suite_finds_each_fault():

@@ -20,6 +20,7 @@ from tunedgemm.errors import LaunchError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.switches import kept_switches
 from tunedgemm.testing.launching import Case
 from tunedgemm.testing.shapes import DEVICES, shapes_of
 
@@ -123,10 +124,11 @@ class ConformanceCases:
         if not (answer := backend.supports(shape, device)):
             pytest.skip(f"{cls.libtype} on {device}: {answer}")
         chosen = _spread(backend.solutions(shape, device), cls.max_solutions)
-        bound = [(solution, bind_directly(backend, solution, shape, device)) for solution in chosen]
+        with kept_switches() as changed:
+            bound = [(solution, bind_directly(backend, solution, shape, device)) for solution in chosen]
         launchers = tuple((solution, answer) for solution, answer in bound if isinstance(answer, Launcher))
         refusals = tuple((solution, answer) for solution, answer in bound if not isinstance(answer, Launcher))
-        return Case(shape, device, op_named(shape.op), launchers, refusals)
+        return Case(shape, device, op_named(shape.op), launchers, refusals, tuple(dict.fromkeys(changed)))
 
     def _cases(self, op_name: str) -> Iterator[Case]:
         """Yield the cases of an op, of each shape that is supported here; skip the test where none is."""

@@ -16,6 +16,7 @@ from tunedgemm.dispatch.choice import own_choice
 from tunedgemm.errors import LaunchError
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.switches import kept_switches
 from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.launching import (
     Case,
@@ -59,10 +60,12 @@ class LaunchChecks(ConformanceCases):
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
         """Yield the faults of one solution's outputs, also for *forms* of the operands, and of its claims."""
         work = work_of_children()
-        with Poisoned() as poisoned:
+        with Poisoned() as poisoned, kept_switches() as changed:
             first = launch(launcher, case.operands)
         if work_of_children() != work:
             yield "starts a process in its first call; compile in prepare() or bind()"
+        if changed:
+            yield f"changes {', '.join(changed)} of the process"
         if poisoned.overwritten():
             yield "writes outside its output or workspace"
         if fault := case.fault(first):
@@ -131,7 +134,12 @@ class LaunchChecks(ConformanceCases):
             yield "another output from its identity alone"
 
     def _faults_of_refusals(self, case: Case) -> Iterator[str]:
-        """Yield refusals without a reason, of solutions in the list and of a kernel name that does not exist."""
+        """Yield refusals without a reason, of solutions in the list and of a kernel name that does not exist.
+
+        Yield what `bind` changed in the process, too.
+        """
+        if case.changed:
+            yield f"bind() changes {', '.join(case.changed)} of the process"
         for solution, answer in case.refusals:
             if not isinstance(answer, Unsupported) or not answer.reason.strip():
                 yield f"{solution}: bind() returned {answer!r}"

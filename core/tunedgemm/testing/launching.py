@@ -91,13 +91,17 @@ def output_fault(shape: Shape, out: Any, reference: Any) -> str:
 
 @attrs.frozen(eq=False)
 class Case:
-    """One shape on the present device, with the backend's solutions that bind there and the others."""
+    """One shape on the present device, with the backend's solutions that bind there and the others.
+
+    *changed* names what the bindings changed in the process, which the suite restored.
+    """
 
     shape: Shape
     device: Device
     op: Op
     launchers: tuple[tuple[Solution, Launcher], ...]
     refusals: tuple[tuple[Solution, object], ...]
+    changed: tuple[str, ...] = ()
     _outputs: dict[Solution, Any] = attrs.field(factory=dict, init=False)
 
     def drawn(self, seed: int) -> Drawn:
