@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import attrs
+import pytest
 import torch
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
@@ -12,6 +13,7 @@ from tunedgemm.backends.registry import Registry, make_backend
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.errors import PluginError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
@@ -164,7 +166,7 @@ def test_a_libtype_that_is_not_installed(libtype, reason, monkeypatch):
 class AnyRow(FakePlugin):
     """A backend that runs rows of other libtypes: ``one+two`` and ``busy``."""
 
-    ROWS = ("a16w16:one+two", "a16w16:busy", "fmoe:one")
+    ROWS = ("a16w16:one+two", "a16w16:busy")
 
     @hookimpl
     def bind(self, solution, shape):
@@ -197,6 +199,14 @@ class TestRowsOfOthers:
         assert examine(offer, SHAPE, MI300X, registry) is registry.get("busy")
         registry.add(fake_backend("busy", solutions=("k",), supports=lambda shape, device: Unsupported("too wide")))
         assert examine(offer, SHAPE, MI300X, registry) is registry.get("anyrow")
+
+    @listed("row", ["fmoe:one", "a16w16:anyrow", "a16w16:", "one"])
+    def test_a_wrong_statement_breaks_the_contract(self, row):
+        """An entry has an op of the plugin and another libtype."""
+        plugin = AnyRow("anyrow")
+        plugin.ROWS = (row,)
+        with pytest.raises(PluginError, match="ROWS must be op:libtype of its OPS"):
+            make_backend("anyrow", plugin)
 
     def test_both_reasons_are_given(self):
         """Where neither serves the shape, the reason names both."""

@@ -79,6 +79,20 @@ def stated_names(libtype: str, plugin: object, attribute: str) -> tuple[str, ...
     return tuple(stated)
 
 
+def stated_rows(libtype: str, plugin: object, covered: tuple[str, ...]) -> tuple[str, ...]:
+    """Validate the plugin's ``ROWS``: ops that it covers, with other libtypes.
+
+    Raises:
+        PluginError: an entry is not ``op:libtype``, or names another op or its own libtype.
+    """
+    rows = stated_names(libtype, plugin, "ROWS")
+    for row in rows:
+        op, _, other = row.partition(":")
+        if op not in covered or other in ("", libtype):
+            raise PluginError(f"libtype {libtype!r}: ROWS must be op:libtype of its OPS and other libtypes (got {row!r})")
+    return rows
+
+
 def stated_options(libtype: str, stated: object) -> tuple[Option, ...]:
     """Validate the plugin's ``OPTIONS``."""
     options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)

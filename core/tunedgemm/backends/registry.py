@@ -22,6 +22,7 @@ from tunedgemm.backends.contract import (
     stated_names,
     stated_options,
     stated_platforms,
+    stated_rows,
 )
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
@@ -315,7 +316,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         options=stated_options(libtype, getattr(plugin, "OPTIONS", ())),
         scale_orders=stated_names(libtype, plugin, "SCALE_ORDERS"),
         platforms=stated_platforms(libtype, getattr(plugin, "PLATFORMS", ()), covered),
-        rows=stated_names(libtype, plugin, "ROWS"),
+        rows=stated_rows(libtype, plugin, covered),
     )
 
 
