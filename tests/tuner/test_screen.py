@@ -184,6 +184,43 @@ def test_a_clock_that_fell_while_neighbours_compiled_does_not_hide_them() -> Non
     assert found.rough[solution(50)] / found.rough[solution(49)] == pytest.approx(1 / 1.03)
 
 
+def test_a_chip_that_heats_while_it_is_screened_hides_no_solution() -> None:
+    """The clock falls by 2 % with each of 20 samples, and the fastest solutions are timed last."""
+
+    class Heating(Chip):
+        """A chip whose clock falls with every sample."""
+
+        samples = 0
+
+        def _samples(self, us: float, rounds: int) -> Samples:
+            self.samples += 1
+            return super()._samples(us * 1.02 ** min(self.samples, 20), rounds)
+
+    times = {solution(place): 12.0 - 0.03 * place for place in range(64)}
+    found = screen(SHAPE, list(times), Heating(times), 8, none, 0.0)
+
+    assert set(found.survivors) >= {solution(place) for place in range(60, 64)}
+
+
+def test_an_anchor_that_fails_is_replaced() -> None:
+    """The solution by which clocks are compared crashes; the others are timed and one survives."""
+
+    class Crashing(Chip):
+        """A chip on which solution 0 crashes at its second sample."""
+
+        def __call__(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+            answers = super().__call__(solutions, rounds)
+            if len(self.asked) > 1 and solution(0) in answers:
+                answers[solution(0)] = Timing(SHAPE, solution(0), "crashed")
+            return answers
+
+    times = {solution(place): 12.0 - 0.1 * place for place in range(20)}
+    found = screen(SHAPE, list(times), Crashing(times), 8, none, 0.0)
+
+    assert found.survivors[0] == solution(19)
+    assert Timing(SHAPE, solution(0), "crashed") in found.dropped
+
+
 def test_the_search_takes_a_tenth_of_timing_everything() -> None:
     """Over random fields of 120 solutions.
 

@@ -1,12 +1,12 @@
 """Stage 3, screen: time all solutions roughly, refine the best, keep the few possible winners.
 
-Rough means few rounds of the samples of the accurate phase. A bare launch would rank solutions by
+Rough means few rounds of the samples of the accurate phase, scaled by a solution in each group. A bare launch would rank solutions by
 launch overhead. Most solutions are hopeless, and one round shows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -28,9 +28,12 @@ WORTHWHILE = 0.01
 NEAR_FLOOR = 0.03
 #: Finalists are at most this much slower than the best; the first value holds if rounds agree.
 NARROWEST, WIDEST = 0.06, 0.15
-#: Clocks change times by at most this between two rounds (10 to 20 % on an H200). An anchor that
-#: differs more was disturbed.
-DRIFT = 1.25
+#: Solutions timed with one sample of the anchor. A chip at its power cap changes its clock within
+#: tens of milliseconds: 64 solutions of a large product heat it while they are timed once.
+GROUP = 8
+#: Clocks change times by at most this (an H100: 1.4 times). An anchor that differs more was
+#: disturbed.
+DRIFT = 1.6
 #: The band is this many times the typical spread of a solution's rounds, beyond `NARROWEST`.
 SPREADS = 3.0
 
@@ -113,30 +116,37 @@ class _Screen:
         return shortest
 
     def add(self, fresh: Sequence[Solution]) -> None:
-        """Run one round of all, and more rounds of the promising ones.
-
-        The best so far is the anchor in each round: it shows changes of the clock.
-        """
+        """Run one round of all, and more rounds of the promising ones."""
         rough = self.rough
         anchor = min(rough, key=rough.__getitem__) if rough else None
-        self._round(fresh, 1, anchor, rough)
+        self._rounds(fresh, 1, anchor)
         best = self.best()
         hopeful = [s for s in fresh if s in self.times and min(self.times[s]) <= HOPELESS * best.get(s.libtype, 0.0)]
-        if hopeful:
-            self._round(hopeful, MORE_ROUNDS, anchor, rough)
+        self._rounds(hopeful, MORE_ROUNDS, anchor)
 
-    def _round(self, solutions: Sequence[Solution], rounds: int, anchor: Solution | None, before: Mapping[Solution, float]) -> None:
-        answers = self.sample([*solutions, *([anchor] if anchor else [])], rounds)
-        now = answers.get(anchor) if anchor else None
-        factor = before[anchor] / min(now.us) if anchor and isinstance(now, Samples) else 1.0
-        factor = min(max(factor, 1 / DRIFT), DRIFT)
-        for solution in solutions:
-            answer = answers[solution]
-            if isinstance(answer, Samples):
-                self.times.setdefault(solution, []).extend(us * factor for us in answer.us)
-            else:
-                self.times.pop(solution, None)
-                self.failed.append(answer)
+    def _rounds(self, solutions: Sequence[Solution], rounds: int, anchor: Solution | None) -> None:
+        """Time solutions in groups, each with the anchor; without one, the first solution that runs.
+
+        The anchor shows changes of the clock, by which the times of its group are scaled.
+        """
+        for first in range(0, len(solutions), GROUP):
+            group = solutions[first : first + GROUP]
+            anchor = anchor if anchor in self.times else next((solution for solution in self.times), group[0])
+            answers = self.sample(list(dict.fromkeys([*group, anchor])), rounds)
+            factor = self._clock_factor(anchor, answers[anchor])
+            for solution in group:
+                answer = answers[solution]
+                if isinstance(answer, Samples):
+                    self.times.setdefault(solution, []).extend(us * factor for us in answer.us)
+                else:
+                    self.times.pop(solution, None)
+                    self.failed.append(answer)
+
+    def _clock_factor(self, anchor: Solution, answer: Samples | Timing) -> float:
+        """Return the factor from times of now to times of the anchor's first sample."""
+        if anchor not in self.times or not isinstance(answer, Samples):
+            return 1.0
+        return min(max(min(self.times[anchor]) / min(answer.us), 1 / DRIFT), DRIFT)
 
     def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
         """Return each libtype's first guess and its fastest within the band, the fastest first."""
