@@ -1,7 +1,8 @@
 """Stage 3, screen: time all solutions roughly, refine the best, keep the few possible winners.
 
-Rough means few rounds of the samples of the accurate phase, scaled by a solution in each group. A bare launch would rank solutions by
-launch overhead. Most solutions are hopeless, and one round shows it.
+Rough means few rounds of the samples of the accurate phase, scaled by a solution in each group. A
+bare launch would rank solutions by launch overhead. Most solutions are hopeless, and one round
+shows it.
 """
 
 from __future__ import annotations
