@@ -75,7 +75,7 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
 
 
 def test_a_library_without_an_operator(monkeypatch: pytest.MonkeyPatch, importable: None) -> None:
-    """An operator that the library lacks is named; vLLM 0.20 has its activation in another library."""
+    """An operator that the library lacks is named; vLLM 0.21 has its activation in another library."""
     import fake_vllm
 
     real = library.operator

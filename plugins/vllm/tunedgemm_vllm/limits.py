@@ -17,7 +17,7 @@ _NEEDS = ("vLLM 0.20 to 0.33",)
 PLATFORMS = (
     Platform(tuple(dict.fromkeys((*_INT8, *_FP8))), needs=_NEEDS, ops=("a8w8",)),
     Platform(_BLOCK, needs=_NEEDS, ops=("a8w8_blockscale",)),
-    Platform(_GROUPED, needs=_NEEDS, ops=("fmoe",)),
+    Platform(_GROUPED, needs=("vLLM 0.22 to 0.33",), ops=("fmoe",)),
 )
 #: Op -> dtypes of x and weight, and kinds of scales.
 OPS = {
