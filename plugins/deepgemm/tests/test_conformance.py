@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tunedgemm.plugin import Shape
+from tunedgemm.plugin import Shape, Solution
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
 
@@ -56,10 +56,13 @@ class TestDeepGemm(BackendConformance):
         backend, device = self.backend(), self._device()
         if device.kind == "cpu":
             return
-        listed = [(shape, backend.solutions(shape, device)) for shape in self.shapes if backend.supports(shape, device)]
-        tasks = [(solution, shape, device) for shape, solutions in listed for solution in (*solutions[:1], *solutions[-1:])]
+        names: dict[str, dict[Solution, None]] = {}
+        shapes = [shape for shape in self.shapes if backend.supports(shape, device)]
+        for shape in shapes:  # a check binds what one shape lists for all shapes of the op
+            listed = backend.solutions(shape, device)
+            names.setdefault(shape.op, {}).update(dict.fromkeys((listed[0], listed[-1])))
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda task: backend.prepare(*task), tasks))
+            list(pool.map(lambda task: backend.prepare(*task, device), [(name, shape) for shape in shapes for name in names[shape.op]]))
 
 
 class TestStandIn(StandInConformance):

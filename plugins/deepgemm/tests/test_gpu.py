@@ -168,34 +168,36 @@ def test_threads_share_a_copy_with_different_settings() -> None:
     assert not faults
 
 
-def users_own() -> ModuleType:
-    """Import the package as a user does."""
-    installation = deepgemm.access.find()
-    if "deep_gemm" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("deep_gemm", installation.folder / "__init__.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["deep_gemm"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["deep_gemm"])
-    return sys.modules["deep_gemm"]
+@pytest.fixture
+def users_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Import the package as a user does, and restore its settings."""
+    spec = importlib.util.spec_from_file_location("deep_gemm", deepgemm.access.find().folder / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "deep_gemm", package)
+    spec.loader.exec_module(package)
+    before = package.get_num_sms(), package.get_pdl()
+    yield package
+    package.set_num_sms(before[0])
+    package.set_pdl(before[1])
 
 
-def test_the_users_deep_gemm_keeps_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_users_deep_gemm_keeps_its_settings(users_own: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Settings, variables and cache of the user's own import stay; ours do not follow them."""
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
-    users, shape = users_own(), PLAIN[0]
-    users.set_num_sms(64)
-    users.set_pdl(True)
-    before, given = dict(os.environ), operands(shape)
-    outs = [bound(name, shape).call(*given) for name in NAMES]
-    assert (users.get_num_sms(), users.get_pdl()) == (64, True)
+    shape, given = PLAIN[0], operands(PLAIN[0])
+    users_own.set_num_sms(64)
+    users_own.set_pdl(True)
+    before = dict(os.environ)
+    wanted = {name: bound(name, shape).call(*given) for name in NAMES}
+    assert (users_own.get_num_sms(), users_own.get_pdl()) == (64, True)
     assert dict(os.environ) == before
-    x, weight = given
-    theirs = torch.empty(64, 2112, dtype=torch.bfloat16, device=x.device)
-    users.bf16_gemm_nt(x, weight, theirs)
-    assert not wrong(theirs, shape, given)
+    theirs = torch.empty(shape.m, shape.n, dtype=torch.bfloat16, device=GPU.torch_device)
+    users_own.bf16_gemm_nt(*given, theirs)
     assert list(tmp_path.glob("cache/kernel.*")), "the user's kernel is in the user's folder"
-    assert [out for out in outs if wrong(out, shape, given)] == []
+    faults = [wrong(out, shape, given) for out in (theirs, *wanted.values())]
+    assert not any(faults), faults
 
 
 def test_a_described_device_of_other_sms_compiles_too() -> None:

@@ -94,21 +94,25 @@ def test_a_vllm_without_metadata_has_no_version(site: Path) -> None:
     assert library.find().owner == "vllm"
 
 
-def test_an_unusable_package_is_passed_over(site: Path) -> None:
+def test_an_unusable_package_is_passed_over(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extension for another Python, or none, is a reason, unless vLLM has one."""
     write(site / "deep_gemm", extension="_C.cpython-27-x86_64-linux-gnu.so")
+    places = library.PLACES
+    monkeypatch.setattr(library, "PLACES", places[:1])  # the machine may have a vLLM
     with pytest.raises(PluginError, match=r"no _C for Python .*got _C.cpython-27.*install deep_gemm"):
         library.find()
     extension = vllm(site)
+    monkeypatch.setattr(library, "PLACES", places)
     assert library.find().extension == extension
-    shutil.rmtree(site / "vllm")
+    monkeypatch.setattr(library, "PLACES", places[:1])
     (site / "deep_gemm" / "_C.cpython-27-x86_64-linux-gnu.so").unlink()
     with pytest.raises(PluginError, match=r"no _C for Python .*got none"):
         library.find()
 
 
-def test_an_old_version_is_passed_over(site: Path) -> None:
+def test_an_old_version_is_passed_over(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions before 2.4 cannot compile without a device; nor does a version without a number count."""
+    monkeypatch.setattr(library, "PLACES", library.PLACES[:1])
     for version in ("2.3.0", "unknown"):
         write(site / "deep_gemm", version)
         with pytest.raises(PluginError, match=rf"must be 2.4 or newer \(got {version}\)"):
