@@ -299,7 +299,7 @@ def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, 
         pytest.skip(f"torch does not take it: {error}")
     x, weight = values(given, shape)
     wanted = x @ weight.T
-    own = bound(KernelConfig(128, 128, 5, promoted=True), 1, shape, device).call(*given)
+    own = bound(KernelConfig(128, 128, 5, promoted=True, staged=shape.scale == "block"), 1, shape, device).call(*given)
     ours, torchs = ((out.double() - wanted).norm() / wanted.norm() for out in (own, theirs))
     assert ours <= 1.5 * torchs + 1e-6, (ours.item(), torchs.item())
 
