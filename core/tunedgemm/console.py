@@ -1,26 +1,45 @@
-"""Console: standard output as rich prints it; text is never markup, and always printable."""
+"""Console: standard output as rich prints it; text is never markup, and always printable.
+
+No name is broken over lines, so that it can be searched and copied. Output without a terminal is as
+wide as its tables. A table that does not fit a terminal loses its optional columns, wraps prose at
+spaces, and at last is printed as records.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
+import attrs
 import rich.console
+from rich.cells import cell_len
 from rich.segment import Segment
 
-from tunedgemm.printable import printable
+from tunedgemm.printable import printable, printable_line
 
-#: Columns of text in a file or a pipe, which have no width.
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Columns of text in a file or a pipe, which have no width; a table may be wider.
 FILE_WIDTH = 160
+#: Columns of a terminal that a column of wrapped prose needs.
+_LEAST_PROSE = 20
 
 
 class Console(rich.console.Console):
-    """A rich console that escapes the text it shows, but not its own control codes."""
+    """A rich console that escapes the text it shows, but not its own control codes.
 
-    def __init__(self, **options: Any) -> None:
+    Attributes:
+        grows: whether a table may be wider than the console.
+    """
+
+    def __init__(self, *, grows: bool = False, **options: Any) -> None:
+        if os.environ.get("NO_COLOR"):  # rich itself would keep bold and italics
+            options |= {"color_system": None}
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+        self.grows = grows
 
     @property
     def file(self) -> IO[str]:
@@ -43,5 +62,114 @@ class Console(rich.console.Console):
 
 def console() -> Console:
     """Return standard output; wide unless it is a terminal, so that lines of a log stay whole."""
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
-    return Console(width=wide)
+    grows = not (sys.stdout.isatty() or "COLUMNS" in os.environ)
+    return Console(width=FILE_WIDTH if grows else None, grows=grows)
+
+
+@attrs.frozen
+class Column:
+    """One column of a `Grid`.
+
+    Attributes:
+        heading: its heading, which is the key of its cells.
+        right: whether its cells are aligned to the right.
+        prose: whether its cells are sentences, which may wrap at spaces.
+        optional: whether a narrow table lacks it.
+    """
+
+    heading: str
+    right: bool = False
+    prose: bool = False
+    optional: bool = False
+
+
+@attrs.frozen
+class Grid:
+    """A table that breaks no name.
+
+    Attributes:
+        columns: its columns.
+        rows: the cells of each row, by heading; a missing cell is empty.
+        title: the line above it, or "".
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, str], ...]
+    title: str = ""
+
+    def widths(self, room: float) -> list[int]:
+        """Distribute *room* over the columns; return [] where a word would not fit."""
+        texts = [[column.heading, *(_text(row, column) for row in self.rows)] for column in self.columns]
+        widths = [max(map(cell_len, column)) for column in texts]
+        spare = room - sum(widths) - (3 * len(widths) + 1)
+        prose = [index for index, column in enumerate(self.columns) if column.prose]
+        if spare >= 0 or not prose:
+            return widths if spare >= 0 else []
+        words = {index: max(cell_len(word) for text in texts[index] for word in (text.split() or [""])) for index in prose}
+        least = {index: min(widths[index], max(words[index], _LEAST_PROSE)) for index in prose}
+        spare += sum(widths[index] - least[index] for index in prose)
+        for place, index in enumerate(prose if spare >= 0 else ()):
+            share = int(spare) // (len(prose) - place)  # a column that needs less leaves it to the next
+            more = min(share, widths[index] - least[index])
+            widths[index] = least[index] + more
+            spare -= more
+        return widths if spare >= 0 else []
+
+    def narrowed(self) -> Grid:
+        """Return the table without its optional columns."""
+        return attrs.evolve(self, columns=tuple(column for column in self.columns if not column.optional))
+
+    def records(self) -> Iterator[str]:
+        """Yield a line for each cell that is not empty, with its heading; a blank line ends a row."""
+        longest = max(len(column.heading) for column in self.columns)
+        for row in self.rows:
+            cells = {column.heading: _text(row, column) for column in self.columns}
+            yield from (f"{heading:{longest}}  {text}" for heading, text in cells.items() if text)
+            yield ""
+
+
+def print_grid(grid: Grid, output: Console) -> None:
+    """Print a table in the fullest form that breaks no name; as records where none fits."""
+    room = float("inf") if output.grows else output.width
+    if grid.title:
+        output.print(printable_line(grid.title), soft_wrap=True, style="italic")
+    for form in (grid, grid.narrowed()):
+        if widths := form.widths(room):
+            _print_table(_table(form, widths), output, sum(widths) + 3 * len(widths) + 1)
+            return
+    for line in grid.records():
+        output.print(line, soft_wrap=True)
+
+
+def _print_table(table: Table, output: Console, width: int) -> None:
+    """Print a table, which may be wider than the console."""
+    before = output.width
+    output.width = max(before, width)
+    try:
+        output.print(table)
+    finally:
+        output.width = before
+
+
+def _table(grid: Grid, widths: Sequence[int]) -> Table:
+    """Return rich's table with these widths."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column, width in zip(grid.columns, widths, strict=True):
+        table.add_column(column.heading, justify="right" if column.right else "left", width=width, overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(Text(_text(row, column)) for column in grid.columns))
+    return table
+
+
+def _text(row: Mapping[str, str], column: Column) -> str:
+    """Return a cell as one printable line, whose width is that of its escapes."""
+    text = row.get(column.heading, "")
+    return printable_line(" ".join(text.split()) if column.prose else text)
+
+
+def grid_of(columns: Sequence[Column | str], rows: Iterable[Mapping[str, str]], title: str = "") -> Grid:
+    """Make a table; a text stands for a column with that heading."""
+    return Grid(tuple(Column(column) if isinstance(column, str) else column for column in columns), tuple(rows), title)

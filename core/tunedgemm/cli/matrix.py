@@ -5,13 +5,13 @@ The table shows what plugins state in ``PLATFORMS``. It asks no device and no li
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from tunedgemm.backends.registry import Registry
-from tunedgemm.console import console
+from tunedgemm.cli.document import print_document
+from tunedgemm.console import Column, console, grid_of, print_grid
 from tunedgemm.libtypes import owners, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.solution import Unsupported
@@ -21,6 +21,8 @@ _MOST_MISSING = 3
 #: Kind of device -> how its architectures' names begin, and its name.
 _KINDS = {"nvidia": ("sm_", "NVIDIA GPU"), "amd": ("gfx", "AMD GPU"), "cpu": ("cpu-", "CPU")}
 HEADINGS = ("libtype", "distribution", "ops", "devices", "must be installed", "ran on")
+#: Headings of sentences and lists, which may wrap at spaces.
+_PROSE = ("ops", "devices", "must be installed", "ran on")
 
 
 @attrs.frozen
@@ -55,16 +57,10 @@ def rows_of(registry: Registry) -> list[Row]:
 
 def print_table(rows: Iterable[Row]) -> None:
     """Print the rows as a table for a terminal."""
-    from rich.table import Table
-
     rows = list(rows)
-
-    table = Table(title="what each backend serves, by its own statement", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*_cells(row, rows))
-    console().print(table)
+    columns = [Column(heading, prose=heading in _PROSE) for heading in HEADINGS]
+    cells = (dict(zip(HEADINGS, _cells(row, rows), strict=True)) for row in rows)
+    print_grid(grid_of(columns, cells, "what each backend serves, by its own statement"), console())
 
 
 def markdown(rows: Iterable[Row]) -> str:
@@ -76,9 +72,9 @@ def markdown(rows: Iterable[Row]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def as_json(rows: Iterable[Row]) -> str:
-    """Return the rows as a JSON list of objects."""
-    return json.dumps([attrs.asdict(row) for row in rows], indent=1)
+def print_json(rows: Iterable[Row]) -> None:
+    """Print the rows as the document ``plugins.matrix``."""
+    print_document("plugins.matrix", 1, {"rows": [attrs.asdict(row) for row in rows]})
 
 
 def _cells(row: Row, rows: Sequence[Row], quote: str = "") -> tuple[str, ...]:

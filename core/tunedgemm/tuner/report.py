@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.table import Table
 from rich.text import Text
 
-from tunedgemm.console import Console, console
+from tunedgemm.console import Column, Console, Grid, console, grid_of, print_grid
 from tunedgemm.shape import Shape
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
@@ -38,20 +37,19 @@ def summary(report: Report, verbose: bool = False, output: Console | None = None
     """
     output = output or console()
     if report.outcomes and output.width >= TABLE_WIDTH and (verbose or len(report.outcomes) <= MOST_ROWS):
-        output.print(_table(report, output.width))
+        print_grid(_grid(report), output)
     for line in (*_verdict(report, verbose), *_ending(report, stale)):
         output.print(Text(line), soft_wrap=True)
 
 
-def _table(report: Report, width: int) -> Table:
+def _grid(report: Report) -> Grid:
     devices = Counter(str(place.device) for place in report.places)
     named = ", ".join(f"{count} x {device}" if count > 1 else device for device, count in devices.items())
     op = report.outcomes[0].task.shape.op
-    table = Table(title=Text(f"{op}: {number_of(len(report.outcomes), 'shape')} on {named}"), title_justify="left")
-    headings = ["shape", "winner", "us", "± %", "torch us", "gain", "tied"]
-    shown = headings if width >= 100 else ["shape", "winner", "us", "gain"]
-    for heading in shown:
-        table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
+    optional = [Column(heading, right=True, optional=True) for heading in ("± %", "torch us", "tied")]
+    us, gain = Column("us", right=True), Column("gain", right=True)
+    columns = ("shape", "winner", us, *optional[:2], gain, optional[2])
+    rows = []
     for outcome in report.outcomes:
         winner, baseline = outcome.winner, outcome.baseline
         cells = {"shape": sizes(outcome.task.shape), "winner": "no solution passed"}
@@ -62,8 +60,8 @@ def _table(report: Report, width: int) -> Table:
             cells["tied"] = str(outcome.tied)
         if outcome.gain:
             cells["gain"] = f"{outcome.gain:.2f}x"
-        table.add_row(*(Text(cells.get(heading, "")) for heading in shown))
-    return table
+        rows.append(cells)
+    return grid_of(columns, rows, f"{op}: {number_of(len(report.outcomes), 'shape')} on {named}")
 
 
 def _verdict(report: Report, verbose: bool) -> Iterator[str]:

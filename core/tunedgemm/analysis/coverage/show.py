@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.table import Table as Grid
 from rich.text import Text
 
 from tunedgemm.analysis.coverage.proposal import Next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
 from tunedgemm.analysis.coverage.whole import Coverage
-from tunedgemm.console import Console
+from tunedgemm.console import Column, Console, Grid, grid_of, print_grid
 from tunedgemm.errors import UserError
 from tunedgemm.printable import printable
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
@@ -50,7 +49,7 @@ def print_coverage(result: Coverage, console: Console, *, by: str = "", verbose:
     where = result.name if len(result.paths) <= _MOST_LINES else f"{len(result.paths)} files"
     _say(console, f"{number_of(result.calls, 'call')} of {number_of(len(result.entries), 'shape')} in {where}, on {result.device}")
     _say(console, f"their time is {_duration(result.time)}: {_sources(result)}")
-    console.print(_ways(result))
+    print_grid(_ways(result), console)
     for line in (*_costs(result), *_unused(result, verbose)):
         _say(console, line)
     if by or len(result.ops) > 1:
@@ -68,16 +67,14 @@ def print_next(result: Sequence[Next], console: Console, *, verbose: bool = Fals
     if not result:
         _say(console, "nothing to tune: every call has an exact row, or the padded row that the rest of its layer shares")
         return
-    grid = Grid(title=Text("what to tune next"), title_justify="left")
-    for heading in ("layer", "% time", "M"):
-        grid.add_column(heading, justify="right" if heading == "% time" else "left", overflow="fold")
+    rows = []
     for proposal in result:
         values = [str(listed.shape.m) for listed in proposal.listed]
         more = len(values) - _MOST_M
         text = " ".join(values if verbose or more <= 0 else values[:_MOST_M]) + (f" and {more} more" if more > 0 and not verbose else "")
         name = f"{proposal.layer.op} {sizes(proposal.layer).replace('M=0 ', '', 1)}" + (f" ({proposal.name})" if proposal.name else "")
-        grid.add_row(Text(name), Text(percent(proposal.share).removesuffix(" %")), Text(text))
-    console.print(grid)
+        rows.append({"layer": name, "% time": percent(proposal.share).removesuffix(" %"), "M": text})
+    print_grid(grid_of(("layer", Column("% time", right=True), Column("M", prose=True)), rows, "what to tune next"), console)
 
 
 def write_entries(result: Coverage, path: Path) -> None:
@@ -106,16 +103,16 @@ def _cells(entry: Entry) -> dict[str, str]:
 
 def _ways(result: Coverage) -> Grid:
     """Return a table with a line for each kind of answer."""
-    grid = Grid()
-    for heading in ("served by", "shapes", "calls", "% calls", "% time"):
-        grid.add_column(heading, justify="left" if heading == "served by" else "right", overflow="fold")
+    numbers = ("shapes", "calls", "% calls", "% time")
+    rows = []
     for word, meaning in WORDS.items():
         entries = [entry for entry in result.entries if entry.how == word]
         if not entries:
             continue
         shares = (percent(result.share(word, by=by)).removesuffix(" %") for by in ("calls", "time"))
-        grid.add_row(Text(f"{word}: {meaning}"), _number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
-    return grid
+        cells = (_number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
+        rows.append({"served by": f"{word}: {meaning}", **dict(zip(numbers, cells, strict=True))})
+    return grid_of((Column("served by", prose=True), *(Column(heading, right=True) for heading in numbers)), rows)
 
 
 def _costs(result: Coverage) -> Iterator[str]:
@@ -154,17 +151,16 @@ def _print_groups(result: Coverage, by: str, console: Console, verbose: bool) ->
     """Print a line a group with the shares of its time, or a line a shape with its answer and time."""
     groups = result.by(by)
     headings = ("served by", "us") if by == "shape" else ("exact", "padded", "other")
-    grid = Grid(title=Text(f"by {by}"), title_justify="left")
-    for heading in (by, "calls", "% time", *headings):
-        grid.add_column(heading, justify="left" if heading in (by, "served by") else "right", overflow="fold")
+    columns = [Column(heading, right=heading not in (by, "served by")) for heading in (by, "calls", "% time", *headings)]
+    rows = []
     shown = groups if verbose else groups[:_MOST_GROUPS]
     for group in shown:
         of_all = percent(group.time / result.time if result.time else 0.0).removesuffix(" %")
         shares = [group.share(*words) for words in (TUNED, PADDED, (*UNTUNED, "refused"))]
         entry = group.entries[0]
         cells = (entry.how, f"{entry.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
-        grid.add_row(Text(group.name), _number(group.calls), of_all, *cells)
-    console.print(grid)
+        rows.append(dict(zip((by, "calls", "% time", *headings), (group.name, _number(group.calls), of_all, *cells), strict=True)))
+    print_grid(grid_of(columns, rows, f"by {by}"), console)
     if len(shown) < len(groups):
         _say(console, f"and {len(groups) - len(shown)} more; -v lists them")
 

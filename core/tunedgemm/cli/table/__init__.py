@@ -6,6 +6,7 @@ import argparse
 import importlib
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.document import add_json
 from tunedgemm.paths import expanded
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
@@ -17,6 +18,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     show = _action(actions, "show", "print the rows of a table")
     show.add_argument("file", nargs="?", help=f"{_FILE}; default: the merged layers that dispatch uses")
     show.add_argument("--here", action="store_true", help="only the rows of the present device")
+    add_json(show)
 
     check = _action(actions, "check", "exit 1 if a file has any fault")
     check.add_argument("file", help=_FILE)
@@ -29,6 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     diff = _action(actions, "diff", "compare the best rows of two tables; exit 1 if they differ")
     diff.add_argument("first", metavar="A", help=_FILE)
     diff.add_argument("second", metavar="B", help=_FILE)
+    add_json(diff)
 
     export = _action(actions, "export", "write a table that AITER reads: its columns, its libtypes, one row a key")
     export.add_argument("--aiter", metavar="OUT", type=expanded, required=True, help="the new table, which must not exist")

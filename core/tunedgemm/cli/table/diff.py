@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from tunedgemm.cli.table.files import op_of, shape_text, solution_text
+import attrs
+
+from tunedgemm.cli.document import print_document
+from tunedgemm.cli.table.files import op_of, row_facts, shape_text, solution_text
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
@@ -17,28 +21,72 @@ DIGITS = 4
 Key = tuple[str, int, str, Shape]
 
 
+@attrs.frozen
+class Differences:
+    """The differences between the best rows of two files.
+
+    Attributes:
+        files: the first file and the second.
+        only: the rows whose shape and device only the first, or only the second, has.
+        winners, times: pairs of rows with different solutions, or with different times of one solution.
+        equal: the number of equal rows.
+    """
+
+    files: tuple[Path, Path]
+    only: tuple[tuple[Row, ...], tuple[Row, ...]]
+    winners: tuple[tuple[Row, Row], ...]
+    times: tuple[tuple[Row, Row], ...]
+    equal: int
+
+    def __bool__(self) -> bool:
+        return any((*self.only, self.winners, self.times))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Compare the best row of each device and shape; return 1 if any differs."""
-    files = [named_file(arguments.first), named_file(arguments.second)]
+    files = named_file(arguments.first), named_file(arguments.second)
     op = op_of(arguments, files)
     first, second = (_winning_rows(read_rows(file, op)[0]) for file in files)
-    sides = (files[0], first, second), (files[1], second, first)
-    alone = [(file, row) for file, rows, others in sides for row in _rows_only_in(rows, others)]
-    for file, row in alone:
-        print(f"only in {file}: {shape_text(row)}: {solution_text(row)}")
-    winners = times = 0
-    for key, row in first.items():
-        other = second.get(key, row)
-        if other.solution != row.solution:
-            winners += 1
-            print(f"another winner: {shape_text(row)}: {solution_text(row)} -> {solution_text(other)}")
-        elif round(other.us, DIGITS) != round(row.us, DIGITS):
-            times += 1
-            print(f"another time: {shape_text(row)}: {solution_text(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
-    same = len(first.keys() & second.keys()) - winners - times
-    only = [sum(file == path for file, _ in alone) for path in files]
-    print(f"{same} equal, {winners} other winners, {times} other times, {only[0]} only in {files[0]}, {only[1]} only in {files[1]}")
-    return 1 if winners or times or alone else 0
+    differences = _differences(files, first, second)
+    if arguments.json:
+        _print_json(op.name, differences)
+    else:
+        print("\n".join(_lines(differences)))
+    return 1 if differences else 0
+
+
+def _differences(files: tuple[Path, Path], first: dict[Key, Row], second: dict[Key, Row]) -> Differences:
+    pairs = [(row, second[key]) for key, row in first.items() if key in second]
+    winners = [(row, other) for row, other in pairs if row.solution != other.solution]
+    same = [(row, other) for row, other in pairs if row.solution == other.solution]
+    times = [(row, other) for row, other in same if round(row.us, DIGITS) != round(other.us, DIGITS)]
+    only = _rows_only_in(first, second), _rows_only_in(second, first)
+    return Differences(files, only, tuple(winners), tuple(times), len(same) - len(times))
+
+
+def _lines(found: Differences) -> Iterator[str]:
+    for file, rows in zip(found.files, found.only, strict=True):
+        yield from (f"only in {file}: {shape_text(row)}: {solution_text(row)}" for row in rows)
+    for row, other in found.winners:
+        yield f"another winner: {shape_text(row)}: {solution_text(row)} -> {solution_text(other)}"
+    for row, other in found.times:
+        change = 100 * (other.us / row.us - 1)
+        yield f"another time: {shape_text(row)}: {solution_text(row)} -> {other.us:.2f} us ({change:+.1f} %)"
+    alone = ", ".join(f"{len(rows)} only in {file}" for file, rows in zip(found.files, found.only, strict=True))
+    yield f"{found.equal} equal, {len(found.winners)} other winners, {len(found.times)} other times, {alone}"
+
+
+def _print_json(op: str, found: Differences) -> None:
+    facts = {
+        "op": op,
+        "files": found.files,
+        "equal": found.equal,
+        "only_first": [row_facts(row) for row in found.only[0]],
+        "only_second": [row_facts(row) for row in found.only[1]],
+        "winners": [{"first": row_facts(row), "second": row_facts(other)} for row, other in found.winners],
+        "times": [{"first": row_facts(row), "second": row_facts(other)} for row, other in found.times],
+    }
+    print_document("table.diff", 1, facts)
 
 
 def _winning_rows(rows: Iterable[Row]) -> dict[Key, Row]:
@@ -50,5 +98,5 @@ def _winning_rows(rows: Iterable[Row]) -> dict[Key, Row]:
     return best
 
 
-def _rows_only_in(rows: dict[Key, Row], others: dict[Key, Row]) -> list[Row]:
-    return [row for key, row in rows.items() if key not in others]
+def _rows_only_in(rows: dict[Key, Row], others: dict[Key, Row]) -> tuple[Row, ...]:
+    return tuple(row for key, row in rows.items() if key not in others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
@@ -30,3 +31,18 @@ def shape_text(row: Row) -> str:
 def solution_text(row: Row) -> str:
     """Format a row's solution and time."""
     return f"{row.solution} {row.us:.2f} us"
+
+
+def row_facts(row: Row) -> dict[str, Any]:
+    """Return a row's fields for a JSON document."""
+    device = {"gfx": row.gfx, "cu_num": row.cu_num, "device": row.device}
+    times = {"us": row.us, "err_ratio": row.err_ratio, "libver": row.libver, "valid": row.valid}
+    return {
+        **device,
+        "shape": row.shape,
+        "solution": row.solution,
+        **times,
+        "source": row.source,
+        "line": row.line,
+        "extra": dict(row.extra),
+    }
