@@ -11,7 +11,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from rich.console import Console
+
+from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -43,7 +44,7 @@ def outcome(task: Task, us: float = 10.0, torch_us: float = 20.0, others: tuple[
 
 
 def told(width: int = 120, **more: object) -> Console:
-    return Console(file=io.StringIO(), width=width, highlight=False, **more)
+    return Console(file=io.StringIO(), width=width, **more)
 
 
 def terminal(width: int = 120, height: int = 30) -> Console:

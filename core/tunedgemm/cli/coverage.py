@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.document import add_json
 from tunedgemm.errors import UserError
 from tunedgemm.paths import expanded
 
@@ -40,12 +41,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--next", type=int, default=10, metavar="N", help="layers to tune next (default: %(default)s)")
     add("-o", "--output", default="", metavar="FILE", help="write the shapes to tune next, for `tune -i`; for several ops to a FOLDER/")
     add("--csv", type=expanded, metavar="FILE", help="write every shape with its solution and time")
+    add_json(shown)
     add("--min-exact", type=float, metavar="PCT", help="exit 1 if exact and pinned rows serve less than PCT per cent of the calls")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.analysis.coverage import BY, coverage
-    from tunedgemm.analysis.coverage.show import print_coverage, print_next, write_entries
+    from tunedgemm.analysis.coverage import BY, TUNED, coverage
+    from tunedgemm.analysis.coverage.show import percent, print_coverage, print_next, write_entries
+    from tunedgemm.cli.coveragejson import print_json
     from tunedgemm.console import console
     from tunedgemm.device import device_of_text
 
@@ -73,13 +76,20 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         write_entries(result, arguments.csv)
     lines = _commands(arguments, result, following)
+    if arguments.json:
+        print_json(result, following, by=arguments.by, commands=lines)
+        return 0 if _suffices(result, least) else 1
     output = console()
     print_coverage(result, output, by=arguments.by, verbose=arguments.verbose)
     if arguments.next:
         print_next(following, output, verbose=arguments.verbose)
     for line in [*lines, *([f"every shape: {arguments.csv}"] if arguments.csv is not None else [])]:
         print(line)
-    return _exit_code(result, least)
+    if _suffices(result, least):
+        return 0
+    share = percent(result.share(*TUNED, by="calls"))
+    print(f"below --min-exact {least:g}: {share} of calls are served by rows of exactly their M, or by pins")
+    return 1
 
 
 def _commands(arguments: argparse.Namespace, result: Coverage, following: Sequence[Next]) -> list[str]:
@@ -116,16 +126,11 @@ def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
     return shlex.join(words)
 
 
-def _exit_code(result: Coverage, least: float | None) -> int:
-    """Return the exit code, 1 below *least* per cent; pins are deliberate and count as exact."""
+def _suffices(result: Coverage, least: float | None) -> bool:
+    """Tell whether *least* per cent of the calls are tuned; pins are deliberate and count as exact."""
     from tunedgemm.analysis.coverage import TUNED
-    from tunedgemm.analysis.coverage.show import percent
 
-    share = result.share(*TUNED, by="calls")
-    if least is None or share * 100.0 >= least - _ROUNDING:
-        return 0
-    print(f"below --min-exact {least:g}: {percent(share)} of calls are served by rows of exactly their M, or by pins")
-    return 1
+    return least is None or result.share(*TUNED, by="calls") * 100.0 >= least - _ROUNDING
 
 
 command = Command("coverage", "show the share of a workload's calls with exact rows, and what to tune next", _add_arguments, _run)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
+    from tunedgemm.dispatch.choice import Explanation, Offer
+    from tunedgemm.dispatch.explain import RowExplanation
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
@@ -43,6 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="", metavar="GFX:CU[:NAME]", help="another device, such as gfx942:304; default: the present one"
     )
     parser.add_argument("--table", action="append", default=[], metavar="FILE", help="a tuned file above all others; repeatable")
+    add_json(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -58,18 +62,52 @@ def _run(arguments: argparse.Namespace) -> int:
     name, colon, line = arguments.shape.rpartition(":")
     if not (colon and line.isdecimal() and len(line) <= _DIGITS):
         op, shape = _op_and_shape(arguments, device.gfx if device else "")
-        print(Dispatcher(op, above=tables).explain(shape, device))
+        _print(Dispatcher(op, above=tables).explain(shape, device), as_json=arguments.json)
         return 0
     path: Path = named_file(name)
     op = op_named(arguments.op) if arguments.op else op_of_file(path)
     if _stated_columns(arguments, op):
         raise UserError(f"{arguments.shape}: already has every field; leave out --set and its short forms, or give sizes")
     if is_tuned_file(path):
-        print(explain_row(op, path, int(line), device, tables))
+        _print(explain_row(op, path, int(line), device, tables), as_json=arguments.json)
     else:
         shape, named = shape_of_line(op, path, int(line), device.gfx if device else "")
-        print(Dispatcher(op, above=tables).explain(shape, device or (named and as_present(named))))
+        _print(Dispatcher(op, above=tables).explain(shape, device or (named and as_present(named))), as_json=arguments.json)
     return 0
+
+
+def _print(found: Explanation | RowExplanation, *, as_json: bool) -> None:
+    """Print an explanation as text or as the document ``explain``."""
+    from tunedgemm.dispatch.explain import RowExplanation
+
+    if not as_json:
+        print(found)
+        return
+    of_row = found if isinstance(found, RowExplanation) else None
+    explanation = found.explanation if isinstance(found, RowExplanation) else found
+    facts = {
+        "shape": explanation.shape,
+        "device": explanation.device,
+        "runs": None if explanation.refused else _offer_facts(explanation.offer),
+        "refused": explanation.refused,
+        "certain": explanation.certain,
+        "tuned": explanation.tuned,
+        "passed_over": [{**_offer_facts(offer), "reason": reason} for offer, reason in explanation.passed_over],
+        "row": {"source": of_row.row.source, "line": of_row.row.line, "verdict": of_row.verdict} if of_row else None,
+    }
+    print_document("explain", 1, facts)
+
+
+def _offer_facts(offer: Offer) -> dict[str, Any]:
+    row = {"source": offer.match.row.source, "line": offer.match.row.line, "m": offer.match.row.shape.m} if offer.match else None
+    return {
+        "solution": offer.solution,
+        "origin": offer.origin,
+        "why": offer.why,
+        "us": offer.us or None,
+        "libver": offer.libver,
+        "row": row,
+    }
 
 
 def _op_and_shape(arguments: argparse.Namespace, gfx: str) -> tuple[Op, Shape]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.backends.registry import Backend
+    from tunedgemm.backends.registry import Backend, Registry
     from tunedgemm.device import Device
 
 #: M of the sample products for an op without examples: some backends serve only few rows, some
@@ -23,14 +27,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="with --matrix: print the table in Markdown")
-    form.add_argument("--json", action="store_true", help="with --matrix: print a JSON list with an object for each row")
+    add_json(form)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.matrix:
         return _print_matrix(arguments)
-    if arguments.markdown or arguments.json:
-        raise UserError("--markdown, --json: require --matrix")
+    if arguments.markdown:
+        raise UserError("--markdown: requires --matrix")
     return _print_backends(arguments)
 
 
@@ -40,7 +44,7 @@ def _print_matrix(arguments: argparse.Namespace) -> int:
 
     rows = matrix.rows_of(Registry())
     if arguments.json:
-        print(matrix.as_json(rows))
+        matrix.print_json(rows)
     elif arguments.markdown:
         print(matrix.markdown(rows), end="")
     else:
@@ -48,45 +52,82 @@ def _print_matrix(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_backends(arguments: argparse.Namespace) -> int:
-    from rich.table import Table
+@attrs.frozen
+class _Installed:
+    """An installed libtype.
 
+    Attributes:
+        libtype: its name.
+        distribution, version, ops: the package that has it, its version, and the ops it covers.
+        library: with -v, the library's version.
+        reasons: why it is not usable on this device; none where it is.
+        details: with -v, the backend's own lines about this machine.
+        problems: its faults, and other plugins that claim its name.
+    """
+
+    libtype: str
+    distribution: str = ""
+    version: str = ""
+    library: str = ""
+    ops: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def _print_backends(arguments: argparse.Namespace) -> int:
     from tunedgemm.backends.registry import Registry
-    from tunedgemm.console import console
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
-    from tunedgemm.solution import Unsupported
 
     registry, device = Registry(), current_device()
-    details: list[str] = []
-    table = Table(title=f"backends on {device}", title_justify="left")
-    for heading in ("libtype", "distribution", "version", "ops", "usable here"):
-        table.add_column(heading, overflow="fold")
-    for libtype in registry.libtypes:
-        backend = registry.get(libtype)
-        if isinstance(backend, Unsupported):
-            table.add_row(libtype, "", "", "", f"no: {backend.reason}")
-            continue
-        answer = _usable(backend, device)
-        library = backend.library_version(device) if arguments.verbose else ""
-        details += [f"{libtype}: {line}" for line in backend.details(device)] if arguments.verbose else []
-        table.add_row(libtype, backend.distribution, f"{backend.version or '-'} {library}".strip(), ", ".join(backend.ops), answer)
-    output = console()
-    output.print(table)
-    for line in details:
-        output.print(line, soft_wrap=True)
-    for libtype in registry.libtypes:
-        for problem in registry.problems(libtype):
-            output.print(f"warning: {problem}", soft_wrap=True)
-    missing = [libtype for libtype in owners() if libtype not in registry]
-    if missing:
-        names = ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing)
-        output.print(f"not installed: {names}", soft_wrap=True)
+    found = list(_installed(registry, device, verbose=arguments.verbose))
+    missing = {libtype: pip_hint(libtype) for libtype in owners() if libtype not in registry}
+    if arguments.json:
+        backends = [{**attrs.asdict(backend), "usable": not backend.reasons} for backend in found]
+        absent = [{"libtype": libtype, "install": hint} for libtype, hint in missing.items()]
+        print_document("plugins", 1, {"device": device, "backends": backends, "not_installed": absent})
+    else:
+        _print_table(found, device, missing)
     return 0
 
 
-def _usable(backend: Backend, device: Device) -> str:
-    """Return "yes" if a backend serves a sample shape on a device, else its reason for each op."""
+def _installed(registry: Registry, device: Device, *, verbose: bool) -> Iterator[_Installed]:
+    """Yield the installed libtypes in order of rank."""
+    from tunedgemm.solution import Unsupported
+
+    for libtype in registry.libtypes:
+        backend, problems = registry.get(libtype), tuple(map(str, registry.problems(libtype)))
+        if isinstance(backend, Unsupported):
+            yield _Installed(libtype, reasons=(backend.reason,), problems=problems)
+            continue
+        own: dict[str, Any] = {"details": tuple(backend.details(device)), "library": backend.library_version(device)} if verbose else {}
+        reasons = _reasons(backend, device)
+        yield _Installed(libtype, backend.distribution, backend.version, ops=backend.ops, reasons=reasons, problems=problems, **own)
+
+
+def _print_table(found: list[_Installed], device: Device, missing: dict[str, str]) -> None:
+    from tunedgemm.console import Column, console, grid_of, print_grid
+
+    columns = ("libtype", "distribution", "version", Column("ops", prose=True), Column("usable here", prose=True))
+    rows = []
+    for backend in found:
+        version = f"{backend.version or '-'} {backend.library}".strip() if backend.distribution else ""
+        usable = f"no: {'; '.join(backend.reasons)}" if backend.reasons else "yes"
+        cells = {"libtype": backend.libtype, "distribution": backend.distribution, "version": version}
+        rows.append({**cells, "ops": ", ".join(backend.ops), "usable here": usable})
+    output = console()
+    print_grid(grid_of(columns, rows, f"backends on {device}"), output)
+    lines = [f"{backend.libtype}: {line}" for backend in found for line in backend.details]
+    lines += [f"warning: {problem}" for backend in found for problem in backend.problems]
+    if missing:
+        lines.append(f"not installed: {', '.join(f'{libtype} ({hint})' for libtype, hint in missing.items())}")
+    for line in lines:
+        output.print(line, soft_wrap=True)
+
+
+def _reasons(backend: Backend, device: Device) -> tuple[str, ...]:
+    """Return why a backend serves no sample shape of any op on a device; nothing where it serves one."""
     from tunedgemm.ops import ops
     from tunedgemm.shape import Shape
 
@@ -97,9 +138,9 @@ def _usable(backend: Backend, device: Device) -> str:
         shapes = ops()[name].examples or tuple(Shape(name, m, 1024, 1024) for m in _ROWS)
         answers = [backend.supports(shape, device) for shape in shapes]
         if any(answers):
-            return "yes"
+            return ()
         reasons.add(str(answers[0]))
-    return "no: " + "; ".join(sorted(reasons))
+    return tuple(sorted(reasons)) or ("covers no installed op",)
 
 
 command = Command("plugins", "list the installed backends and whether they are usable here", _add_arguments, _run)

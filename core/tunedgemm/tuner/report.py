@@ -48,7 +48,7 @@ def _grid(report: Report) -> Grid:
     op = report.outcomes[0].task.shape.op
     optional = [Column(heading, right=True, optional=True) for heading in ("± %", "torch us", "tied")]
     us, gain = Column("us", right=True), Column("gain", right=True)
-    columns = ("shape", "winner", us, *optional[:2], gain, optional[2])
+    columns: list[Column | str] = ["shape", "winner", us, *optional[:2], gain, optional[2]]
     rows = []
     for outcome in report.outcomes:
         winner, baseline = outcome.winner, outcome.baseline
