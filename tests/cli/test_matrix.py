@@ -60,7 +60,9 @@ class TestCommand:
     def test_json_has_the_statements_themselves(self, installed, capsys):
         """Nothing is shortened, and names are not quoted."""
         assert main(["plugins", "--matrix", "--json"]) == 0
-        first, *_, last = json.loads(capsys.readouterr().out)
+        document = json.loads(capsys.readouterr().out)
+        first, *_, last = document["rows"]
+        assert (document["schema"], document["version"]) == ("tunedgemm.plugins.matrix", 1)
         assert first == {
             "libtype": "mine", "distribution": "tunedgemm-mine", "ops": ["a16w16", "a8w8"], "devices": ["sm_90", "sm_100"],
             "needs": ["a | b 2.1", "nvcc"], "ran": ["H100", "H200"], "problem": "",
@@ -73,16 +75,16 @@ class TestCommand:
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "mine tunedgemm-mine a16w16, a8w8 sm_90, sm_100 a | b 2.1; nvcc H100, H200" in out
 
-    @pytest.mark.parametrize("flags", [["--json"], ["--markdown"], ["--matrix", "--json", "--markdown"]])
+    @pytest.mark.parametrize("flags", [["--markdown"], ["--matrix", "--json", "--markdown"]])
     def test_forms_without_the_matrix_are_an_error(self, flags, capsys):
-        """A form needs the matrix, and there is one at a time."""
+        """Markdown needs the matrix, and there is one form at a time."""
         assert main(["plugins", *flags]) == 2
-        assert re.search("require --matrix|not allowed with", capsys.readouterr().err)
+        assert re.search("requires --matrix|not allowed with", capsys.readouterr().err)
 
     def test_a_backend_that_does_not_load_has_its_reason(self, fake_plugins, capsys):
         """It is one row with the reason, and the others are complete."""
         assert main(["plugins", "--matrix", "--json"]) == 0
-        rows = {row["libtype"]: row for row in json.loads(capsys.readouterr().out)}
+        rows = {row["libtype"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
         assert "cannot be imported" in rows["fake_unimportable"]["problem"] and not rows["fake_unimportable"]["ops"]
         assert not rows["torch"]["problem"]
 

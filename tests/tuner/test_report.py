@@ -11,7 +11,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-
 from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """``tunedgemm``: one file a subcommand, and the entry points of the group ``tunedgemm.commands``.
 
 A command prints its result to standard output. A usage error prints one line to standard error,
@@ -179,6 +180,10 @@ def _open_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 if a part of the work failed, or 2 for a usage error."""
     _open_streams()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that fit at the cursor
+        from tunedgemm.cli.completion import complete
+
+        complete(parser)
     with contextlib.redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))):
         return _run(argv)
 
