@@ -28,7 +28,8 @@ class Differences:
     Attributes:
         files: the first file and the second.
         only: the rows whose shape and device only the first, or only the second, has.
-        winners, times: pairs of rows with different solutions, or with different times of one solution.
+        winners, times: pairs of rows with different solutions, or with different times of one
+            solution.
         equal: the number of equal rows.
     """
 
