@@ -21,7 +21,7 @@ MODULE = '''
 
 import os
 
-from tunedgemm.plugin import hookimpl
+from tunedgemm.plugin import Unsupported, hookimpl
 from tunedgemm.testing.fakes import FakePlugin, exact
 
 HIDDEN = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
@@ -44,6 +44,10 @@ class Compiled(FakePlugin):
     @hookimpl
     def prepare(self):
         pass
+
+    def lacks(self, solution, shape, device):
+        answer = self.bind(solution, shape, device)
+        return answer.reason if isinstance(answer, Unsupported) else ""
 
 
 class Touching(FakePlugin):
