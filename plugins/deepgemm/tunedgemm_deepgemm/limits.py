@@ -12,7 +12,7 @@ OPS = {
 }
 #: Architectures. On sm_100 the library rounds float32 scales to powers of two.
 GFX = ("sm_90",)
-PLATFORMS = (Platform(GFX, needs=("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer")),)
+PLATFORMS = (Platform(GFX, needs=("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer"), ran=("H100",)),)
 #: Rows of an operand in memory are multiples of these bytes, a limit of TMA.
 ROW_BYTES = 16
 #: Elements of K that share a scale.

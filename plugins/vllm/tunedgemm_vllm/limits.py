@@ -13,11 +13,14 @@ _INT8 = ("sm_80", "sm_86", "sm_89", "sm_90")
 _FP8 = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 _BLOCK = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 _GROUPED = ("sm_90", "sm_100", "sm_103")
-_NEEDS = ("vLLM 0.20 to 0.33",)
+_NEEDS, _NEEDS_OF_EXPERTS = ("vLLM 0.20 to 0.33",), ("vLLM 0.22 to 0.33",)
+_HOPPER = ("sm_90",)
 PLATFORMS = (
-    Platform(tuple(dict.fromkeys((*_INT8, *_FP8))), needs=_NEEDS, ops=("a8w8",)),
-    Platform(_BLOCK, needs=_NEEDS, ops=("a8w8_blockscale",)),
-    Platform(_GROUPED, needs=("vLLM 0.22 to 0.33",), ops=("fmoe",)),
+    Platform(_HOPPER, needs=_NEEDS, ran=("H100",), ops=("a8w8", "a8w8_blockscale")),
+    Platform(_HOPPER, needs=_NEEDS_OF_EXPERTS, ran=("H100",), ops=("fmoe",)),
+    Platform(tuple(gfx for gfx in dict.fromkeys((*_INT8, *_FP8)) if gfx not in _HOPPER), needs=_NEEDS, ops=("a8w8",)),
+    Platform(_BLOCK[1:], needs=_NEEDS, ops=("a8w8_blockscale",)),
+    Platform(_GROUPED[1:], needs=_NEEDS_OF_EXPERTS, ops=("fmoe",)),
 )
 #: Op -> dtypes of x and weight, and kinds of scales.
 OPS = {
