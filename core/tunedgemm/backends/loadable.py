@@ -49,7 +49,7 @@ os._exit(status)
 """
 _LONGEST_TEXT = 400
 _known: dict[str, str] = {}
-_lock = ForkSafeLock()
+_asking: dict[str, ForkSafeLock] = {}
 
 
 def load_fault(code: str, *files: Path, timeout: float = LOAD_SECONDS) -> str:
@@ -63,14 +63,15 @@ def load_fault(code: str, *files: Path, timeout: float = LOAD_SECONDS) -> str:
         files: the files that decide whether it loads; the code finds them in ``sys.argv[1:]``.
         timeout: seconds until the child is killed, which counts as a failure.
     """
-    with _lock:
-        try:
-            key = _key(code, files)
-        except OSError as error:
-            return f"{error.filename}: {error.strerror}"
-        if key not in _known:
-            _known[key] = _remembered(key, code, files, timeout)
-        return _known[key]
+    try:
+        key = _key(code, files)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    if key not in _known:
+        with _asking.setdefault(key, ForkSafeLock()):  # questions about other libraries do not wait
+            if key not in _known:
+                _known[key] = _remembered(key, code, files, timeout)
+    return _known[key]
 
 
 def _key(code: str, files: Sequence[Path]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -81,7 +82,11 @@ def _print_backends(arguments: argparse.Namespace) -> int:
     from tunedgemm.libtypes import owners, pip_hint
 
     registry, device = Registry(), current_device()
-    found = list(_installed(registry, device, verbose=arguments.verbose))
+    gc.freeze()  # a collection over torch's objects takes a tenth of a second
+    for libtype in registry.libtypes:  # imports the plugins, one after the other
+        registry.get(libtype)
+    with ThreadPoolExecutor(len(registry.libtypes)) as pool:  # each may ask a child process whether its library loads
+        found = list(pool.map(lambda libtype: _installed(libtype, registry, device, verbose=arguments.verbose), registry.libtypes))
     missing = {libtype: pip_hint(libtype) for libtype in owners() if libtype not in registry}
     if arguments.json:
         backends = [{**attrs.asdict(backend), "usable": not backend.reasons} for backend in found]
@@ -92,18 +97,16 @@ def _print_backends(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _installed(registry: Registry, device: Device, *, verbose: bool) -> Iterator[_Installed]:
-    """Yield the installed libtypes in order of rank."""
+def _installed(libtype: str, registry: Registry, device: Device, *, verbose: bool) -> _Installed:
+    """Return what is known of an installed libtype."""
     from tunedgemm.solution import Unsupported
 
-    for libtype in registry.libtypes:
-        backend, problems = registry.get(libtype), tuple(map(str, registry.problems(libtype)))
-        if isinstance(backend, Unsupported):
-            yield _Installed(libtype, reasons=(backend.reason,), problems=problems)
-            continue
-        own: dict[str, Any] = {"details": tuple(backend.details(device)), "library": backend.library_version(device)} if verbose else {}
-        reasons = _reasons(backend, device)
-        yield _Installed(libtype, backend.distribution, backend.version, ops=backend.ops, reasons=reasons, problems=problems, **own)
+    backend, problems = registry.get(libtype), tuple(map(str, registry.problems(libtype)))
+    if isinstance(backend, Unsupported):
+        return _Installed(libtype, reasons=(backend.reason,), problems=problems)
+    own: dict[str, Any] = {"details": tuple(backend.details(device)), "library": backend.library_version(device)} if verbose else {}
+    reasons = _reasons(backend, device)
+    return _Installed(libtype, backend.distribution, backend.version, ops=backend.ops, reasons=reasons, problems=problems, **own)
 
 
 def _print_table(found: list[_Installed], device: Device, missing: dict[str, str]) -> None:
