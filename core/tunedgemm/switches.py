@@ -9,12 +9,15 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
+from tunedgemm.forksafe import ForkSafeLock
+
 _VARIES = object()
+_variables = ForkSafeLock()
 
 
 @attrs.frozen
@@ -104,6 +107,25 @@ def _torch_switches() -> tuple[_Switch, ...]:
 
 #: Contexts that end an inference mode that was left open; destroyed, they would restore it.
 _entered: list[Any] = []
+
+
+@contextlib.contextmanager
+def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
+    """Make a block in which the process has these variables; other threads wait to enter theirs.
+
+    Two blocks at once would restore each other's values.
+    """
+    with _variables:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager

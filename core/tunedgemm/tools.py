@@ -35,6 +35,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.paths import expanded
+from tunedgemm.switches import environment_with
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
@@ -90,6 +91,7 @@ __all__ = [
     "device_context",
     "driver_interface",
     "dtype_bits",
+    "environment_with",
     "expanded",
     "first_usable",
     "home_folder",

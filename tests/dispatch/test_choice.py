@@ -200,6 +200,18 @@ class TestRowsOfOthers:
         registry.add(fake_backend("busy", solutions=("k",), supports=lambda shape, device: Unsupported("too wide")))
         assert examine(offer, SHAPE, MI300X, registry) is registry.get("anyrow")
 
+    def test_other_plugins_are_imported_at_the_first_refusal(self, monkeypatch):
+        """A row that its own backend serves imports that one alone; later refusals import none."""
+        registry = fake_registry(fake_backend("busy", solutions=("k",), supports=lambda shape, device: shape.m < 9 or Unsupported("M")))
+        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        asked, get = [], Registry.get
+        monkeypatch.setattr(Registry, "get", lambda registry, libtype: asked.append(libtype) or get(registry, libtype))
+        offer, large = Offer(Solution("busy", "k"), "table", ""), attrs.evolve(SHAPE, m=9)
+        for shape, wanted in ((SHAPE, ["busy"]), (large, ["busy", "anyrow", "busy", "torch"]), (large, ["busy"])):
+            assert examine(offer, shape, MI300X, registry)
+            assert asked == wanted
+            asked.clear()
+
     @listed("row", ["fmoe:one", "a16w16:anyrow", "a16w16:", "one"])
     def test_a_wrong_statement_breaks_the_contract(self, row):
         """An entry has an op of the plugin and another libtype."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -206,12 +205,9 @@ def test_copies_have_separate_settings(tmp_path: Path) -> None:
     assert backend_of(extension).supports(SHAPE, PRESENT) is True
 
 
-def test_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that the library reads are in effect in the block alone."""
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/users")
-    monkeypatch.delenv("DG_JIT_USE_NVRTC", raising=False)
-    before = dict(os.environ)
-    changes = library.variables(library.Toolkit(Path("/bin/sh")))
-    with library.environment_with(changes):
-        assert {name: os.environ[name] for name in changes} == changes
-    assert dict(os.environ) == before
+def test_a_compiling_process_ignores_the_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A module there, which may be anyone's, is not imported."""
+    (tmp_path / "json.py").write_text("raise SystemExit('stray')")
+    monkeypatch.chdir(tmp_path)
+    done = library.run_child({}, {}, 60.0)
+    assert done.returncode == 1 and done.stderr.strip().endswith("KeyError: 'installation'")

@@ -16,12 +16,13 @@ from tunedgemm_deepgemm.names import parse_name
 from tunedgemm_deepgemm.product import Product, apply, arguments_of, keywords_of, operands_of
 
 
-def main(question: dict[str, Any]) -> None:
-    """Answer a question on standard output.
+def main() -> None:
+    """Answer the question of standard input on standard output.
 
     Raises:
         ImportError: the library does not load.
     """
+    question: dict[str, Any] = json.load(sys.stdin)
     texts = question["installation"]
     installation = Installation(Path(texts["folder"]), Path(texts["extension"]), texts["version"], texts["owner"])
     module = open_copy(installation, Toolkit(Path(question["home"], "bin", "nvcc")))
@@ -38,7 +39,3 @@ def main(question: dict[str, Any]) -> None:
         except RuntimeError as error:
             errors.append(str(error))
     print(json.dumps(errors))  # noqa: T201  the answer to the parent
-
-
-if __name__ == "__main__":
-    main(json.load(sys.stdin))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, loaded_driver, on_device
+from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, environment_with, loaded_driver, on_device
 
 from tunedgemm_deepgemm.build import COMPILE, Target, check_compiled, ensure_compiled, short
-from tunedgemm_deepgemm.library import Access, Installation, environment_with, variables
+from tunedgemm_deepgemm.library import Access, Installation, variables
 from tunedgemm_deepgemm.names import Kernel, resolve
 from tunedgemm_deepgemm.product import Product, apply, arguments_of, keywords_of, operands_of, product_of
 

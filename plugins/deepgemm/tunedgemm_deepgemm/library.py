@@ -7,7 +7,6 @@ first device that it meets.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.machinery
 import importlib.metadata
@@ -18,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_mu
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 #: Loads the extension in a child process.
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
+#: The search path is this process's, without the working folder.
+_CHILD = "import sys; sys.path[:] = {path!r}; from tunedgemm_deepgemm import child; child.main()"
 
 
 @attrs.frozen
@@ -159,9 +160,8 @@ def run_child(question: Mapping[str, Any], variables: Mapping[str, str], seconds
     Raises:
         PluginError: the process did not start, or took too long.
     """
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", **variables}
-    command = [sys.executable, "-m", "tunedgemm_deepgemm.child"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
+    command = [sys.executable, "-c", _CHILD.format(path=list(filter(None, sys.path)))]
     try:
         return subprocess.run(
             command, input=json.dumps(question), capture_output=True, text=True, check=False, env=environment, timeout=seconds
@@ -187,21 +187,6 @@ def variables(toolkit: Toolkit) -> dict[str, str]:
         "DG_USE_PYTORCH_CUBLASLT_HANDLE": "1",
         "DG_USE_TEMP_CUBLASLT_WORKSPACE": "1",
     }
-
-
-@contextlib.contextmanager
-def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
-    """Make a block in which the process has these variables."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def open_copy(installation: Installation, toolkit: Toolkit) -> Any:

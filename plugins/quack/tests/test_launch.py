@@ -124,7 +124,13 @@ def test_bind_compiles_only_if_allowed(backend: Quack, fake: ModuleType, monkeyp
 def test_prepare_compiles_what_bind_needs(backend: Quack, fake: ModuleType) -> None:
     """`prepare` compiles without a device, with the target in the environment, and `bind` nothing more."""
     seen = []
-    spy = attrs.evolve(backend, load=lambda: seen.append((os.environ["QUACK_ARCH"], os.environ["CUTE_DSL_ARCH"])) or backend.load())
+    library = backend.load()
+
+    def gemm(*arguments: object, **named: object) -> object:
+        seen.append((os.environ["QUACK_ARCH"], os.environ["CUTE_DSL_ARCH"]))
+        return library.gemm(*arguments, **named)
+
+    spy = attrs.evolve(backend, load=lambda: attrs.evolve(library, gemm=gemm))
     for shape in (PLAIN, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp32", outdtype="fp32")):
         for kernel, splits in ((KERNELS[0], 0), (KERNELS[1], 0), (KERNELS[1], 2)):
             before = len(fake._kernels)

@@ -73,8 +73,8 @@ def prepare(load: Callable[[], Library], solution: Solution, shape: Shape, versi
         kernel, splits = resolve(solution, shape)
     except PluginError:  # bind reports it
         return
+    library = load()
     with compiling_for_hopper():
-        library = load()
         before = library.compiled()
         try:
             _make_plan(library, kernel, splits, shape, torch.device("meta"))

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ForkSafeLock, cache_folder, load_fault, private_folder
+from tunedgemm.tools import ForkSafeLock, cache_folder, environment_with, load_fault, private_folder
 
 _QUACK, _DSL = "quack-kernels", "nvidia-cutlass-dsl"
 _HINT = "pip install quack-kernels 'nvidia-cutlass-dsl[cu13]'"
@@ -141,16 +142,9 @@ def kernel_folder() -> str:
     return os.environ.get("QUACK_CACHE_DIR") or str(cache_folder() / "quack")
 
 
-@contextlib.contextmanager
-def compiling_for_hopper() -> Iterator[None]:
+def compiling_for_hopper() -> AbstractContextManager[None]:
     """Name the target in the environment for a compilation without a GPU; the user's values stay."""
-    added = {name: value for name, value in _TARGET.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    return environment_with({name: os.environ.get(name, value) for name, value in _TARGET.items()})
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

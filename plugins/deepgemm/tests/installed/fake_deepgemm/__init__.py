@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import tunedgemm_deepgemm
 from tunedgemm.plugin import Device, PluginError
+from tunedgemm.tools import environment_with
 from tunedgemm_deepgemm.build import Target
-from tunedgemm_deepgemm.library import Access, Installation, Toolkit, environment_with, variables
+from tunedgemm_deepgemm.library import Access, Installation, Toolkit, variables
 
 if TYPE_CHECKING:
     from fake_deepgemm.extension import Extension

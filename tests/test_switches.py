@@ -1,0 +1,38 @@
+"""switches: variables of the environment for a block, one thread at a time."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tunedgemm.tools import environment_with
+
+
+def test_variables_are_restored(monkeypatch):
+    """They are in effect in the block alone; the user's values come back, also after an error."""
+    monkeypatch.setenv("DG_SET", "users")
+    monkeypatch.delenv("DG_UNSET", raising=False)
+    before, changes = dict(os.environ), {"DG_SET": "ours", "DG_UNSET": "1"}
+    with pytest.raises(KeyError), environment_with(changes), environment_with({"DG_SET": "inner"}):
+        assert (os.environ["DG_SET"], os.environ["DG_UNSET"]) == ("inner", "1")
+        os.environ["DG_ABSENT"]
+    assert dict(os.environ) == before
+
+
+def test_blocks_of_two_threads_do_not_overlap(monkeypatch):
+    """The second thread waits, so that neither loses its variables nor restores the other's."""
+    monkeypatch.delenv("DG_UNSET", raising=False)
+    started = threading.Event()
+
+    def block(value):
+        started.set()
+        with environment_with({"DG_UNSET": value}):
+            return os.environ["DG_UNSET"]
+
+    with ThreadPoolExecutor(1) as pool:
+        with environment_with({"DG_UNSET": "first"}):
+            second = pool.submit(block, "second")
+            assert started.wait(10)
+            assert not second.done()
+        assert second.result(10) == "second"
+    assert "DG_UNSET" not in os.environ
