@@ -28,6 +28,7 @@ _log = logging.getLogger("tunedgemm")
 HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
 #: The form of AITER's libtypes, in tables and in ``--libtype``.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
 
 
 def check_name(libtype: str) -> None:
@@ -77,6 +78,19 @@ def stated_names(libtype: str, plugin: object, attribute: str) -> tuple[str, ...
         remedy = f"write ({stated!r},)" if isinstance(stated, str) else "write a tuple"
         raise PluginError(f"libtype {libtype!r}: {attribute} must be a tuple of names (got {stated!r}); {remedy}")
     return tuple(stated)
+
+
+def stated_variables(libtype: str, plugin: object, options: tuple[Option, ...]) -> tuple[str, ...]:
+    """Return the environment variables that a plugin reads: those of ``VARIABLES`` and of its options.
+
+    Raises:
+        PluginError: a name is not capitals, digits and '_'.
+    """
+    variables = stated_names(libtype, plugin, "VARIABLES")
+    for name in variables:
+        if not _VARIABLE.fullmatch(name):
+            raise PluginError(f"libtype {libtype!r}: VARIABLES must be names of capitals, digits and '_' (got {name!r})")
+    return tuple(dict.fromkeys((*variables, *(option.variable for option in options))))
 
 
 def stated_rows(libtype: str, plugin: object, covered: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ The registered object also states ``OPS``, the names of the ops it covers. It ma
 * ``ROWS``: rows of other libtypes that it runs as well, each as ``op:libtype``, where the row's own
   backend does not;
 * ``OPTIONS``: its settings for a run of the tuner;
+* ``VARIABLES``: the environment variables that it reads, apart from those of its options;
 * ``library_version(device)``: a text that changes when stored solutions become other kernels;
 * ``details(device)``: lines for ``tunedgemm plugins -v``;
 * `lacks`: why a kernel cannot serve a shape; a plain function, asked about absent devices, too;

@@ -42,6 +42,21 @@ def make_private(folder: Path) -> Path:
     return path
 
 
+def fault_of(folder: Path) -> str:
+    """Return why a folder that exists is not private, as `make_private` would; "" if it is.
+
+    Changes nothing.
+    """
+    path = Path(os.path.realpath(folder))
+    try:
+        for level in _levels(path):
+            _check_folder(level)
+        _check(path, path.stat(), {os.geteuid()})
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def read_private(file: Path) -> bytes:
     """Return the bytes of a file in a folder that `make_private` made; raises as `read_trusted`."""
     return read_trusted(file, owners={os.geteuid()})

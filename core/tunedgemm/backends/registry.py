@@ -23,6 +23,7 @@ from tunedgemm.backends.contract import (
     stated_options,
     stated_platforms,
     stated_rows,
+    stated_variables,
 )
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
@@ -64,6 +65,7 @@ class Backend:
     scale_orders: tuple[str, ...] = ()
     platforms: tuple[Platform, ...] = ()
     rows: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
         """Return True, or the reason for a refusal, which may be the hook's exception.
@@ -307,16 +309,18 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     hooks, covered = bound_hooks(libtype, plugin), stated_names(libtype, plugin, "OPS")
     if not covered:
         raise PluginError(f"libtype {libtype!r}: states no OPS; choose from {', '.join(ops())}")
+    options = stated_options(libtype, getattr(plugin, "OPTIONS", ()))
     return Backend(
         *(libtype, distribution, version, covered, hooks),
         library_version=guarded_version(libtype, getattr(plugin, "library_version", None)),
         details=guarded_details(getattr(plugin, "details", None)),
         lacks=about_kernels(libtype, plugin, "lacks"),
         source_of=about_kernels(libtype, plugin, "source_of"),
-        options=stated_options(libtype, getattr(plugin, "OPTIONS", ())),
+        options=options,
         scale_orders=stated_names(libtype, plugin, "SCALE_ORDERS"),
         platforms=stated_platforms(libtype, getattr(plugin, "PLATFORMS", ()), covered),
         rows=stated_rows(libtype, plugin, covered),
+        variables=stated_variables(libtype, plugin, options),
     )
 
 

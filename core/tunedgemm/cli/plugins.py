@@ -14,12 +14,8 @@ from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.backends.registry import Backend, Registry
+    from tunedgemm.backends.registry import Registry
     from tunedgemm.device import Device
-
-#: M of the sample products for an op without examples: some backends serve only few rows, some
-#: only many.
-_ROWS = (64, 1, 16, 1024)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,13 +95,14 @@ def _print_backends(arguments: argparse.Namespace) -> int:
 
 def _installed(libtype: str, registry: Registry, device: Device, *, verbose: bool) -> _Installed:
     """Return what is known of an installed libtype."""
+    from tunedgemm.backends.usable import unusable_reasons
     from tunedgemm.solution import Unsupported
 
     backend, problems = registry.get(libtype), tuple(map(str, registry.problems(libtype)))
     if isinstance(backend, Unsupported):
         return _Installed(libtype, reasons=(backend.reason,), problems=problems)
     own: dict[str, Any] = {"details": tuple(backend.details(device)), "library": backend.library_version(device)} if verbose else {}
-    reasons = _reasons(backend, device)
+    reasons = unusable_reasons(backend, device)
     return _Installed(libtype, backend.distribution, backend.version, ops=backend.ops, reasons=reasons, problems=problems, **own)
 
 
@@ -127,23 +124,6 @@ def _print_table(found: list[_Installed], device: Device, missing: dict[str, str
         lines.append(f"not installed: {', '.join(f'{libtype} ({hint})' for libtype, hint in missing.items())}")
     for line in lines:
         output.print(line, soft_wrap=True)
-
-
-def _reasons(backend: Backend, device: Device) -> tuple[str, ...]:
-    """Return why a backend serves no sample shape of any op on a device; nothing where it serves one."""
-    from tunedgemm.ops import ops
-    from tunedgemm.shape import Shape
-
-    reasons = set()
-    for name in backend.ops:
-        if name not in ops():
-            continue
-        shapes = ops()[name].examples or tuple(Shape(name, m, 1024, 1024) for m in _ROWS)
-        answers = [backend.supports(shape, device) for shape in shapes]
-        if any(answers):
-            return ()
-        reasons.add(str(answers[0]))
-    return tuple(sorted(reasons)) or ("covers no installed op",)
 
 
 command = Command("plugins", "list the installed backends and whether they are usable here", _add_arguments, _run)

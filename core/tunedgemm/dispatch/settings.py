@@ -10,6 +10,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN, UNTUNED
+from tunedgemm.variables import ON
 
 #: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
 ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
@@ -19,7 +20,7 @@ ONLINE_SECONDS = 30.0
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "0").strip().lower() in ("1", "true", "yes", "on")
+    return environment.get(name, "0").strip().lower() in ON
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

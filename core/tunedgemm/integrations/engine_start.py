@@ -8,10 +8,10 @@ import logging
 import os
 
 from tunedgemm.errors import UserError
+from tunedgemm.variables import OFF, ON
 
 # Routing modules are imported late: an engine loads its plugin in all its processes, on or off.
 
-_ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 #: Longest time, in seconds, of timing the rows against the engine's kernels at start-up.
 _SECONDS = 8.0
 
@@ -30,20 +30,26 @@ def read_switch(variable: str, *others: str) -> str:
         UserError: the value is unknown.
     """
     value = os.environ.get(variable, "").strip().lower()
-    if value not in (*_ON, *_OFF, *others):
+    if value not in (*ON, *OFF, *others):
         *first, last = ("1", "0", *others)
         raise UserError(f"{variable}: unknown value (got {os.environ[variable]!r}); use {', '.join(first)} or {last}")
-    return "" if value in _OFF else "1" if value in _ON else value
+    return "" if value in OFF else "1" if value in ON else value
+
+
+def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """Return why a version of an engine is not in the known range, "" if it is."""
+    parts = tuple(int(part) for part in version.split(".")[: len(supported[0])] if part.isdecimal())
+    if supported[0] <= parts <= supported[1]:
+        return ""
+    first, last = (".".join(map(str, bound)) for bound in supported)
+    return f"unknown version of {engine} (got {version}); known are {first} to {last}"
 
 
 def is_supported_version(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
     """Return whether a version is in the known range; if not, warn that the plugin is off."""
-    parts = tuple(int(part) for part in version.split(".")[: len(supported[0])] if part.isdecimal())
-    if supported[0] <= parts <= supported[1]:
-        return True
-    first, last = (".".join(map(str, bound)) for bound in supported)
-    log.warning("tunedgemm is off: unknown version of %s (got %s); known are %s to %s", engine, version, first, last)
-    return False
+    if reason := unknown_version(engine, version, supported):
+        log.warning("tunedgemm is off: %s", reason)
+    return not reason
 
 
 def fingerprint(switch: str) -> str:

@@ -62,6 +62,17 @@ def _apply_requests() -> None:
         setattr(target.module, target.name, target.ours if target in wanted else target.original)
 
 
+def routed_functions() -> dict[str, str]:
+    """Return each function of torch that can be routed, and whose it is now in this process."""
+    owners = {}
+    for target in (*_LINEAR, *_PRODUCTS):
+        present = getattr(target.module, target.name)
+        owners[str(target)] = (
+            "torch's own" if present is target.original else "routed" if present is target.ours else f"another's: {present!r}"
+        )
+    return owners
+
+
 def _targets_of(linear: bool, products: bool) -> tuple[PatchTarget, ...]:
     return (*(_LINEAR if linear else ()), *(_PRODUCTS if products else ()))
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tunedgemm.integrations.engine_rows import unserved_reason
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, unknown_version
 from tunedgemm.printable import logger
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
@@ -56,19 +56,10 @@ def register() -> None:
     if _registered or not switch:
         return
     _registered = True
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        _log.warning("tunedgemm is off: VLLM_BATCH_INVARIANT is set, and a table may name another kernel for each M")
-        return
     import vllm
 
-    if not is_supported_version(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
-        return
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu() and switch != UNPACKED:
-        _log.warning(
-            "tunedgemm is off: vLLM packs weights for this CPU, and its kernels are faster; %s=%s routes them unpacked", VARIABLE, UNPACKED
-        )
+    if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
+        _log.warning("tunedgemm is off: %s", reason)
         return
     for module, name in PLAIN:
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
@@ -78,9 +69,32 @@ def register() -> None:
             importlib.import_module(f"tunedgemm.integrations.{module_name}").install()
         except (ImportError, AttributeError) as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
-    warm = CPU_WARM if current_platform.is_cpu() else WARM
+    warm = CPU_WARM if _on_cpu() else WARM
     for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
         _replace(target, wrapper)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform  # unknown versions may lack it
+
+    return bool(current_platform.is_cpu())
+
+
+def off_reason(switch: str, version: str, is_cpu: Callable[[], bool]) -> str:
+    """Return why the plugin, although switched on, routes nothing; "" if it routes.
+
+    Args:
+        switch: the value of the variable, as `read_switch` returns it.
+        version: vLLM's version.
+        is_cpu: tells whether vLLM runs on the CPU; called last.
+    """
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        return "VLLM_BATCH_INVARIANT is set, and a table may name another kernel for each M"
+    if reason := unknown_version("vLLM", version, KNOWN):
+        return reason
+    if is_cpu() and switch != UNPACKED:
+        return f"vLLM packs weights for this CPU, and its kernels are faster; {VARIABLE}={UNPACKED} routes them unpacked"
+    return ""
 
 
 def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:

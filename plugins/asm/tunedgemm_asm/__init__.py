@@ -49,6 +49,7 @@ class Asm:
     OPS = tuple(dict.fromkeys((*limits.OPS, *ptx_limits.OPS)))
     PLATFORMS = (*ptx_limits.PLATFORMS, *limits.PLATFORMS)
     SCALE_ORDERS = ("m_major", "m_major_padded", "aiter32x8")
+    VARIABLES = ("AITER_ASM_DIR", "TUNEDGEMM_ASM_CLANG", "TUNEDGEMM_ASM_PACKS")
 
     def library_version(self, device: Device) -> str:
         """Return a digest of all code objects for the device, since a kernel's name does not

@@ -34,6 +34,7 @@ class TemplateBackend:
     CONTRACT = 1
     SCALE_ORDERS = ("m_major", "m_major_padded")
     OPTIONS = (space.SPACE,)
+    VARIABLES = ("AITER_REBUILD", "TUNEDGEMM_CK_COMPILE")
 
     @property
     def OPS(self) -> tuple[str, ...]:

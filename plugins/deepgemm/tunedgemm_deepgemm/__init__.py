@@ -34,6 +34,7 @@ class DeepGemm:
     OPS = tuple(limits.OPS)
     PLATFORMS = limits.PLATFORMS
     SCALE_ORDERS = ("m_major", "m_major_padded")
+    VARIABLES = ("TUNEDGEMM_DEEPGEMM_COMPILE",)
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
         """Return the library's version, and the distribution whose copy it is; "" without one."""

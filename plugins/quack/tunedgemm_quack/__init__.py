@@ -35,6 +35,7 @@ class Quack:
     CONTRACT = 1
     OPS = limits.OPS
     PLATFORMS = (Platform((limits.GFX,), needs=("quack-kernels 0.6.2 or later", "nvidia-cutlass-dsl, [cu13] for CUDA 13")),)
+    VARIABLES = ("TUNEDGEMM_QUACK_COMPILE",)
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
         """Return ``quack 0.6.5 cutlass-dsl 4.8.1``; "" where one is absent."""

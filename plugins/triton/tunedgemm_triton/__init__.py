@@ -20,6 +20,7 @@ OPS = tuple(FAMILIES)
 PLATFORMS = families.PLATFORMS
 OPTIONS = (json_space.OPTION,)
 SCALE_ORDERS = ("m_major", "m_major_padded")
+VARIABLES = ("TUNEDGEMM_TRITON_JSON",)
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001

@@ -1,0 +1,30 @@
+"""Doctor: everything that a bug report needs, each fault with its remedy.
+
+A section examines one part of the installation. Whatever a section raises is a fault of that
+section alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tunedgemm.analysis.doctor.finding import Diagnosis, Fact, Fault, Section, fault_of_error
+from tunedgemm.errors import UserError
+from tunedgemm.foreign import attempt
+
+__all__ = ["Diagnosis", "Fact", "Fault", "Section", "examined", "fault_of_error"]
+
+
+def examined(name: str, examine: Callable[[], Section]) -> Section:
+    """Return a section, or its fault where the examination raises."""
+
+    def guarded() -> Section:
+        try:
+            return examine()
+        except UserError as error:
+            return Section(name, faults=(fault_of_error(str(error).partition(": ")[0], error),))
+
+    section, raised = attempt(guarded)
+    if raised:
+        return Section(name, faults=(Fault(name, f"could not be examined (got {raised})", "report this with the whole output"),))
+    return section  # type: ignore[no-any-return]

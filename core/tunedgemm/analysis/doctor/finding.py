@@ -1,0 +1,116 @@
+"""Values of a diagnosis: the facts of each section, and faults with their remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from tunedgemm.printable import printable_line
+
+#: What a fact holds: a text, a number, or yes and no.
+Value = str | int | float | bool
+
+#: Version of the JSON form; a change of its keys or of their meaning raises it.
+SCHEMA = 1
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+@attrs.frozen
+class Fact:
+    """One fact of a section: its name, its value, and further values by name."""
+
+    name: str
+    value: Value
+    more: Mapping[str, Value] = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        more = ", ".join(f"{key} {_shown(key, value)}" for key, value in self.more.items() if value != "")
+        return printable_line(f"{self.name}: {_shown('', self.value)}" + (f" ({more})" if more else ""))
+
+
+@attrs.frozen
+class Fault:
+    """Something to mend, with its remedy.
+
+    Attributes:
+        thing: what is at fault.
+        fault: the fault, with what was found: ``writable by others (got mode 0777)``.
+        remedy: what to do.
+        harmless: only worth knowing: it does not change the verdict.
+    """
+
+    thing: str
+    fault: str
+    remedy: str
+    harmless: bool = False
+
+    def __str__(self) -> str:
+        return printable_line(f"{self.thing}: {self.fault}" + (f"; {self.remedy}" if self.remedy else ""))
+
+
+@attrs.frozen
+class Section:
+    """The facts and faults of one part of the installation."""
+
+    name: str
+    facts: tuple[Fact, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+@attrs.frozen
+class Diagnosis:
+    """All sections, in the order in which they are printed."""
+
+    sections: tuple[Section, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether nothing is to be mended."""
+        return not self.problems
+
+    @property
+    def problems(self) -> list[tuple[str, Fault]]:
+        """Return what is to be mended, each with the name of its section."""
+        return [(section.name, fault) for section in self.sections for fault in section.faults if not fault.harmless]
+
+    @property
+    def notes(self) -> list[tuple[str, Fault]]:
+        """Return what is worth knowing and changes no verdict."""
+        return [(section.name, fault) for section in self.sections for fault in section.faults if fault.harmless]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: the same facts and faults as the text."""
+        return {
+            "schema": SCHEMA,
+            "healthy": self.healthy,
+            "problems": [_fault_dict(*problem) for problem in self.problems],
+            "notes": [_fault_dict(*note) for note in self.notes],
+            "sections": {
+                section.name: [{"name": fact.name, "value": fact.value, **fact.more} for fact in section.facts] for section in self.sections
+            },
+        }
+
+
+def fault_of_error(thing: str, error: Exception) -> Fault:
+    """Return the fault that a user's error describes; its message ends in the remedy."""
+    text = str(error).removeprefix(f"{thing}: ")
+    fault, _, remedy = text.rpartition("; ")
+    return Fault(thing, fault, remedy) if fault else Fault(thing, text, "")
+
+
+def _fault_dict(section: str, fault: Fault) -> dict[str, str]:
+    return {"section": section, "thing": fault.thing, "fault": fault.fault, "remedy": fault.remedy, "text": str(fault)}
+
+
+def _shown(key: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "bytes":
+        size, unit = float(value), 0
+        while size >= 1024 and unit < len(_UNITS) - 1:
+            size, unit = size / 1024, unit + 1
+        return f"{size:.0f} bytes" if not unit else f"{size:.1f} {_UNITS[unit]}"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

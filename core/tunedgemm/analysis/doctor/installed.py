@@ -1,0 +1,59 @@
+"""Installed backends, whether each is usable here, and the toolchains that they name."""
+
+from __future__ import annotations
+
+import re
+
+from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
+from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.usable import unusable_reasons
+from tunedgemm.device import Device
+from tunedgemm.libtypes import owners, pip_hint
+from tunedgemm.solution import Unsupported
+
+#: How the registry says that a plugin's function broke the contract.
+_BROKEN = re.compile(r"its (\w+)\(\) (raised|returned) ")
+
+
+def backends(registry: Registry, device: Device) -> Section:
+    """List the backends with their reasons; a plugin that does not load is a fault."""
+    facts, faults = [], []
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        if isinstance(backend, Unsupported):
+            facts.append(Fact(libtype, f"no: {backend.reason}"))
+            faults.append(Fault(f"libtype {libtype}", f"does not load (got: {backend.reason})", "reinstall or uninstall its distribution"))
+            continue
+        reason = "; ".join(unusable_reasons(backend, device))
+        more = {
+            "distribution": backend.distribution,
+            "version": backend.version,
+            "library": backend.library_version(device),
+            "ops": " ".join(backend.ops),
+        }
+        facts.append(Fact(libtype, f"no: {reason}" if reason else "yes", more))
+        if _BROKEN.search(reason):
+            faults.append(Fault(f"libtype {libtype}", f"breaks the contract (got: {reason})", _replacement(backend)))
+    for libtype in registry.libtypes:
+        remedy = "uninstall one of the two"
+        faults += [Fault(f"libtype {libtype}", f"claimed twice (got: {rival})", remedy) for rival in registry.problems(libtype)]
+    facts += [Fact(libtype, f"not installed; {pip_hint(libtype)}") for libtype in owners() if libtype not in registry]
+    return Section("backends", tuple(facts), tuple(faults))
+
+
+def toolchains(registry: Registry, device: Device) -> Section:
+    """List the libraries and compilers that the backends name in ``details``."""
+    facts, faults = [], []
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        if isinstance(backend, Unsupported):
+            continue
+        for line in backend.details(device):
+            facts.append(Fact(libtype, line))
+            if _BROKEN.match(line):
+                faults.append(Fault(f"libtype {libtype}", f"breaks the contract (got: {line})", _replacement(backend)))
+    return Section("toolchains", tuple(facts), tuple(faults))
+
+
+def _replacement(backend: Backend) -> str:
+    return f"install another version of {backend.distribution}, or uninstall it"

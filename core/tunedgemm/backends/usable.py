@@ -1,0 +1,39 @@
+"""Usable: whether a backend serves any sample shape on a device, and on which shape to try it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunedgemm.ops import ops
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    from tunedgemm.backends.registry import Backend
+    from tunedgemm.device import Device
+
+#: M of the sample products for an op without examples: some backends serve only few rows, some
+#: only many.
+_ROWS = (64, 1, 16, 1024)
+
+
+def sample_shapes(op: str) -> tuple[Shape, ...]:
+    """Return the sample shapes of an op: its examples, else products of several M."""
+    return ops()[op].examples or tuple(Shape(op, m, 1024, 1024) for m in _ROWS)
+
+
+def served_sample(backend: Backend, op: str, device: Device) -> Shape | None:
+    """Return the first sample shape of an op that a backend serves on a device, None without one."""
+    return next((shape for shape in sample_shapes(op) if backend.supports(shape, device)), None)
+
+
+def unusable_reasons(backend: Backend, device: Device) -> tuple[str, ...]:
+    """Return why a backend serves no sample shape of any op on a device; nothing where it serves one."""
+    reasons = set()
+    for name in backend.ops:
+        if name not in ops():
+            continue
+        answers = [backend.supports(shape, device) for shape in sample_shapes(name)]
+        if any(answers):
+            return ()
+        reasons.add(str(answers[0]))
+    return tuple(sorted(reasons)) or ("covers no installed op",)
