@@ -55,7 +55,7 @@ def diagnose(seconds: float) -> Diagnosis:
     from tunedgemm.integrations import engine_health
 
     registry = Registry()
-    device = attempt(current_device)[0] or device_of(-1)  # the section of devices says why there is no GPU
+    device = attempt(current_device)[0] or device_of(-1)  # the section of devices gives the reason
     sections = [
         examined("versions", machine.versions),
         examined("device", machine.devices),

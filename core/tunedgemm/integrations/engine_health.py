@@ -44,7 +44,7 @@ ENGINES = (
         lambda switch, version, on_cpu: vllm.off_reason(switch, version, lambda: on_cpu),
     ),
     Engine(
-        "SGLang", "sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", sglang.VARIABLE, (),
+        "SGLang", "sglang", "sglang.srt.plugins", "", sglang.VARIABLE, (),
         lambda _switch, version, _on_cpu: unknown_version("SGLang", version, sglang.KNOWN),
     ),
 )  # fmt: skip
@@ -75,7 +75,10 @@ def routing(device: Device, rows: int) -> Section:
 
 
 def answer(engine: Engine, device: Device, rows: int, settings: Settings) -> tuple[Fact, Fault | None]:
-    """Tell whether the plugin of an engine would route; that it would not is a fault where it is switched on."""
+    """Tell whether an engine's plugin would route.
+
+    That it would not is a fault where it is switched on.
+    """
     version = _version(engine.distribution)
     try:
         switch = read_switch(engine.variable, *engine.others)
@@ -99,7 +102,7 @@ def _off(engine: Engine, switch: str, version: str, device: Device) -> tuple[str
     points = [point for point in metadata.entry_points(group=engine.group) if point.name == "tunedgemm"]
     if not points:
         return "tunedgemm has no installed entry point", f"install tunedgemm with pip instead of through a path, {unset}"
-    chosen = os.environ.get(engine.chosen, "")
+    chosen = os.environ.get(engine.chosen, "") if engine.chosen else ""
     if chosen and "tunedgemm" not in [name.strip() for name in chosen.split(",")]:
         return f"{engine.chosen} leaves it out (it is {chosen!r})", f"add tunedgemm to {engine.chosen}, {unset}"
     if reason := engine.off_reason(switch, version, device.kind == "cpu"):

@@ -67,9 +67,8 @@ def routed_functions() -> dict[str, str]:
     owners = {}
     for target in (*_LINEAR, *_PRODUCTS):
         present = getattr(target.module, target.name)
-        owners[str(target)] = (
-            "torch's own" if present is target.original else "routed" if present is target.ours else f"another's: {present!r}"
-        )
+        ours = "routed" if present is target.ours else f"another's: {present!r}"
+        owners[str(target)] = "torch's own" if present is target.original else ours
     return owners
 
 

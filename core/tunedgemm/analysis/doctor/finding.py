@@ -27,7 +27,8 @@ class Fact:
     more: Mapping[str, Value] = attrs.field(factory=dict)
 
     def __str__(self) -> str:
-        more = ", ".join(f"{key} {_shown(key, value)}" for key, value in self.more.items() if value != "")
+        shown = ((key, _shown(key, value)) for key, value in self.more.items() if value != "")
+        more = ", ".join(text if key == "bytes" else f"{key} {text}" for key, text in shown)
         return printable_line(f"{self.name}: {_shown('', self.value)}" + (f" ({more})" if more else ""))
 
 

@@ -64,8 +64,10 @@ class Result:
     def fact(self) -> Fact:
         """Return it as a fact."""
         more: dict[str, Value] = {"shape": self.shape, "kernel": self.kernel}
+        if self.us:
+            more["us"] = round(self.us, 2)
         if self.us and self.torch_us:
-            more |= {"us": round(self.us, 2), "torch_us": round(self.torch_us, 2)}
+            more |= {"torch_us": round(self.torch_us, 2), "speed": round(self.torch_us / self.us, 3)}
         return Fact(f"{self.op} {self.libtype}", self.status, more | ({"reason": self.detail} if self.detail else {}))
 
     def fault(self) -> Fault | None:
@@ -74,19 +76,16 @@ class Result:
             return None
         what = "a wrong result" if self.status == "wrong" else f"a call that {self.status}"
         remedy = f"report it to the authors of {self.distribution or self.libtype}, and uninstall it, or leave it out of --libtype"
-        return Fault(
-            f"libtype {self.libtype}", f"{what} of {self.kernel or self.op} for {self.shape or self.op} (got: {self.detail})", remedy
-        )
+        fault = f"{what} of {self.kernel or 'a solution'} for {self.shape or self.op} (got: {self.detail})"
+        return Fault(f"libtype {self.libtype}", fault, remedy)
 
 
 def pairs(registry: Registry, device: Device) -> list[tuple[str, Backend]]:
     """Return each op with each backend that covers it: every backend's first op before anyone's second."""
     backends = [answer for libtype in registry.libtypes if isinstance(answer := registry.get(libtype), Backend)]
     covered = [[name for name in backend.ops if name in ops() and served_sample(backend, name, device)] for backend in backends]
-    longest = max(map(len, covered), default=0)
-    return [
-        (names[turn], backend) for turn in range(longest) for names, backend in zip(covered, backends, strict=True) if turn < len(names)
-    ]
+    turns = [(turn, position, name) for position, names in enumerate(covered) for turn, name in enumerate(names)]
+    return [(name, backends[position]) for _, position, name in sorted(turns)]
 
 
 def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> Result:

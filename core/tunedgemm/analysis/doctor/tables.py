@@ -99,9 +99,8 @@ class _Examiner:
         return row.libver if isinstance(version, Unsupported) and self.registry.runners(op.name, libtype) else version
 
     def _stale_fault(self, op: Op, path: Path, libtype: str, libver: str, count: int) -> Fault:
-        fault = (
-            f"{_rows(count)} of {libtype} tuned with another version of its library (got {libver}, now {self._versions[libtype] or 'none'})"
-        )
+        now = self._versions[libtype] or "none"
+        fault = f"{_rows(count)} of {libtype} tuned with another version of its library (got {libver}, now {now})"
         return Fault(str(path), fault, f"`tunedgemm tune --op {op.name} -o {path} --stale` tunes them again")
 
     def _unserved_fault(self, path: Path, libtype: str, count: int) -> Fault:
@@ -126,10 +125,11 @@ def tables(registry: Registry, device: Device, now: float | None = None) -> Sect
         except UserError as error:
             faults.append(fault_of_error(op.columns.variable, error))
             continue
-        for layer, path in ((layer, path) for layer in layers for path in layer.paths):
-            of_file = examiner.of_file(op, layer, path)
-            facts += of_file[0]
-            faults += of_file[1]
+        for layer in layers:
+            for path in layer.paths:
+                of_file = examiner.of_file(op, layer, path)
+                facts += of_file[0]
+                faults += of_file[1]
     return Section("tables", tuple(facts), tuple(faults))
 
 
