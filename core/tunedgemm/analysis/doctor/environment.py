@@ -17,7 +17,7 @@ from tunedgemm.variables import AITERS_OWN, MACHINE, OFF, ON, OTHERS, RESERVED, 
 #: ours that is not in `AITERS_OWN` has 0.81.
 _SIMILAR = 0.87
 #: The same for names that are tunedgemm's alone.
-_SIMILAR_RESERVED = 0.6
+_SIMILAR_RESERVED = 0.78
 
 
 def understood(registry: Registry) -> tuple[str, ...]:

@@ -167,14 +167,19 @@ def child() -> None:
         run(Registry(), current_device(), sink, skipped)
 
 
-def self_test(seconds: float = SECONDS) -> Section:
-    """Examine all backends in child processes, for at most so many seconds; without, test nothing."""
+def self_test(seconds: float = SECONDS, skipped: Collection[tuple[str, str]] = ()) -> Section:
+    """Examine all backends in child processes.
+
+    Args:
+        seconds: most seconds of all processes together.
+        skipped: pairs of op and libtype to leave out.
+    """
     results: list[Result] = []
     facts: list[Fact] = []
     faults: list[Fault] = []
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        lines, ending = _run_child([(result.op, result.libtype) for result in results], left)
+        lines, ending = _run_child([*skipped, *((result.op, result.libtype) for result in results)], left)
         finished = [Result(**line) for line in lines if "status" in line]
         results += finished
         last = lines[-1] if lines else {}
