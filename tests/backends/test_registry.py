@@ -8,6 +8,7 @@ import attrs
 import pytest
 from tunedgemm.backends import registry as registry_module
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry, make_backend, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
@@ -367,3 +368,14 @@ def test_an_attribute_that_exits_is_a_reason(importable, attribute):
     registry = Registry([EntryPoint("mine", name, registry_module.GROUP)])
     assert f"breaks the contract: SystemExit: {attribute}" in str(registry.get("mine"))
     assert [backend.libtype for backend in registry.select("all")] == [BUILTIN]
+
+
+def test_variables_of_a_plugin():
+    """A backend has the variables that its plugin states and those of its options; other names are faults."""
+    plugin = FakePlugin("mine")
+    plugin.VARIABLES, plugin.OPTIONS = ("MINE_DIR",), (Option("--mine-space", "TUNEDGEMM_MINE_SPACE", "what to list"),)
+    assert make_backend("mine", plugin).variables == ("MINE_DIR", "TUNEDGEMM_MINE_SPACE")
+    for stated in (("mine_dir",), ("MINE-DIR",), "MINE_DIR", (7,)):
+        plugin.VARIABLES = stated
+        with pytest.raises(PluginError, match="libtype 'mine': VARIABLES must be "):
+            make_backend("mine", plugin)
