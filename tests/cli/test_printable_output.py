@@ -27,6 +27,7 @@ COMMANDS = [
     "tune -i {u} -o {out} --libtype torch --iters 2 -v", "tune -i {u} -o {out} --libtype {h}", "tune -i {broken} -o {out} --libtype torch",
     "tune -i {u} -o {log} --libtype torch", "shapes --model_dir {model}", "shapes --model_dir {model} --layers {h}", "shapes --indtype {h}",
     "plugins -v", "asm check {pack} -v", "triton check {jsons}", "triton export --op a8w8 -o {out} {jsons}", "{h}",
+    "doctor --seconds 0", "doctor --seconds 0 --json", "doctor --seconds {h}",
 ]  # fmt: skip
 
 

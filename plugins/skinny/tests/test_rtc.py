@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import PluginError
-from tunedgemm_skinny import rtc
+from tunedgemm.plugin import Device, PluginError
+from tunedgemm_skinny import Skinny, rtc
 from tunedgemm_skinny.rtc import HIPRTC, NVRTC, Compiler, Interface, RefusedError, beside, bind_functions, loaded
 
 both = pytest.mark.parametrize("interface", [NVRTC, HIPRTC], ids=lambda interface: interface.prefix)
@@ -113,6 +113,19 @@ def test_a_missing_compiler_has_a_remedy() -> None:
     absent = attrs.evolve(NVRTC, libraries=("libabsent.so.2", "libabsent.so"), packages=())
     with pytest.raises(PluginError, match=r"cannot load libabsent\.so\.2.*install libabsent: pip install nvidia-cuda-nvrtc"):
         loaded(absent)
+
+
+@both
+def test_details_name_the_compiler(compiler: Compiler, interface: Interface) -> None:
+    """`details` names the compiler of a device's maker, or the reason why none loads; a CPU has none."""
+    device = Device("sm_90", 132) if interface is NVRTC else Device("gfx942", 304)
+    assert Skinny(compiler=lambda _: compiler).details(device) == [f"{compiler.version}: {compiler.path}"]
+
+    def absent(_: Interface) -> Compiler:
+        raise PluginError("skinny: cannot load libabsent.so")
+
+    assert Skinny(compiler=absent).details(device) == ["skinny: cannot load libabsent.so"]
+    assert Skinny(compiler=absent).details(Device("cpu-avx2", 2)) == []
 
 
 def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,15 @@ class Skinny:
         """Return an empty text: kernel names carry the revision of their source."""
         return ""
 
+    def details(self, device: Device) -> list[str]:
+        """Return a line for ``tunedgemm plugins -v``: the run-time compiler, or why there is none."""
+        interface = rtc.INTERFACES.get(self._limiting_device(device).kind)
+        try:
+            compiler = self.compiler(interface) if interface else None
+        except PluginError as error:
+            return [str(error)]
+        return [f"{compiler.version}: {compiler.path}"] if compiler else []
+
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution does not serve the shape, or an empty text."""
         try:
