@@ -83,7 +83,7 @@ def test_json_has_the_facts_of_the_text(doctor: Callable[..., tuple[int, str]], 
     monkeypatch.setenv("AITER_TUNE_GEM", "1")
     text, (code, printed) = doctor()[1], doctor("--json")
     read = json.loads(printed)
-    assert code == 1 and read["schema"] == 1 and read["healthy"] is False
+    assert code == 1 and read["schema"] == "tunedgemm.doctor" and read["healthy"] is False
     assert list(read["sections"]) == SECTIONS
     facts = [Fact(fact.pop("name"), fact.pop("value"), fact) for facts in read["sections"].values() for fact in facts]
     faults = [fault["text"] for fault in (*read["notes"], *read["problems"])]

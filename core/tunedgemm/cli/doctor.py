@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _seconds(text: str) -> float:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the same facts")
+    add_json(parser)
     parser.add_argument(
         "--seconds", default="10", metavar="S", help="most seconds of the self-test, 0 to leave it out (default: %(default)s)"
     )
@@ -36,7 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     diagnosis = diagnose(_seconds(arguments.seconds))
     if arguments.json:
-        print(json.dumps(diagnosis.to_dict(), indent=2))
+        print_document("doctor", 1, diagnosis.to_dict())
     else:
         _print(diagnosis)
     return 0 if diagnosis.healthy else 1

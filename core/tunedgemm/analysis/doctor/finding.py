@@ -12,9 +12,6 @@ from tunedgemm.printable import printable_line
 #: What a fact holds: a text, a number, or yes and no.
 Value = str | int | float | bool
 
-#: Version of the JSON form; a change of its keys or of their meaning raises it.
-SCHEMA = 1
-
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -85,7 +82,6 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: the same facts and faults as the text."""
         return {
-            "schema": SCHEMA,
             "healthy": self.healthy,
             "problems": [_fault_dict(*problem) for problem in self.problems],
             "notes": [_fault_dict(*note) for note in self.notes],
