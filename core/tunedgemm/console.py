@@ -8,6 +8,8 @@ spaces, and at last is printed as records.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Columns of text in a file or a pipe, which have no width; a table may be wider.
 FILE_WIDTH = 160
+#: A width that COLUMNS may state.
+_NUMBER = re.compile(r"[1-9]\d{0,5}")
 #: Columns of a terminal that a column of wrapped prose needs.
 _LEAST_PROSE = 20
 
@@ -61,9 +65,13 @@ class Console(rich.console.Console):
 
 
 def console() -> Console:
-    """Return standard output; wide unless it is a terminal, so that lines of a log stay whole."""
-    grows = not (sys.stdout.isatty() or "COLUMNS" in os.environ)
-    return Console(width=FILE_WIDTH if grows else None, grows=grows)
+    """Return standard output, as wide as COLUMNS says, else as the terminal; wide without a terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    if _NUMBER.fullmatch(columns):
+        return Console(width=int(columns))
+    if not sys.stdout.isatty():
+        return Console(width=FILE_WIDTH, grows=True)
+    return Console(width=shutil.get_terminal_size().columns if columns else None)  # rich would take COLUMNS=0 as a width
 
 
 @attrs.frozen
@@ -130,7 +138,7 @@ class Grid:
 
 def print_grid(grid: Grid, output: Console) -> None:
     """Print a table in the fullest form that breaks no name; as records where none fits."""
-    room = float("inf") if output.grows else output.width
+    room = float("inf") if output.grows and not output.is_dumb_terminal else output.width
     if grid.title:
         output.print(printable_line(grid.title), soft_wrap=True, style="italic")
     for form in (grid, grid.narrowed()):

@@ -26,6 +26,8 @@ COMMANDS = [
     "coverage {u} --device gfx942:304 --table {a} -v --by layer", "coverage {u} --csv {out} --next 3", "coverage {broken}",
     "tune -i {u} -o {out} --libtype torch --iters 2 -v", "tune -i {u} -o {out} --libtype {h}", "tune -i {broken} -o {out} --libtype torch",
     "tune -i {u} -o {log} --libtype torch", "shapes --model_dir {model}", "shapes --model_dir {model} --layers {h}", "shapes --indtype {h}",
+    "table show {a} --json", "table diff {a} {b} --json", "explain {a}:2 --json", "plugins -v --json", "plugins --matrix --json",
+    "coverage {u} --device gfx942:304 --table {a} --json",
     "plugins -v", "asm check {pack} -v", "triton check {jsons}", "triton export --op a8w8 -o {out} {jsons}", "{h}",
     "doctor --seconds 0", "doctor --seconds 0 --json", "doctor --seconds {h}",
 ]  # fmt: skip

@@ -113,6 +113,23 @@ class TestGrid:
         assert r"a\x1b[2J\nb" in lines[3] and len(set(map(len, lines))) == 1 and len(lines) == 6
 
 
+@pytest.mark.parametrize("columns", ["0", "abc", "-5", "9" * 9])
+def test_an_impossible_width_is_not_obeyed(columns, files, monkeypatch, capsys):
+    """The output is that without COLUMNS."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["table", "show", files["a"]]) == 0
+    out = capsys.readouterr().out
+    assert "┃" in out and KERNEL in out
+
+
+def test_shapes_of_a_model_have_one_line_each_in_a_pipe(experts, monkeypatch, capsys):
+    """Several layers' names stand on one line, whatever their length."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["shapes", "--model_dir", experts]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert rows and all(line.split("│")[1].strip() for line in rows)
+
+
 def run(command, environment=None, **options):
     path = os.pathsep.join(filter(None, sys.path))
     merged = {**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", **(environment or {})}

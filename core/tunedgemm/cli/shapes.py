@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tunedgemm.table.untuned import Untuned
 
 
+#: Headings of columns that are aligned to the left.
+_LEFT = ("layer", "op", "dtype", "TP")
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model and products")
     add_model(model)
@@ -94,8 +98,9 @@ class _Form:
 
         grid = Grid() if self.framed else Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for index, heading in enumerate(self.headings):
-            left = heading in ("layer", "op", "dtype", "TP")
-            grid.add_column(heading, justify="left" if left else "right", overflow="fold", width=widths[index] if widths else None)
+            grid.add_column(
+                heading, justify="left" if heading in _LEFT else "right", overflow="fold", width=widths[index] if widths else None
+            )
         for line in self.cells:
             grid.add_row(*(Text(line[heading]) for heading in self.headings))
         return grid
@@ -105,8 +110,14 @@ def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
     """Print a line a product, or with *verbose* a line a shape, in the fullest form that breaks no word."""
     from rich.text import Text
 
+    from tunedgemm.console import Column, grid_of, print_grid
+
     output.print(Text(str(selected)), soft_wrap=True)
     forms = _forms(selected, verbose=verbose)
+    if output.grows:
+        columns = [Column(heading, right=heading not in _LEFT) for heading in forms[0].headings]
+        print_grid(grid_of(columns, forms[0].cells), output)
+        return
     form = next((form for form in forms if form.widths(output.width)), forms[-1])
     output.print(form.grid(form.widths(output.width)))
 
