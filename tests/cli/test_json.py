@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tunedgemm.backends.registry import make_backend
 from tunedgemm.cli import main
 from tunedgemm.printable import printable
+from tunedgemm.testing.fakes import FakePlugin, fake_registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,libtype,solidx,splitK,us,kernelName,err_ratio,libver,owner"
@@ -95,7 +97,8 @@ def test_explain(both, files):
     assert document["runs"]["solution"]["text"] in text and document["runs"]["why"] in text
     (passed,) = [offer for offer in document["passed_over"] if offer["solution"]["kernel_name"] == HOSTILE]
     assert (passed["origin"], passed["us"], passed["libver"]) == ("table", 4.0, "9.1")
-    assert passed["row"] == {"source": files["a"], "line": 3, "m": 32} and passed["reason"] in text
+    assert passed["row"] == {"source": files["a"], "line": 3, "m": 32} and passed["reason"]
+    assert f"not asm:{printable(HOSTILE)} splitK=4: {passed['reason']} ({passed['why'].replace(HOSTILE, printable(HOSTILE))})" in text
     assert document["row"]["line"] == 3 and document["row"]["verdict"] in text
 
     text, document, _ = both("explain 16,1280,8192 --table {a} --device gfx942:304", **files)
@@ -142,6 +145,19 @@ def test_plugins(both, fake_plugins):
         ]
         assert all(" ".join(fact.split()) in " ".join(text.split()) for fact in facts + backend["reasons"])
     assert all(missing["install"] in text for missing in document["not_installed"])
+
+
+def test_details_of_a_backend(both, monkeypatch):
+    """With -v the library's version and the backend's own lines are in both outputs; without it in none."""
+    plugin = FakePlugin("mine")
+    plugin.details, plugin.library_version = lambda _: ["found libmine.so", "4 kernels"], lambda _: "7.5"
+    registry = fake_registry(make_backend("mine", plugin, "tunedgemm-mine", "1"))
+    monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: registry)
+    text, document, _ = both("plugins -v")
+    assert document["backends"][0]["details"] == ["found libmine.so", "4 kernels"] and document["backends"][0]["library"] == "7.5"
+    assert "mine: found libmine.so\nmine: 4 kernels\n" in text and " 1 7.5 " in text
+    text, document, _ = both("plugins")
+    assert document["backends"][0]["details"] == [] and "libmine" not in text
 
 
 def test_every_field_is_documented(both, files, fake_plugins):

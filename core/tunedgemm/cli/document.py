@@ -30,8 +30,7 @@ def print_document(schema: str, version: int, facts: Mapping[str, Any]) -> None:
 
 def document_text(document: Mapping[str, Any]) -> str:
     """Return a document as JSON in ASCII: shapes, solutions, devices and paths as `plain` writes them."""
-    text = json.dumps(plain(document), indent=1, allow_nan=False)
-    return text.replace("\x7f", "\\u007f")  # the one ASCII control character that JSON leaves in a string
+    return json.dumps(plain(document), indent=1, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
