@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -294,7 +295,9 @@ def test_the_self_test_finds_a_wrong_product() -> None:
         "empty": "refused",
         "torch": "right",
     }
-    assert found["good"].us > 0 and found["good"].torch_us > 0 and found["good"].fault() is None and found["empty"].fault() is None
+    assert found["good"].fact().more["speed"] == pytest.approx(found["good"].torch_us / found["good"].us, abs=1e-3)
+    assert found["torch"].us > 0 and "speed" not in found["torch"].fact().more
+    assert found["good"].fault() is None and found["empty"].fault() is None
     fault = str(found["bad"].fault())
     assert (
         fault.startswith("libtype bad: a wrong result of bad:fake for a16w16 M=64 N=1024 K=1024 ") and "; report it to the authors" in fault
@@ -361,6 +364,20 @@ def test_hostile_names_are_shown_as_escapes(doctor: Callable[..., tuple[int, str
     assert "\x1b" not in doctor("--json")[1]
 
 
+def test_wrong_variables_hide_no_section(tmp_path: Path) -> None:
+    """Variables that end other commands, or an import, are faults once each, and all sections are there."""
+    wrong = {"TUNEDGEMM_ONLINE_SECONDS": "soon", "TUNEDGEMM_HOME": "~nosuch/x", "AITER_CONFIG_FMOE": "~nosuch/a.csv"}
+    command = [sys.executable, "-m", "tunedgemm", "doctor", "--seconds", "0", "--json"]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(command, env={**os.environ, **wrong, "PYTHONPATH": path}, capture_output=True, text=True)
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, list(document["sections"])) == (1, "", SECTIONS)
+    assert sorted(fault["thing"] for fault in document["problems"]) == sorted(wrong)
+    assert "TUNEDGEMM_HOME: no home folder is known for ~nosuch (got '~nosuch/x'); write the whole path" in [
+        fault["text"] for fault in document["problems"]
+    ]
+
+
 def test_the_list_of_variables_is_whole() -> None:
     """Every variable in the sources of the core and of the plugins is understood."""
     import re
@@ -370,4 +387,4 @@ def test_the_list_of_variables_is_whole() -> None:
     named = {name for file in sources for name in re.findall(r'"((?:TUNEDGEMM|AITER|GTUNE|HIP_ONLINE)_[A-Z0-9_]+)"', file.read_text())}
     known = set(environment.understood(Registry()))
     assert named - known == {"AITER_CONFIGS", "AITER_CONFIG_FHMOE", "AITER_CONFIG_GROUPED_FMOE"} - known
-    assert sys.version_info and known - named == set()
+    assert known - named == set()

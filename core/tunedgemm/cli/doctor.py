@@ -10,7 +10,7 @@ from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.analysis.doctor import Diagnosis
+    from tunedgemm.analysis.doctor import Diagnosis, Section
 
 #: Most seconds of the self-test.
 _MOST_SECONDS = 3600.0
@@ -52,7 +52,11 @@ def diagnose(seconds: float) -> Diagnosis:
     from tunedgemm.backends.registry import Registry
     from tunedgemm.device import current_device, device_of
     from tunedgemm.foreign import attempt
-    from tunedgemm.integrations import engine_health
+
+    def routing() -> Section:
+        from tunedgemm.integrations import engine_health  # reads variables, which may be wrong
+
+        return engine_health.routing(device, rows)
 
     registry = Registry()
     device = attempt(current_device)[0] or device_of(-1)  # the section of devices gives the reason
@@ -66,7 +70,7 @@ def diagnose(seconds: float) -> Diagnosis:
         examined("environment", lambda: environment.environment(registry)),
     ]
     rows = tables.rows_here(sections[5])
-    sections.append(examined("routing", lambda: engine_health.routing(device, rows)))
+    sections.append(examined("routing", routing))
     if seconds:
         sections.append(examined("self-test", lambda: self_test.self_test(seconds)))
     return Diagnosis(tuple(sections))

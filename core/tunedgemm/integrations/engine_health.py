@@ -8,7 +8,7 @@ from importlib import metadata
 
 import attrs
 
-from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
+from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, fault_of_error
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import UserError
@@ -83,9 +83,7 @@ def answer(engine: Engine, device: Device, rows: int, settings: Settings) -> tup
     try:
         switch = read_switch(engine.variable, *engine.others)
     except UserError as error:
-        _, _, text = str(error).partition(": ")
-        fault, _, remedy = text.partition("; ")
-        return Fact(f"{engine.name} would route", f"no: {text}"), Fault(engine.variable, fault, remedy)
+        return Fact(f"{engine.name} would route", f"no: {error}"), fault_of_error(error)
     if not switch:
         reason = f"{engine.name} is not installed" if not version else f"{engine.variable} is not set; set it to 1"
         return Fact(f"{engine.name} would route", f"no: {reason}", {"version": version}), None

@@ -22,7 +22,7 @@ def examined(name: str, examine: Callable[[], Section]) -> Section:
         try:
             return examine()
         except UserError as error:
-            return Section(name, faults=(fault_of_error(str(error).partition(": ")[0], error),))
+            return Section(name, faults=(fault_of_error(error),))
 
     section, raised = attempt(guarded)
     if raised:

@@ -35,7 +35,7 @@ def environment(registry: Registry, variables: Mapping[str, str] = os.environ) -
     try:
         Settings.from_environment(variables)
     except UserError as error:
-        faults.append(fault_of_error(str(error).partition(":")[0], error))
+        faults.append(fault_of_error(error))
     return Section("environment", tuple(facts), tuple(faults))
 
 

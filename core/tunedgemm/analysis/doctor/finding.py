@@ -72,12 +72,21 @@ class Diagnosis:
     @property
     def problems(self) -> list[tuple[str, Fault]]:
         """Return what is to be mended, each with the name of its section."""
-        return [(section.name, fault) for section in self.sections for fault in section.faults if not fault.harmless]
+        return self._faults(harmless=False)
 
     @property
     def notes(self) -> list[tuple[str, Fault]]:
         """Return what is worth knowing and changes no verdict."""
-        return [(section.name, fault) for section in self.sections for fault in section.faults if fault.harmless]
+        return self._faults(harmless=True)
+
+    def _faults(self, *, harmless: bool) -> list[tuple[str, Fault]]:
+        """Return faults once each, with the first section that found them."""
+        found: dict[Fault, str] = {}
+        for section in self.sections:
+            for fault in section.faults:
+                if fault.harmless == harmless:
+                    found.setdefault(fault, section.name)
+        return [(name, fault) for fault, name in found.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: the same facts and faults as the text."""
@@ -91,9 +100,9 @@ class Diagnosis:
         }
 
 
-def fault_of_error(thing: str, error: Exception) -> Fault:
-    """Return the fault that a user's error describes; its message ends in the remedy."""
-    text = str(error).removeprefix(f"{thing}: ")
+def fault_of_error(error: Exception) -> Fault:
+    """Return the fault that a user's error describes: ``thing: fault (got X); remedy``."""
+    thing, _, text = str(error).partition(": ")
     fault, _, remedy = text.rpartition("; ")
     return Fault(thing, fault, remedy) if fault else Fault(thing, text, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import Backend, Registry
@@ -17,28 +18,29 @@ _BROKEN = re.compile(r"its (\w+)\(\) (raised|returned) ")
 
 def backends(registry: Registry, device: Device) -> Section:
     """List the backends with their reasons; a plugin that does not load is a fault."""
-    facts, faults = [], []
-    for libtype in registry.libtypes:
-        backend = registry.get(libtype)
-        if isinstance(backend, Unsupported):
-            facts.append(Fact(libtype, f"no: {backend.reason}"))
-            faults.append(Fault(f"libtype {libtype}", f"does not load (got: {backend.reason})", "reinstall or uninstall its distribution"))
-            continue
-        reason = "; ".join(unusable_reasons(backend, device))
-        more = {
-            "distribution": backend.distribution,
-            "version": backend.version,
-            "library": backend.library_version(device),
-            "ops": " ".join(backend.ops),
-        }
-        facts.append(Fact(libtype, f"no: {reason}" if reason else "yes", more))
-        if _BROKEN.search(reason):
-            faults.append(Fault(f"libtype {libtype}", f"breaks the contract (got: {reason})", _replacement(backend)))
+    for libtype in registry.libtypes:  # imports the plugins, one after the other
+        registry.get(libtype)
+    with ThreadPoolExecutor(len(registry.libtypes)) as pool:  # each may ask a child process whether its library loads
+        asked = list(pool.map(lambda libtype: _asked(libtype, registry.get(libtype), device), registry.libtypes))
+    facts, faults = [fact for fact, _ in asked], [fault for _, fault in asked if fault]
     for libtype in registry.libtypes:
         remedy = "uninstall one of the two"
         faults += [Fault(f"libtype {libtype}", f"claimed twice (got: {rival})", remedy) for rival in registry.problems(libtype)]
     facts += [Fact(libtype, f"not installed; {pip_hint(libtype)}") for libtype in owners() if libtype not in registry]
     return Section("backends", tuple(facts), tuple(faults))
+
+
+def _asked(libtype: str, backend: Backend | Unsupported, device: Device) -> tuple[Fact, Fault | None]:
+    if isinstance(backend, Unsupported):
+        remedy = "install another version of its distribution, or uninstall it"
+        return Fact(libtype, f"no: {backend.reason}"), Fault(f"libtype {libtype}", f"does not load (got: {backend.reason})", remedy)
+    reason = "; ".join(unusable_reasons(backend, device))
+    more = {
+        "distribution": backend.distribution, "version": backend.version, "library": backend.library_version(device),
+        "ops": " ".join(backend.ops),
+    }  # fmt: skip
+    fault = Fault(f"libtype {libtype}", f"breaks the contract (got: {reason})", _replacement(backend)) if _BROKEN.search(reason) else None
+    return Fact(libtype, f"no: {reason}" if reason else "yes", more), fault
 
 
 def toolchains(registry: Registry, device: Device) -> Section:

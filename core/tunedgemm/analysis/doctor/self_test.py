@@ -47,7 +47,7 @@ class Result:
         op, libtype, distribution: which.
         shape, kernel: the shape, and the solution that ran.
         status: ``right``, ``wrong``, ``refused``, or that of the failure.
-        us, torch_us: microseconds of a call and of torch's own, 0 where not measured.
+        us, torch_us: microseconds of a call and of torch's own; 0 where not measured, or the same.
         detail: the reason of another status than ``right``.
     """
 
@@ -110,7 +110,7 @@ def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> 
     native = torchs.bind(NATIVE, shape, device)
     launchers = {solution: launcher} | ({NATIVE: native} if isinstance(native, Launcher) else {})
     us = {key: sorted(samples.us)[_ROUNDS // 2] for key, samples in workload(launchers, _ROUNDS).items() if isinstance(samples, Samples)}
-    return attrs.evolve(result, us=us.get(solution, 0.0), torch_us=us.get(NATIVE, 0.0))
+    return attrs.evolve(result, us=us.get(solution, 0.0), torch_us=us.get(NATIVE, 0.0) if solution != NATIVE else 0.0)
 
 
 def _first_bound(backend: Backend, shape: Shape, device: Device) -> tuple[Solution, Launcher] | Unsupported:

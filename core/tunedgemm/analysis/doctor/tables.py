@@ -123,7 +123,7 @@ def tables(registry: Registry, device: Device, now: float | None = None) -> Sect
         try:
             layers = table_layers(op)
         except UserError as error:
-            faults.append(fault_of_error(op.columns.variable, error))
+            faults.append(fault_of_error(error))
             continue
         for layer in layers:
             for path in layer.paths:
