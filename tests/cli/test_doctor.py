@@ -151,18 +151,21 @@ def test_age_counts_days(user_table: Callable[..., Path], cpu: Device) -> None:
     assert section.facts[0].more["age_days"] == 3
 
 
-@pytest.mark.parametrize("place", ["cache", "cache/ab"])
-def test_a_cache_that_others_may_write(doctor: Callable[..., tuple[int, str]], tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(("place", "mode"), [("cache", 0o777), ("cache", 0o1777), ("cache/ab", 0o777)])
+def test_a_cache_that_others_may_write(doctor: Callable[..., tuple[int, str]], tmp_path: Path, place: str, mode: int) -> None:
     """A world-writable cache, or a folder in it, is named with its mode and remedy, and stays unchanged."""
     folder = tmp_path / place
     folder.mkdir(parents=True, mode=0o700)
     (tmp_path / "cache").chmod(0o700)
-    folder.chmod(0o777)
+    folder.chmod(mode)
     (folder / "file").write_bytes(b"12345")
     code, out = doctor()
-    assert code == 1 and f"{folder}: writable by others (got mode 0777); it is not used until you mend owner and mode (`chmod go-w`)" in out
-    assert "5 bytes, files 1, counted_all yes, mode 07" in out
-    assert folder.stat().st_mode & 0o777 == 0o777
+    assert (
+        code == 1
+        and f"{folder}: writable by others (got mode {mode:04o}); it is not used until you mend owner and mode (`chmod go-w`)" in out
+    )
+    assert "5 bytes, files 1, counted_all yes, mode " in out
+    assert folder.stat().st_mode & 0o7777 == mode
 
 
 def test_folders_that_cannot_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
