@@ -106,6 +106,7 @@ def test_the_child_has_the_search_path_of_this_process(importable, monkeypatch, 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "a_stray_file.py").write_text("")
+    (elsewhere / "resource.py").write_text("raise SystemExit('stray')")  # a module of the standard library
     monkeypatch.chdir(elsewhere)
     monkeypatch.delenv("PYTHONPATH")
     assert load_fault("import a_wheel") == ""

@@ -34,9 +34,10 @@ _LOADED, _RAISED = 91, 92
 #: Precedes the exception on standard error, which has warnings of the library, too.
 _MARK = "its code raised "
 #: The search path is this process's; a crash leaves no core file.
-_CHILD = """import os, resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+_CHILD = """import sys
 sys.path[:] = {path!r}
+import os, resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 try:
     exec({code!r}, {{"__name__": "__main__"}})
     status = {loaded}
