@@ -148,10 +148,10 @@ def test_a_repaired_installation_is_tried_again(install: Install) -> None:
 
 def test_kernels_go_to_our_folder(install: Install, cache: Path) -> None:
     """QuACK's cache is a private folder of ours; its import leaves the process's excepthook."""
-    before = sys.excepthook
+    before, folder = sys.excepthook, library.kernel_folder()
     install(gemm=FAKE.read_text() + "\nimport sys\nsys.excepthook = print\n")
     quack.load()
-    assert str(cache / "quack") == sys.modules["quack.cache"].CACHE_DIR
+    assert folder == library.kernel_folder() == str(cache / "quack") == sys.modules["quack.cache"].CACHE_DIR
     assert (cache / "quack").stat().st_mode & 0o777 == 0o700
     assert sys.excepthook is before
 
@@ -167,6 +167,7 @@ def test_the_users_folder_stays(install: Install, monkeypatch: pytest.MonkeyPatc
     library._loaded.cache_clear()
     quack.load()
     assert settings.CACHE_DIR is None
+    assert library.kernel_folder() == "QuACK's default"  # what was prepared in ours is not there
 
 
 def test_an_untrusted_cache_is_off(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

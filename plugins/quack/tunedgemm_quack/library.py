@@ -138,8 +138,13 @@ def functions_of(module: ModuleType, version: str) -> Library:
 
 
 def kernel_folder() -> str:
-    """Return the folder of compiled kernels: not QuACK's default, whose name in /tmp others may take."""
-    return os.environ.get("QUACK_CACHE_DIR") or str(cache_folder() / "quack")
+    """Return the folder of compiled kernels: not QuACK's default, whose name in /tmp others may take.
+
+    A process that imported QuACK before has that default.
+    """
+    ours = os.environ.get("QUACK_CACHE_DIR") or cache_folder() / "quack"
+    folder = getattr(sys.modules.get("quack.cache"), "CACHE_DIR", ours)
+    return os.path.realpath(folder) if folder else "QuACK's default"
 
 
 def compiling_for_hopper() -> AbstractContextManager[None]:
