@@ -262,7 +262,7 @@ def test_explanations(monkeypatch, faults_of):
         check,
         [
             ("a16w16", 1, "not asm:_ZN5aiter15invented_bf16_aE splitK=3: libtype 'asm': not installed; pip install tunedgemm[asm]"),
-            ("a16w16", 32, "not flydsl:flydsl_invented_t16: libtype 'flydsl': AITER's own, no plugin"),
+            ("a16w16", 32, "not flydsl:flydsl_invented_t16: libtype 'flydsl': not installed; pip install tunedgemm[flydsl]"),
             ("fmoe", 8, "libtype 'asm+ck': its stages belong to asm and ck: no installed backend runs both"),
             ("batched_bf16", 32, "not ck:bf16_batched_invented_v2: libtype 'ck': not installed; pip install tunedgemm[ck]"),
         ],
