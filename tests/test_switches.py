@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tunedgemm.switches import kept_switches
 from tunedgemm.tools import environment_with
 
 
@@ -35,4 +36,23 @@ def test_blocks_of_two_threads_do_not_overlap(monkeypatch):
             assert started.wait(10)
             assert not second.done()
         assert second.result(10) == "second"
+    assert "DG_UNSET" not in os.environ
+
+
+def test_an_import_meanwhile_does_not_restore_them(monkeypatch):
+    """What restores a process's variables after an import waits, so that it never saw those of a block."""
+    monkeypatch.delenv("DG_UNSET", raising=False)
+    entered, left = threading.Event(), threading.Event()
+
+    def imported():
+        with kept_switches():
+            entered.set()
+            assert left.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        with environment_with({"DG_UNSET": "1"}):
+            importing = pool.submit(imported)
+            assert not entered.wait(0.3)
+        left.set()
+        importing.result(10)
     assert "DG_UNSET" not in os.environ

@@ -205,15 +205,16 @@ def _unclosable_streams(changed: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_variables(changed: list[str]) -> Iterator[None]:
-    before = os.environ.copy()
-    try:
-        yield
-    finally:
-        for name in sorted(before.keys() | os.environ.keys()):
-            if os.environ.get(name) != before.get(name):
-                changed.append(name)
-                os.environ.pop(name, None)
-        os.environ.update(before)
+    with _variables:
+        before = os.environ.copy()
+        try:
+            yield
+        finally:
+            for name in sorted(before.keys() | os.environ.keys()):
+                if os.environ.get(name) != before.get(name):
+                    changed.append(name)
+                    os.environ.pop(name, None)
+            os.environ.update(before)
 
 
 @contextlib.contextmanager
