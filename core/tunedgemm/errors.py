@@ -15,7 +15,7 @@
         `-- OutOfResources     it needs more shared memory or registers than the device has
 """
 
-from tunedgemm.printable import printable
+from tunedgemm.text.printable import printable
 
 
 class TunedGemmError(Exception):

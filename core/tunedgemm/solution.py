@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.cell import NOTHING, RULE, is_kept
 from tunedgemm.errors import PluginError
+from tunedgemm.text.cell import NOTHING, RULE, is_kept
 
 #: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
 #: may not use it.

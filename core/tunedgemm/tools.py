@@ -29,13 +29,13 @@ from tunedgemm.backends.signature import SignatureError, check_signature, signat
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
-from tunedgemm.files import JSON_MIB, open_regular, read_regular, replace_file
-from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
-from tunedgemm.paths import expanded
-from tunedgemm.switches import environment_with
+from tunedgemm.process.files import JSON_MIB, open_regular, read_regular, replace_file
+from tunedgemm.process.forksafe import ForkSafeLock
+from tunedgemm.process.paths import expanded
+from tunedgemm.process.switches import environment_with
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
@@ -44,8 +44,8 @@ from tunedgemm.workload.lists import op_of_file, shape_of_texts
 
 if TYPE_CHECKING:
     from tunedgemm.backends.builtin import torch_launcher
-    from tunedgemm.console import console
     from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight, unshuffle_weight
+    from tunedgemm.text.console import console
     from tunedgemm.tuner import Options, tune
     from tunedgemm.tuner.log import read_log
     from tunedgemm.tuner.progress import Progress
@@ -56,7 +56,7 @@ _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
     "Progress": "tunedgemm.tuner.progress",
-    "console": "tunedgemm.console",
+    "console": "tunedgemm.text.console",
     "summary": "tunedgemm.tuner.report",
     "read_log": "tunedgemm.tuner.log",
     "torch_launcher": "tunedgemm.backends.builtin",

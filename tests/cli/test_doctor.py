@@ -20,11 +20,11 @@ from tunedgemm.cli import main
 from tunedgemm.device import Device, current_device
 from tunedgemm.integrations import engine_health
 from tunedgemm.ops import op_named, ops
-from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.text.printable import printable
 
 SECTIONS = ["versions", "device", "backends", "toolchains", "caches", "tables", "environment", "routing"]
 #: What the self-tests of these tests leave out.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tunedgemm.backends.registry import make_backend
 from tunedgemm.cli import main
-from tunedgemm.printable import printable
 from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.text.printable import printable
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,libtype,solidx,splitK,us,kernelName,err_ratio,libver,owner"

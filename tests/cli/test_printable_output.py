@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.printable import printable
+from tunedgemm.text.printable import printable
 
 #: Sets a terminal's title, clears it, reverses the line, breaks it, and hides letters.
 HOSTILE = "x\x1b]0;own\x07\x9b2J\u202e\u2028\u200b\x7f"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.console import Column, Console, grid_of, print_grid
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.text.console import Column, Console, grid_of, print_grid
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.report import summary
 from tunedgemm.tuner.trial import Outcome, Place, Report, Task

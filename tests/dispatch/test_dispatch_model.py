@@ -237,7 +237,7 @@ class Dispatch(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a fork wait for other threads for a moment only."""
-    monkeypatch.setattr("tunedgemm.forksafe.PATIENCE", 0.02, raising=False)
+    monkeypatch.setattr("tunedgemm.process.forksafe.PATIENCE", 0.02, raising=False)
     return iter([None])
 
 

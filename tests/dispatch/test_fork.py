@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm import forksafe
 from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.plugin import Shape, Solution
+from tunedgemm.process import forksafe
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

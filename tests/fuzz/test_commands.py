@@ -12,8 +12,8 @@ import pytest
 from tunedgemm.cli import main
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import UserError
-from tunedgemm.files import LARGEST, largest_file
 from tunedgemm.ops import op_named
+from tunedgemm.process.files import LARGEST, largest_file
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm import files
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
+from tunedgemm.process import files
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import sheet as sheets

@@ -14,9 +14,9 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
+from tunedgemm.process.switches import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.switches import kept_switches
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
 from tunedgemm.testing.launching import DrawnCache

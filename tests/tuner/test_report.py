@@ -11,10 +11,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.text.console import Console
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.progress import Progress
 from tunedgemm.tuner.report import console, summary

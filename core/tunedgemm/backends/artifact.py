@@ -20,8 +20,8 @@ from pathlib import Path
 from tunedgemm.backends.private import UntrustedError, make_private, read_private, read_trusted
 from tunedgemm.backends.signature import SignatureError, check_signature
 from tunedgemm.errors import PluginError
-from tunedgemm.paths import expanded, user_folder
-from tunedgemm.printable import warn_once
+from tunedgemm.process.paths import expanded, user_folder
+from tunedgemm.text.printable import warn_once
 
 #: Environment variables of the two folders.
 PRIVATE, SHARED = "TUNEDGEMM_CACHE", "TUNEDGEMM_SHARED_CACHE"

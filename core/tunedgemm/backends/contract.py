@@ -15,13 +15,13 @@ from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.hookspecs import CONTRACT
 from tunedgemm.backends.option import Option
 from tunedgemm.backends.platforms import Platform
-from tunedgemm.cell import RULE, is_kept
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
-from tunedgemm.foreign import attempt
 from tunedgemm.libtypes import ALIASES, ALL, GROUPS, STAND_INS
+from tunedgemm.process.foreign import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.text.cell import RULE, is_kept
 
 _log = logging.getLogger("tunedgemm")
 

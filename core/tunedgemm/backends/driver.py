@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import attrs
 
 from tunedgemm.errors import LaunchError, PluginError
-from tunedgemm.forksafe import ForkSafeLock
+from tunedgemm.process.forksafe import ForkSafeLock
 
 Bound = TypeVar("Bound")
 

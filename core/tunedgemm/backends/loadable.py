@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from tunedgemm.backends.artifact import read_cached, write_cached
-from tunedgemm.forksafe import ForkSafeLock
+from tunedgemm.process.forksafe import ForkSafeLock
 
 #: Time that a load may take, the interpreter's start and torch's import included.
 LOAD_SECONDS = 60.0

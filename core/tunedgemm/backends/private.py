@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from tunedgemm.files import open_regular
+from tunedgemm.process.files import open_regular
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH  # an access control list that lets others write sets the group's bit
 _USERS, _UNMAPPED = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"

@@ -30,10 +30,10 @@ from tunedgemm.backends.option import Option
 from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
-from tunedgemm.foreign import attempt, described, entry_points, load
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
+from tunedgemm.process.foreign import attempt, described, entry_points, load
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 

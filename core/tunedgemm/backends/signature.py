@@ -13,8 +13,8 @@ from typing import Any
 
 from tunedgemm.backends.private import read_trusted
 from tunedgemm.errors import UserError
-from tunedgemm.files import read_regular
-from tunedgemm.paths import expanded
+from tunedgemm.process.files import read_regular
+from tunedgemm.process.paths import expanded
 
 REQUIRED, KEYS = "TUNEDGEMM_REQUIRE_SIGNED", "TUNEDGEMM_TRUSTED_KEYS"
 SUFFIX = ".minisig"

@@ -24,8 +24,8 @@ import attrs
 from tunedgemm import __version__
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
-from tunedgemm.foreign import attempt, entry_points, load
-from tunedgemm.printable import PrintableStream, printable_line
+from tunedgemm.process.foreign import attempt, entry_points, load
+from tunedgemm.text.printable import PrintableStream, printable_line
 
 GROUP = "tunedgemm.commands"
 

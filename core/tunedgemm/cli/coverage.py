@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.document import add_json
 from tunedgemm.errors import UserError
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.coverage import Coverage, Next
@@ -49,8 +49,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.analysis.coverage import BY, TUNED, coverage
     from tunedgemm.analysis.coverage.show import percent, print_coverage, print_next, write_entries
     from tunedgemm.cli.coveragejson import print_json
-    from tunedgemm.console import console
     from tunedgemm.device import device_of_text
+    from tunedgemm.text.console import console
 
     least = arguments.min_exact
     if least is not None and not 0.0 <= least <= 100.0:

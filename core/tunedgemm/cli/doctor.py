@@ -51,7 +51,7 @@ def diagnose(seconds: float) -> Diagnosis:
     from tunedgemm.analysis.doctor import Diagnosis, caches, environment, examined, installed, machine, self_test, tables
     from tunedgemm.backends.registry import Registry
     from tunedgemm.device import current_device, device_of
-    from tunedgemm.foreign import attempt
+    from tunedgemm.process.foreign import attempt
 
     def routing() -> Section:
         from tunedgemm.integrations import engine_health  # reads variables, which may be wrong
@@ -77,7 +77,7 @@ def diagnose(seconds: float) -> Diagnosis:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from tunedgemm.console import console
+    from tunedgemm.text.console import console
 
     output = console()
     for section in diagnosis.sections:

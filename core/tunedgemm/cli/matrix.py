@@ -11,10 +11,10 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.document import print_document
-from tunedgemm.console import Column, console, grid_of, print_grid
 from tunedgemm.libtypes import owners, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.solution import Unsupported
+from tunedgemm.text.console import Column, console, grid_of, print_grid
 
 #: An op's list that lacks so many is shown by those that it lacks.
 _MOST_MISSING = 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op

@@ -12,8 +12,8 @@ from typing import Any
 from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.errors import UserError
-from tunedgemm.foreign import described
 from tunedgemm.libtypes import listed
+from tunedgemm.process.foreign import described
 
 #: Attribute of the parsed arguments with the values of the flags: variable -> value.
 _VARIABLES = "variables"

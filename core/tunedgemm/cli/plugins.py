@@ -107,7 +107,7 @@ def _installed(libtype: str, registry: Registry, device: Device, *, verbose: boo
 
 
 def _print_table(found: list[_Installed], device: Device, missing: dict[str, str]) -> None:
-    from tunedgemm.console import Column, console, grid_of, print_grid
+    from tunedgemm.text.console import Column, console, grid_of, print_grid
 
     columns = ("libtype", "distribution", "version", Column("ops", prose=True), Column("usable here", prose=True))
     rows = []

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
     from tunedgemm.cli.flags import Listed
-    from tunedgemm.console import Console
     from tunedgemm.table.untuned import Untuned
+    from tunedgemm.text.console import Console
 
 
 #: Headings of columns that are aligned to the left.
@@ -38,9 +38,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import listed, model_of
-    from tunedgemm.console import console
     from tunedgemm.ops import op_named
     from tunedgemm.table.untuned import write_untuned
+    from tunedgemm.text.console import console
     from tunedgemm.tuner.report import number_of
     from tunedgemm.workload.lists import list_paths
 
@@ -110,7 +110,7 @@ def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
     """Print a line a product, or with *verbose* a line a shape, in the fullest form that breaks no word."""
     from rich.text import Text
 
-    from tunedgemm.console import Column, grid_of, print_grid
+    from tunedgemm.text.console import Column, grid_of, print_grid
 
     output.print(Text(str(selected)), soft_wrap=True)
     forms = _forms(selected, verbose=verbose)

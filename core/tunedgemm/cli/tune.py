@@ -19,7 +19,7 @@ from tunedgemm.cli import give_up_output
 from tunedgemm.cli.flags import SHUFFLED
 from tunedgemm.cli.tuneflags import add_flags, tables
 from tunedgemm.errors import UserError
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
@@ -218,7 +218,7 @@ def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options
 def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Tune into a candidate table, and time the op with the present table and with the candidate."""
     from tunedgemm.analysis.compare import compare, print_compared
-    from tunedgemm.console import console
+    from tunedgemm.text.console import console
 
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
@@ -233,7 +233,7 @@ def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Opti
 def _run_config(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; print a line a shape as progress."""
     from tunedgemm.analysis.compare import print_checked, run_config
-    from tunedgemm.console import console
+    from tunedgemm.text.console import console
 
     def print_served(served: Served) -> None:
         with _tolerate_closed_output():

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tunedgemm.cli.flags import add_model, add_overrides
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 
 #: Begins the help of a flag that changes nothing here.
 ACCEPTED = "accepted for AITER's scripts"

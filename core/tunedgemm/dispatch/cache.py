@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.foreign import described
 from tunedgemm.ops.op import Call
+from tunedgemm.process.foreign import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 

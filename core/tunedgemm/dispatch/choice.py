@@ -17,9 +17,9 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN, absent
-from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.text.printable import printable
 
 if TYPE_CHECKING:
     from tunedgemm.table.lookup import Match, Table

@@ -46,11 +46,11 @@ from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
-from tunedgemm.foreign import described
-from tunedgemm.forksafe import ForkSafeLock
-from tunedgemm.interrupt import is_interrupt
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
+from tunedgemm.process.foreign import described
+from tunedgemm.process.forksafe import ForkSafeLock
+from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table

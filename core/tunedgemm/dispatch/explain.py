@@ -19,10 +19,10 @@ from tunedgemm.dtype import FP8, fp8_of
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.ops.op import Op
-from tunedgemm.printable import printable
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.row import Row
+from tunedgemm.text.printable import printable
 
 
 def explain(

@@ -10,7 +10,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN, UNTUNED
-from tunedgemm.variables import ON
+from tunedgemm.process.variables import ON
 
 #: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
 ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"

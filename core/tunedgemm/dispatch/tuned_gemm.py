@@ -10,9 +10,9 @@ import torch
 from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
-from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Call
+from tunedgemm.process.forksafe import ForkSafeLock
 
 
 class TunedGemm:

@@ -8,7 +8,7 @@ import logging
 import os
 
 from tunedgemm.errors import UserError
-from tunedgemm.variables import OFF, ON
+from tunedgemm.process.variables import OFF, ON
 
 # Routing modules are imported late: an engine loads its plugin in all its processes, on or off.
 

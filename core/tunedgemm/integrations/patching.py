@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import torch
 
-from tunedgemm.forksafe import ForkSafeLock
 from tunedgemm.integrations import linear, products
 from tunedgemm.integrations.dynamo import load_unrouted
+from tunedgemm.process.forksafe import ForkSafeLock
 
 _log = logging.getLogger("tunedgemm")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
-from tunedgemm.printable import logger
+from tunedgemm.text.printable import logger
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 

@@ -20,7 +20,7 @@ import torch
 
 from tunedgemm.integrations.engine_rows import unserved_reason
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, unknown_version
-from tunedgemm.printable import logger
+from tunedgemm.text.printable import logger
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 

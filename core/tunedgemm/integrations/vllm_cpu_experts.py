@@ -32,8 +32,8 @@ from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
-from tunedgemm.printable import logger
 from tunedgemm.shape import Shape
+from tunedgemm.text.printable import logger
 
 _log = logging.getLogger("tunedgemm")
 #: vLLM prints the messages of loggers below its root logger.

@@ -11,7 +11,6 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.printable import printable_line
 from tunedgemm.table.columns import (
     DEVICE,
     UNTUNED_EXTRA,
@@ -41,6 +40,7 @@ from tunedgemm.table.row import (
     stray_columns,
 )
 from tunedgemm.table.sheet import Record, Sheet, as_text, format_line, locked, parse_sheet, present, read_content, read_sheet, replace_text
+from tunedgemm.text.printable import printable_line
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op

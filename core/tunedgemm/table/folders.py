@@ -13,7 +13,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
-from tunedgemm.paths import expanded, user_folder
+from tunedgemm.process.paths import expanded, user_folder
 from tunedgemm.table.sheet import present
 
 if TYPE_CHECKING:

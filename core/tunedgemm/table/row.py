@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.cell import NOTHING, RULE, is_kept
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
@@ -21,6 +20,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.columns import foreign_columns, own_names, sizes
 from tunedgemm.table.sheet import LONGEST, Record
+from tunedgemm.text.cell import NOTHING, RULE, is_kept
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op

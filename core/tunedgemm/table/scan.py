@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.cell import LONGEST_CELL
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import Columns
 from tunedgemm.shape import MAX_SIZE
@@ -30,6 +29,7 @@ from tunedgemm.table.csvfile import Problem, rows_of_sheet
 from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
 from tunedgemm.table.sheet import parse_sheet
+from tunedgemm.text.cell import LONGEST_CELL
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op

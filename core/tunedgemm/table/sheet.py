@@ -18,9 +18,9 @@ from pathlib import Path
 import attrs
 import filelock
 
-from tunedgemm.cell import is_one_line
 from tunedgemm.errors import TableError
-from tunedgemm.files import read_regular, replace_file, target_of
+from tunedgemm.process.files import read_regular, replace_file, target_of
+from tunedgemm.text.cell import is_one_line
 
 #: Longest wait for another process that is writing the same file, in seconds.
 LOCK_TIMEOUT = 60.0

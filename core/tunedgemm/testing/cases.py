@@ -18,9 +18,9 @@ from tunedgemm.backends.registry import GROUP, Backend, Registry, with_plain_wei
 from tunedgemm.device import Device, current_device
 from tunedgemm.errors import LaunchError
 from tunedgemm.ops import op_named
+from tunedgemm.process.switches import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.switches import kept_switches
 from tunedgemm.testing.launching import Case
 from tunedgemm.testing.shapes import DEVICES, shapes_of
 

@@ -15,8 +15,8 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.choice import own_choice
 from tunedgemm.errors import LaunchError
 from tunedgemm.ops.formats.contents import duplicate, overwrite
+from tunedgemm.process.switches import kept_switches
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.switches import kept_switches
 from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.launching import (
     Case,

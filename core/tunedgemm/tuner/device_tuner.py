@@ -11,8 +11,8 @@ from typing import TypeVar
 import attrs
 
 from tunedgemm.errors import PluginError
-from tunedgemm.foreign import described
 from tunedgemm.ops.op import Op
+from tunedgemm.process.foreign import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing

@@ -22,8 +22,8 @@ import attrs
 
 from tunedgemm.device import Device
 from tunedgemm.errors import ShapeError, TableError, TunedGemmError
-from tunedgemm.files import open_regular
 from tunedgemm.ops import ops
+from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.row import key_shape

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tunedgemm.console import Console, console
+from tunedgemm.text.console import Console, console
 from tunedgemm.tuner.report import outcome_details, outcome_text, sizes, weighted_gain
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned, Step, Task
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.text import Text
 
-from tunedgemm.console import Column, Console, Grid, console, grid_of, print_grid
 from tunedgemm.shape import Shape
+from tunedgemm.text.console import Column, Console, Grid, console, grid_of, print_grid
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
 from tunedgemm.tuner.trial import Outcome, Report

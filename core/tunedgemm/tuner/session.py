@@ -19,13 +19,13 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
-from tunedgemm.foreign import described
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.contents import fingerprint
 from tunedgemm.ops.op import Op
+from tunedgemm.process.foreign import described
+from tunedgemm.process.switches import kept_torch_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.switches import kept_torch_switches
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal

@@ -23,14 +23,14 @@ import filelock
 from tunedgemm import __version__
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
-from tunedgemm.files import open_regular
 from tunedgemm.ops.op import Op
-from tunedgemm.printable import printable
+from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, key_shape, read_rows, upsert
 from tunedgemm.table.row import shape_cells
 from tunedgemm.table.sheet import locked, present
+from tunedgemm.text.printable import printable
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
 from tunedgemm.tuner.trial import Outcome, Place

@@ -11,8 +11,8 @@ import attrs
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
-from tunedgemm.foreign import described
 from tunedgemm.ops.op import Op
+from tunedgemm.process.foreign import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.foreign import described
+from tunedgemm.process.foreign import described
 from tunedgemm.tuner.processes import exit_reason, spawned_pool
 from tunedgemm.tuner.requests import Request
 from tunedgemm.tuner.trial import DeviceFault

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.forksafe import ForkSafeLock
+from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.row import key_shape
 from tunedgemm.workload.capturefile import Calls, CaptureFile

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.files import open_regular
+from tunedgemm.process.files import open_regular
 from tunedgemm.table.columns import UNTUNED_EXTRA
 from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
 from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of

@@ -13,7 +13,7 @@ from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 from tunedgemm.shape import Shape
 from tunedgemm.table.columns import is_tuned
 from tunedgemm.table.csvfile import infer_op

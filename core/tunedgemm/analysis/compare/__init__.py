@@ -21,17 +21,17 @@ from tunedgemm.analysis.compare.show import print_checked, print_compared
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served, decide
 from tunedgemm.backends.artifact import cache_folder
 from tunedgemm.backends.private import make_private
-from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
-from tunedgemm.files import read_regular
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.process.files import read_regular
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import key_shape, read_rows, upsert
 from tunedgemm.table.folders import table_paths, tuned_path
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import locked, present, replace_text
+from tunedgemm.text.console import Console
 from tunedgemm.tuner import tune
 from tunedgemm.tuner.plan import Requested, Source, requested
 from tunedgemm.tuner.trial import Event, Options, Place, Report, Step, Task

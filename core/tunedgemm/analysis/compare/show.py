@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served
-from tunedgemm.console import Console
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.text.console import Console
 from tunedgemm.tuner.report import sizes
 
 #: Most untuned shapes that are named one by one; of more only the number is printed.

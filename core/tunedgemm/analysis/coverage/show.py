@@ -11,10 +11,10 @@ from rich.text import Text
 from tunedgemm.analysis.coverage.proposal import Next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
 from tunedgemm.analysis.coverage.whole import Coverage
-from tunedgemm.console import Column, Console, Grid, grid_of, print_grid
 from tunedgemm.errors import UserError
-from tunedgemm.printable import printable
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
+from tunedgemm.text.console import Column, Console, Grid, grid_of, print_grid
+from tunedgemm.text.printable import printable
 from tunedgemm.tuner.report import number_of, sizes
 
 #: Most groups of `--by`, and most reasons or broken lines, without --verbose.

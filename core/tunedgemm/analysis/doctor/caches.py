@@ -11,7 +11,7 @@ from pathlib import Path
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, Value
 from tunedgemm.backends.artifact import PRIVATE, SHARED, cache_folder
 from tunedgemm.backends.private import fault_of
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 from tunedgemm.table.folders import home_folder
 
 #: Seconds after which the files of a folder are no longer counted.

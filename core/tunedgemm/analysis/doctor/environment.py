@@ -11,7 +11,7 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
-from tunedgemm.variables import AITERS_OWN, MACHINE, OFF, ON, OTHERS, RESERVED, SWITCHES
+from tunedgemm.process.variables import AITERS_OWN, MACHINE, OFF, ON, OTHERS, RESERVED, SWITCHES
 
 #: Similarity from which a name counts as misspelt: of AITER's own variables, the nearest to one of
 #: ours that is not in `AITERS_OWN` has 0.81.

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.printable import printable_line
+from tunedgemm.text.printable import printable_line
 
 #: What a fact holds: a text, a number, or yes and no.
 Value = str | int | float | bool

@@ -15,7 +15,7 @@ from tunedgemm import __version__
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import GROUP
 from tunedgemm.device import device_of
-from tunedgemm.foreign import entry_points
+from tunedgemm.process.foreign import entry_points
 
 #: Files in which a kernel module states its version.
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}

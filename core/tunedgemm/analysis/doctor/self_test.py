@@ -25,9 +25,9 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.backends.usable import served_sample
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.choice import NATIVE
-from tunedgemm.foreign import attempt
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
+from tunedgemm.process.foreign import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 

@@ -7,7 +7,7 @@ import importlib
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.document import add_json
-from tunedgemm.paths import expanded
+from tunedgemm.process.paths import expanded
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
 

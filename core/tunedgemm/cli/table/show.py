@@ -9,13 +9,13 @@ from typing import Any
 
 from tunedgemm.cli.document import print_document
 from tunedgemm.cli.table.files import op_of, row_facts
-from tunedgemm.console import Column, console, grid_of, print_grid
 from tunedgemm.device import current_device
 from tunedgemm.ops.op import Op
 from tunedgemm.table.csvfile import Problem, read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
+from tunedgemm.text.console import Column, console, grid_of, print_grid
 from tunedgemm.tuner.report import sizes
 
 _COLUMNS = (

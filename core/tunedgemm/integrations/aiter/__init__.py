@@ -18,9 +18,9 @@ from typing import Any
 
 from tunedgemm.backends.registry import GROUP
 from tunedgemm.errors import UserError
-from tunedgemm.foreign import entry_points
 from tunedgemm.integrations.aiter.names import ALIASES, NAME, PLUGINS, SERVED
 from tunedgemm.integrations.aiter.unserved import reason
+from tunedgemm.process.foreign import entry_points
 
 
 class _ServedModule(types.ModuleType):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.errors import UserError
-from tunedgemm.files import read_regular
+from tunedgemm.process.files import read_regular
 
 _log = logging.getLogger("tunedgemm")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.errors import UserError
-from tunedgemm.files import JSON_MIB, read_regular
+from tunedgemm.process.files import JSON_MIB, read_regular
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tunedgemm.switches import kept_switches
+from tunedgemm.process.switches import kept_switches
 from tunedgemm.tools import environment_with
 
 

@@ -10,9 +10,9 @@ from importlib import metadata
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from tunedgemm.interrupt import is_interrupt
-from tunedgemm.printable import warn_once
-from tunedgemm.switches import kept_switches
+from tunedgemm.process.interrupt import is_interrupt
+from tunedgemm.process.switches import kept_switches
+from tunedgemm.text.printable import warn_once
 
 _log = logging.getLogger("tunedgemm")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.errors import TableError, UnknownOpError
-from tunedgemm.printable import PrintableStream, logger, printable
+from tunedgemm.text.printable import PrintableStream, logger, printable
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 #: A text as in a file, and as people see it.
 SEEN = {

@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.backends.artifact import cache_folder
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
-from tunedgemm.paths import NO_HOME, expanded
+from tunedgemm.process.paths import NO_HOME, expanded
 from tunedgemm.table.folders import home_folder, named_file, table_layers
 
 #: a number without an entry in the database of users

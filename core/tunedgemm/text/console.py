@@ -19,7 +19,7 @@ import rich.console
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from tunedgemm.printable import printable, printable_line
+from tunedgemm.text.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.forksafe import ForkSafeLock
+from tunedgemm.process.forksafe import ForkSafeLock
 
 _VARIES = object()
 _variables = ForkSafeLock()

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from tunedgemm.console import Console
-from tunedgemm.printable import PrintableStream
+from tunedgemm.text.console import Console
+from tunedgemm.text.printable import PrintableStream
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 #: rich drops the \x07
 HOSTILE = "k\x1b[2J\x07\u202e\x9b"

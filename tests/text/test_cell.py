@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.backends.contract import guarded_version
-from tunedgemm.cell import is_kept
 from tunedgemm.errors import PluginError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -13,6 +12,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table import csvfile
 from tunedgemm.table.csvfile import Row, read_rows, upsert, write_rows
 from tunedgemm.table.untuned import Untuned
+from tunedgemm.text.cell import is_kept
 
 OP = op_named("a16w16")
 
