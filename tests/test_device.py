@@ -20,6 +20,16 @@ def test_kinds(gfx, kind, text):
     assert str(device) == f"{gfx}, {text} (some-name)"
 
 
+def test_a_cpu_stands_for_the_host_that_it_emulates():
+    """Kernels run on a GPU with an index, and on a CPU that emulates one, with that one's limits."""
+    gpu, described, cpu = Device("sm_90", 132, index=1), Device("sm_90", 132), Device("cpu-avx2", 4)
+    host = Device("gfx942", 304)
+    assert [device.is_present(None) for device in (gpu, described, cpu)] == [True, False, False]
+    assert [device.is_present(host) for device in (gpu, described, cpu)] == [True, False, True]
+    assert [device.limiting(host) for device in (gpu, cpu)] == [gpu, host]
+    assert (cpu.limiting(None), gpu.limiting(host).index, cpu.limiting(host).index) == (cpu, 1, -1)
+
+
 def test_identity_leaves_out_index_and_versions():
     """The second of two equal GPUs is the same device to a table, as is one with another torch."""
     one, other = Device("sm_90", 132, "h", 0, (("torch", "2.9"),)), Device("sm_90", 132, "h", 1)

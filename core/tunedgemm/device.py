@@ -57,6 +57,16 @@ class Device:
 
         return torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", max(self.index, 0))
 
+    def is_present(self, host: Device | None) -> bool:
+        """Check whether a backend's kernels can run: on a GPU of this process, or on a CPU that
+        emulates *host*.
+        """
+        return self.index >= 0 or (host is not None and self.kind == "cpu")
+
+    def limiting(self, host: Device | None) -> Device:
+        """Return the device whose limits apply: *host* for a CPU that emulates it."""
+        return attrs.evolve(host, index=self.index) if host is not None and self.kind == "cpu" else self
+
     def __str__(self) -> str:
         unit = {"amd": "CUs", "nvidia": "SMs", "cpu": "threads"}[self.kind]
         unit = unit.removesuffix("s") if self.cu_num == 1 else unit

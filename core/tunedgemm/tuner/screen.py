@@ -136,7 +136,7 @@ class _Screen:
         """
         for first in range(0, len(solutions), GROUP):
             group = solutions[first : first + GROUP]
-            anchor = anchor if anchor in self.times else next((solution for solution in self.times), group[0])
+            anchor = anchor if anchor in self.times else next(iter(self.times), group[0])
             answers = self.sample(list(dict.fromkeys([*group, anchor])), rounds)
             factor = self._clock_factor(anchor, answers[anchor])
             for solution in group:

@@ -58,20 +58,20 @@ class Aiter:
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution does not serve the shape, with the version of AITER that it needs."""
         check = experts.lacks if shape.op == "fmoe" else launch.lacks
-        return check(self.family, solution, shape, self._limiting_device(device))
+        return check(self.family, solution, shape, device.limiting(self.host))
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Return whether AITER's kernels allow the shape; on a present device AITER must be installed."""
-        answer = limits.supports(self.family, shape, self._limiting_device(device))
-        if answer and self._is_present(device) and installed.find() is None:
+        answer = limits.supports(self.family, shape, device.limiting(self.host))
+        if answer and device.is_present(self.host) and installed.find() is None:
             return Unsupported(f"AITER is not installed; {shape.op} needs amd-aiter {limits.LIMITS[self.family][shape.op].since}")
         return answer
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List what AITER lists, best guesses first; for an absent device what needs no AITER."""
-        return space.enumerate_solutions(self.libtype, self.family, shape, self._limiting_device(device), self._is_present(device))
+        return space.enumerate_solutions(self.libtype, self.family, shape, device.limiting(self.host), device.is_present(self.host))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -83,19 +83,12 @@ class Aiter:
         """Import AITER, let it compile the kernel, and fix all arguments but the operands."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
         if reason := self.lacks(solution, shape, device):
             return Unsupported(reason)
         binder = experts.bind if shape.op == "fmoe" else launch.bind
-        return binder(self.family, solution, shape, self._limiting_device(device), device)
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+        return binder(self.family, solution, shape, device.limiting(self.host), device)
 
 
 flydsl = Aiter("flydsl", "flydsl")

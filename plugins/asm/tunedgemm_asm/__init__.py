@@ -55,22 +55,22 @@ class Asm:
         """Return a digest of all code objects for the device, since a kernel's name does not
         identify its code.
         """
-        gfx = self._limiting_device(device).gfx
+        gfx = device.limiting(self.host).gfx
         return self.catalog(gfx).version if gfx in abi.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
         """Yield a line for each pack with its hash and for each refusal; on Hopper, name the
         assembler.
         """
-        if self._limiting_device(device).gfx == ptx_limits.GFX:
+        if device.limiting(self.host).gfx == ptx_limits.GFX:
             return ptx_launch.details()
         from tunedgemm_asm import packs
 
-        return packs.lines(self.catalog(self._limiting_device(device).gfx))
+        return packs.lines(self.catalog(device.limiting(self.host).gfx))
 
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution's kernel is missing or does not serve the shape, or an empty text."""
-        limiting = self._limiting_device(device)
+        limiting = device.limiting(self.host)
         try:
             if limiting.gfx == ptx_limits.GFX:
                 ptx_space.resolve(solution, shape)
@@ -83,7 +83,7 @@ class Asm:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the architecture's static limits, and that a pack has a kernel for the shape."""
-        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+        if (limiting := device.limiting(self.host)).gfx == ptx_limits.GFX:
             return self._supported(shape, limiting)
         return limits.supports(shape, limiting, self._kernels(limiting))
 
@@ -92,36 +92,36 @@ class Asm:
         """Yield every kernel that takes the shape, with every number of splits worth timing, best
         guess first.
         """
-        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+        if (limiting := device.limiting(self.host)).gfx == ptx_limits.GFX:
             return ptx_space.enumerate_solutions(self.libtype, shape, limiting)
         return space.enumerate_solutions(self.libtype, shape, limiting, self._kernels(limiting))
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """Yield the neighbours of a generated Hopper kernel; kernels of packs have none."""
-        limiting = self._limiting_device(device)
+        limiting = device.limiting(self.host)
         return ptx_space.refine(self.libtype, solution, shape, limiting) if limiting.gfx == ptx_limits.GFX else ()
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Assemble a Hopper kernel into the artifact cache; code objects need no preparation."""
-        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+        if (limiting := device.limiting(self.host)).gfx == ptx_limits.GFX:
             ptx_launch.prepare(solution, shape, limiting)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, or None."""
-        if (limiting := self._limiting_device(device)).gfx == ptx_limits.GFX:
+        if (limiting := device.limiting(self.host)).gfx == ptx_limits.GFX:
             return ptx_heuristic.heuristic_fallback(self.libtype, shape, limiting)
         return heuristic.heuristic_fallback(self.libtype, shape, limiting, self._kernels(limiting))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the checked code and return a launcher for exactly this shape."""
-        limiting = self._limiting_device(device)
+        limiting = device.limiting(self.host)
         if not (supported := self._supported(shape, limiting)):
             return Unsupported(str(supported))
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
         if limiting.gfx == ptx_limits.GFX:
             return ptx_launch.bind(self.driver, solution, shape, limiting, device.torch_device)
@@ -139,13 +139,6 @@ class Asm:
     def _kernels(self, device: Device) -> limits.Kernels:
         """Return the kernels for the device; look for packs only on architectures that have some."""
         return self.catalog(device.gfx).kernels if device.gfx in abi.FP8 else {}
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
 asm = Asm()

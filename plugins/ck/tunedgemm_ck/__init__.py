@@ -52,14 +52,14 @@ class TemplateBackend:
         """
         revision = f"r{self.family.revision}"
         try:
-            return f"{self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, '', '')).library} {revision}"
+            return f"{self.finder(Problem(self.OPS[0], device.limiting(self.host).gfx, '', '')).library} {revision}"
         except PluginError:
             return revision
 
     def details(self, device: Device) -> list[str]:
         """Return lines for ``tunedgemm plugins -v``: the toolchain, or what it lacks."""
         try:
-            tools = self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, "", ""))
+            tools = self.finder(Problem(self.OPS[0], device.limiting(self.host).gfx, "", ""))
         except PluginError as error:
             return [f"no toolchain: {error}"]
         return [f"toolchain: {tools.version} ({tools.compiler}), {tools.library} ({tools.includes[0]})"]
@@ -69,11 +69,11 @@ class TemplateBackend:
 
         On a present device that includes a missing object; without a name, a missing toolchain.
         """
-        limiting = self._limiting_device(device)
+        limiting = device.limiting(self.host)
         try:
             if solution.kernel_name:
                 instance, _ = names.resolve(self.family, solution, shape, limiting)
-                if self._is_present(device):
+                if device.is_present(self.host):
                     launch.check_objects(targets_of(self.family, instance, problem_of(shape, limiting.gfx), self.finder))
             else:
                 self.finder(problem_of(shape, limiting.gfx))
@@ -84,14 +84,14 @@ class TemplateBackend:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Return whether the architecture's static limits allow the shape."""
-        return limits.supports(self.family, shape, self._limiting_device(device))
+        return limits.supports(self.family, shape, device.limiting(self.host))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """Return the instances worth timing, best guesses first; without a toolchain only those
         built.
         """
-        return space.enumerate_available(self.family, self.finder, shape, self._limiting_device(device))
+        return space.enumerate_available(self.family, self.finder, shape, device.limiting(self.host))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -101,28 +101,21 @@ class TemplateBackend:
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.family, self.finder, solution, shape, self._limiting_device(device))
+        launch.prepare(self.family, self.finder, solution, shape, device.limiting(self.host))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the compiled object and fix everything that a call of exactly this shape needs."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
-        return launch.bind(self.family, self.finder, solution, shape, self._limiting_device(device), device.torch_device)
+        return launch.bind(self.family, self.finder, solution, shape, device.limiting(self.host), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """Return the solution's neighbours, where the full space is requested."""
-        return space.refine(self.family, solution, shape, self._limiting_device(device))
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+        return space.refine(self.family, solution, shape, device.limiting(self.host))
 
 
 ck = TemplateBackend(xdl.FAMILY, toolchain.hip)

@@ -59,8 +59,8 @@ class DeepGemm:
 
         On a present device that includes a kernel that is not compiled.
         """
-        limiting = self._limiting_device(device)
-        if self._is_present(device):
+        limiting = device.limiting(self.host)
+        if device.is_present(self.host):
             return launch.refusal(self.access, solution, shape, limiting)
         try:
             names.resolve(solution, shape, limiting)
@@ -71,8 +71,8 @@ class DeepGemm:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the static limits; on a present device also that the library loads."""
-        answer = limits.supports(shape, self._limiting_device(device))
-        if not answer or not self._is_present(device):
+        answer = limits.supports(shape, device.limiting(self.host))
+        if not answer or not device.is_present(self.host):
             return answer
         try:
             reason = self.access.toolkit() and self.access.fault(self.access.find())
@@ -83,7 +83,7 @@ class DeepGemm:
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the library's own choice, then settings that change it."""
-        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
+        return space.enumerate_solutions(self.libtype, shape, device.limiting(self.host))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
@@ -93,28 +93,21 @@ class DeepGemm:
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.access, solution, shape, self._limiting_device(device))
+        launch.prepare(self.access, solution, shape, device.limiting(self.host))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the compiled kernel, and fix everything but the operands."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
-        return launch.bind(self.access, solution, shape, self._limiting_device(device), device.torch_device)
+        return launch.bind(self.access, solution, shape, device.limiting(self.host), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the settings that differ in one step."""
-        return space.refine(solution, shape, self._limiting_device(device))
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+        return space.refine(solution, shape, device.limiting(self.host))
 
 
 deepgemm = DeepGemm()

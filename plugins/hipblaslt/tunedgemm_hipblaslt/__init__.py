@@ -68,7 +68,7 @@ class LtBackend:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the library's static limits."""
-        reason = limits.unsupported(shape, self._limiting_device(device), self.abi)
+        reason = limits.unsupported(shape, device.limiting(self.host), self.abi)
         return Unsupported(reason) if reason else True
 
     @hookimpl
@@ -78,14 +78,14 @@ class LtBackend:
             return (Solution(self.abi.libtype, FIRST),)
         from tunedgemm_hipblaslt import space
 
-        return space.enumerate_solutions(self.load(self.abi), shape, self._limiting_device(device))
+        return space.enumerate_solutions(self.load(self.abi), shape, device.limiting(self.host))
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, if any."""
         read_build = functools.partial(self._build, device) if self._is_present(device) else None
         refusal = functools.partial(self.lacks, shape=shape, device=device)
-        return heuristic.heuristic_fallback(shape, self._limiting_device(device), self.abi, read_build, refusal)
+        return heuristic.heuristic_fallback(shape, device.limiting(self.host), self.abi, read_build, refusal)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
@@ -103,17 +103,13 @@ class LtBackend:
         """List configurations that differ in one attribute; none for hipBLASLt."""
         from tunedgemm_hipblaslt import space
 
-        return space.refine(self.load(self.abi), solution, shape, self._limiting_device(device)) if self._is_present(device) else ()
+        return space.refine(self.load(self.abi), solution, shape, device.limiting(self.host)) if self._is_present(device) else ()
 
     def _build(self, device: Device) -> tuple[int, str]:
         return library_build(self.load(self.abi), device.index)
 
     def _is_present(self, device: Device) -> bool:
         return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
 cublaslt = LtBackend(CUBLASLT)

@@ -54,19 +54,19 @@ class Quack:
             launch.resolve(solution, shape)
         except PluginError as error:
             return str(error)
-        return launch.uncompiled(solution, shape, self.installation().version) if self._is_present(device) else ""
+        return launch.uncompiled(solution, shape, self.installation().version) if device.is_present(self.host) else ""
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the kernels' static limits, and that QuACK is installed and whole."""
-        reason = limits.unsupported(shape, self._limiting_device(device)) or self.installation().fault
+        reason = limits.unsupported(shape, device.limiting(self.host)) or self.installation().fault
         reason = reason or (self.import_fault() if device.index >= 0 else "")
         return Unsupported(reason) if reason else True
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the configurations worth timing, lowest predicted cost first."""
-        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
+        return space.enumerate_solutions(self.libtype, shape, device.limiting(self.host))
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
@@ -83,19 +83,12 @@ class Quack:
 
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
         if reason := self.lacks(solution, shape, device):
             return Unsupported(reason)
         bound = launch.bind(self.load, solution, shape, device.torch_device)
         return attrs.evolve(bound, call=on_device(bound.call, device.index)) if isinstance(bound, Launcher) else bound
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
 quack = Quack()

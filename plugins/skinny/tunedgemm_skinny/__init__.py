@@ -40,7 +40,7 @@ class Skinny:
 
     def details(self, device: Device) -> list[str]:
         """Return a line for ``tunedgemm plugins -v``: the run-time compiler, or why there is none."""
-        interface = rtc.INTERFACES.get(self._limiting_device(device).kind)
+        interface = rtc.INTERFACES.get(device.limiting(self.host).kind)
         try:
             compiler = self.compiler(interface) if interface else None
         except PluginError as error:
@@ -50,7 +50,7 @@ class Skinny:
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution does not serve the shape, or an empty text."""
         try:
-            launch.resolve(solution, shape, self._limiting_device(device))
+            launch.resolve(solution, shape, device.limiting(self.host))
         except PluginError as error:
             return str(error)
         return ""
@@ -58,43 +58,36 @@ class Skinny:
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the shape against the architecture's static limits."""
-        return limits.supports(shape, self._limiting_device(device))
+        return limits.supports(shape, device.limiting(self.host))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the kernels worth timing for the shape, lowest predicted cost first."""
-        return space.enumerate_solutions(self.libtype, shape, self._limiting_device(device))
+        return space.enumerate_solutions(self.libtype, shape, device.limiting(self.host))
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, or None."""
-        return heuristic.heuristic_fallback(self.libtype, shape, self._limiting_device(device))
+        return heuristic.heuristic_fallback(self.libtype, shape, device.limiting(self.host))
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
-        launch.prepare(self.compiler, solution, shape, self._limiting_device(device))
+        launch.prepare(self.compiler, solution, shape, device.limiting(self.host))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Compile and load the kernel, and fix all launch arguments but the addresses."""
         if not (answer := self.supports(shape, device)):
             return answer  # type: ignore[return-value]
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
-        return launch.bind(self.compiler, self.driver, solution, shape, self._limiting_device(device), device.torch_device)
+        return launch.bind(self.compiler, self.driver, solution, shape, device.limiting(self.host), device.torch_device)
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the solution's neighbours, which differ in one parameter."""
-        return space.refine(solution, shape, self._limiting_device(device))
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+        return space.refine(solution, shape, device.limiting(self.host))
 
 
 skinny = Skinny()

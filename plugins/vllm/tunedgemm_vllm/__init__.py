@@ -35,7 +35,7 @@ class Vllm:
 
     def library_version(self, device: Device) -> str:
         """Return ``vllm 0.25.1``, or an empty text for absent devices."""
-        return library.describe(self.vendor.package) if self._is_present(device) else ""
+        return library.describe(self.vendor.package) if device.is_present(self.host) else ""
 
     def details(self, device: Device) -> Iterator[str]:  # noqa: ARG002
         """Yield the library's file, which this does not load."""
@@ -46,15 +46,15 @@ class Vllm:
 
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return why the solution does not serve the shape, or an empty text."""
-        answer = self._bound(solution, shape, device) if self._is_present(device) else self._known(solution, shape, device)
+        answer = self._bound(solution, shape, device) if device.is_present(self.host) else self._known(solution, shape, device)
         return "" if answer else str(answer)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Check the static limits, then for a present device whether the library loads."""
         release = library.release_of(self.vendor.package)
-        reason = limits.unsupported(shape, self._limiting_device(device), release)
-        reason = reason or (library.fault(self.vendor) if self._is_present(device) else "")
+        reason = limits.unsupported(shape, device.limiting(self.host), release)
+        reason = reason or (library.fault(self.vendor) if device.is_present(self.host) else "")
         return Unsupported(reason) if reason else True
 
     @hookimpl
@@ -65,7 +65,7 @@ class Vllm:
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Load the library, and return a launcher for exactly this shape."""
-        if not self._is_present(device):
+        if not device.is_present(self.host):
             return Unsupported(f"device: not present (got {device})")
         return self._bound(solution, shape, device)
 
@@ -80,16 +80,9 @@ class Vllm:
         if not (answer := self._known(solution, shape, device)):
             return answer  # type: ignore[return-value]
         try:
-            return launch.bind(self.vendor, shape, self._limiting_device(device))
+            return launch.bind(self.vendor, shape, device.limiting(self.host))
         except PluginError as error:
             return Unsupported(str(error))
-
-    def _is_present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
-
-    def _limiting_device(self, device: Device) -> Device:
-        """Return the device whose limits apply: `host` for a CPU that emulates it."""
-        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 
 vllm = Vllm()
