@@ -146,14 +146,17 @@ def test_a_repaired_installation_is_tried_again(install: Install) -> None:
     assert quack.supports(SHAPE, PRESENT) is True
 
 
-def test_kernels_go_to_our_folder(install: Install, cache: Path) -> None:
-    """QuACK's cache is a private folder of ours; its import leaves the process's excepthook."""
+def test_kernels_go_to_our_folder(install: Install, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep kernels in a private folder, and the excepthook and variables of the process at import."""
     before, folder = sys.excepthook, library.kernel_folder()
-    install(gemm=FAKE.read_text() + "\nimport sys\nsys.excepthook = print\n")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    changes = "sys.excepthook = print\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp'\n"
+    install(gemm=f"{FAKE.read_text()}\nimport os, sys\n{changes}")
     quack.load()
     assert folder == library.kernel_folder() == str(cache / "quack") == sys.modules["quack.cache"].CACHE_DIR
     assert (cache / "quack").stat().st_mode & 0o777 == 0o700
     assert sys.excepthook is before
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 def test_the_users_folder_stays(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ _PACKAGES = ("quack", "nvidia_cutlass_dsl", "cutlass", "tvm_ffi")
 _LOAD = "import quack.gemm, torch, tvm_ffi; tvm_ffi.convert(torch.zeros(8))"
 #: What a compiler without a GPU needs to know; the names are QuACK's and CuTe DSL's.
 _TARGET = {"QUACK_ARCH": "90", "CUTE_DSL_ARCH": "sm_90a"}
+#: Variable that importing ``torch._dynamo`` sets to its default.
+_OF_COMPILER = "TORCHINDUCTOR_CACHE_DIR"
 #: Arguments of QuACK's functions that a launch passes by name.
 _OF_GEMM = ("pingpong", "split_k", "rowvec_bias", "colvec_bias")
 _OF_RUN = ("rowvec_bias", "colvec_bias")
@@ -167,11 +169,12 @@ def _binaries() -> Iterator[Path]:
 def _imported() -> ModuleType:
     """Import ``quack.gemm``; its kernels go to our cache, unless the process uses QuACK already.
 
-    CuTe DSL replaces ``sys.excepthook``; the process gets its own back.
+    CuTe DSL replaces ``sys.excepthook``, and torch's compiler, which QuACK imports, sets a variable;
+    the process gets its own back.
     """
     import torch
 
-    first, hook = "quack" not in sys.modules, sys.excepthook
+    first, hook, unset = "quack" not in sys.modules, sys.excepthook, _OF_COMPILER not in os.environ
     # CuTe DSL reads its target at import, and assumes sm_100a where it finds no GPU.
     target = contextlib.nullcontext() if torch.cuda.is_available() else compiling_for_hopper()
     try:
@@ -181,6 +184,8 @@ def _imported() -> ModuleType:
             _keep_kernels_in_our_cache(importlib.import_module("quack.cache"))
     finally:
         sys.excepthook = hook
+        if unset:
+            os.environ.pop(_OF_COMPILER, None)
     return module
 
 
