@@ -107,9 +107,9 @@ def give_up_output(error: OSError) -> None:
 
 def commands() -> list[Command]:
     """Import the commands of the core."""
-    from tunedgemm.cli import coverage, doctor, explain, new_plugin, plugins, shapes, table, tune
+    from tunedgemm.cli import coverage, doctor, explain, new_plugin, plugins, report, shapes, table, tune
 
-    return [module.command for module in (coverage, doctor, explain, new_plugin, plugins, shapes, table, tune)]
+    return [module.command for module in (coverage, doctor, explain, new_plugin, plugins, report, shapes, table, tune)]
 
 
 def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:

@@ -64,7 +64,12 @@ def select(
 
 def margin(fastest: Timing, other: Timing) -> float:
     """Return the relative difference up to which two timings count as equal."""
-    return max(TIE, min(UNSURE * math.hypot(fastest.noise, other.noise), MAX_NOISE))
+    return tie_margin(fastest.noise, other.noise)
+
+
+def tie_margin(noise: float, other: float) -> float:
+    """Return the relative difference up to which two times with these noises count as equal."""
+    return max(TIE, min(UNSURE * math.hypot(noise, other), MAX_NOISE))
 
 
 def select_pin(

@@ -1,0 +1,110 @@
+"""Report: what a tuning campaign found, read from its files, for a page that opens from disk.
+
+`read_campaign` reads tables, trial logs, profiles and lists of shapes. `document.document` turns it
+into plain values, and `page.page` these into one HTML file; `report_page` does all three.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tunedgemm.analysis.report.campaign import Campaign
+from tunedgemm.analysis.report.entry import UNKNOWN, Winner
+from tunedgemm.analysis.report.files import Faults, kind_of, op_of_table
+from tunedgemm.analysis.report.trials import read_log_into, read_profile_into
+from tunedgemm.device import Device
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.folders import named_file
+from tunedgemm.table.sheet import present
+from tunedgemm.table.untuned import Untuned, read_listed
+from tunedgemm.tuner.log import trials_path
+from tunedgemm.workload.lists import op_of_file
+
+#: Kinds in the order of reading: a device that a table or log names is known to the others.
+_ORDER = ("table", "log", "profile", "list")
+
+
+def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None) -> Campaign:
+    """Read what some files say; a table's trial log in its folder is read with it.
+
+    Args:
+        paths: tables, trial logs, profiles and lists of captured shapes, also packed with gzip.
+        op: the op of tables, profiles and lists; by default their columns and names decide.
+        device: the device of lines that name none.
+
+    Raises:
+        UserError: a file cannot be read, is none of these, or its op is not certain; or no file has
+            a shape.
+    """
+    campaign = Campaign()
+    for path, kind in _with_logs([named_file(str(path)) for path in paths]):
+        campaign.files.append((path, kind))
+    listed: list[Untuned] = []
+    for path, kind in sorted(campaign.files, key=lambda file: _ORDER.index(file[1])):
+        faults = Faults(path)
+        if kind == "log":
+            read_log_into(path, campaign, faults)
+        elif kind == "profile":
+            read_profile_into(path, campaign, faults, op)
+        elif kind == "table":
+            _read_table(path, campaign, faults, op)
+        else:
+            shapes, problems = read_listed(path, op_named(op) if op else op_of_file(path), device.gfx if device else "")
+            listed += shapes
+            faults.add_all(problems)
+        campaign.faults += [faults] if faults.count else []
+    if not campaign.entries:
+        named = "; ".join(f"{faults.path}: {faults.named[0]}" for faults in campaign.faults)
+        raise UserError(f"{', '.join(map(str, paths)) or 'report'}: no tuned shape{f' ({named})' if named else ''}; name a table or a log")
+    campaign.name_devices(device)
+    if missing := campaign.count_calls(listed):
+        campaign.notes.append(f"{missing:,} captured calls are of shapes that these files do not have; the gains leave them out")
+    return campaign
+
+
+def report_page(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, live: str = "") -> str:
+    """Return the page of some files; see `read_campaign`.
+
+    Args:
+        live: a script of a live page; see `tunedgemm.analysis.report.page.page`.
+
+    Raises:
+        UserError: a file cannot be read or has no shape, or the library of the plots is missing.
+    """
+    from tunedgemm.analysis.report.document import document
+    from tunedgemm.analysis.report.page import page
+
+    return page(document(read_campaign(paths, op=op, device=device)), live=live)
+
+
+def _with_logs(paths: Iterable[Path]) -> list[tuple[Path, str]]:
+    """Return the distinct files with their kinds, and after each table its trial log."""
+    found: dict[str, tuple[Path, str]] = {}
+    for path in paths:
+        kind = kind_of(path)
+        found.setdefault(os.path.realpath(path), (path, kind))
+        log = trials_path(path)
+        if kind == "table" and present(log):
+            found.setdefault(os.path.realpath(log), (log, "log"))
+    return list(found.values())
+
+
+def _read_table(path: Path, campaign: Campaign, faults: Faults, op: str) -> None:
+    family = op_of_table(path, op)
+    rows, problems = read_rows(path, family)
+    faults.add_all(problems)
+    for row in rows:
+        if not row.valid:
+            continue
+        entry = campaign.entry(Device(row.gfx or UNKNOWN, row.cu_num, row.device), family, row.shape)
+        entry.put_row(Winner(str(row.solution), row.solution.libtype, row.us))
+        if row.libver:
+            libtype = row.solution.libtype
+            campaign.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
+
+
+__all__ = ["Campaign", "read_campaign", "report_page"]

@@ -1,0 +1,80 @@
+"""``tunedgemm report``: a campaign's results as one HTML page that opens from disk."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tunedgemm.backends.command import Command
+from tunedgemm.errors import UserError
+from tunedgemm.process.paths import expanded
+
+#: How a page begins; -o replaces no other file.
+_BEGINNING = b"<!doctype html>"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE",
+        help="tables (with the trial log next to each), trial logs, profiles of `tune -o2`, and lists of captured shapes, "
+        "also packed with gzip; default: every tuned table of the user folder")  # fmt: skip
+    add("-o", "--output", type=expanded, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)")
+    add("--op", default="", help="op of the files; default: that of each file's columns and name")
+    add("--device", default="", metavar="GFX:CU:NAME", help="the device of lines that name none, such as sm_90:132:nvidia-h200")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.analysis.report import read_campaign
+    from tunedgemm.analysis.report.document import document
+    from tunedgemm.analysis.report.page import page, vega
+    from tunedgemm.device import device_of_text
+    from tunedgemm.tuner.report import number_of
+
+    vega()  # a missing library is an error before minutes of reading
+    _check_output(arguments.output)
+    device = device_of_text(arguments.device) if arguments.device else None
+    campaign = read_campaign(arguments.files or _of_user_folder(), op=arguments.op, device=device)
+    made = document(campaign)
+    _write(arguments.output, page(made).encode())
+    for faults in campaign.faults:
+        print(f"left out: {faults.path}: {number_of(faults.count, 'line')}; the page names the first: {faults.named[0]}")
+    summary = made["summary"]
+    gain = f", geometric mean {summary['gain']['mean']:.3f}x torch" if summary["gain"] else ""
+    print(f"{arguments.output}: {number_of(summary['shapes'], 'shape')}, {number_of(campaign.timings, 'timing')}{gain}")
+    return 1 if campaign.faults else 0
+
+
+def _of_user_folder() -> list[Path]:
+    """Return the tuned tables that the user has."""
+    from tunedgemm.ops import ops
+    from tunedgemm.table.folders import home_folder, tuned_path
+    from tunedgemm.table.sheet import present
+
+    files = [path for op in ops().values() if present(path := tuned_path(op))]
+    if not files:
+        raise UserError(f"{home_folder()}: no tuned table; run `tunedgemm tune`, or name a table or a trial log")
+    return files
+
+
+def _check_output(path: Path) -> None:
+    """Raise UserError if the output is another kind of file, which would be lost."""
+    from tunedgemm.process.files import open_regular
+
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        begins = file.read(len(_BEGINNING))
+    if begins and begins != _BEGINNING:
+        raise UserError(f"{path}: exists and is not a report; name another file with -o")
+
+
+def _write(path: Path, content: bytes) -> None:
+    from tunedgemm.process.files import replace_file
+
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}; name another file with -o") from error
+
+
+command = Command("report", "write a campaign's results as one HTML page: gains, roofline, candidates, cost", _add_arguments, _run)
