@@ -169,8 +169,8 @@ def _binaries() -> Iterator[Path]:
 def _imported() -> ModuleType:
     """Import ``quack.gemm``; its kernels go to our cache, unless the process uses QuACK already.
 
-    CuTe DSL replaces ``sys.excepthook``, and torch's compiler, which QuACK imports, sets a variable;
-    the process gets its own back.
+    CuTe DSL replaces ``sys.excepthook``. Torch's compiler, which QuACK imports, sets a variable.
+    The process gets its own back.
     """
     import torch
 
