@@ -6,6 +6,7 @@
 # make bench            the price of dispatch on this machine
 # make fuzz             each reader on mutated files; seconds=60 of a core for each
 # make docs             the tests that keep the documents true
+# make site             the documents and the API reference as web pages, in build/site
 #
 # PY=python3.12         the interpreter that .venv is made from
 # OFFLINE=1 PY=python3  no venv and no index: install into that Python, from what it already has
@@ -22,9 +23,11 @@ RUN := $(PY)
 # The Python is the caller's choice, so a distribution's marker against pip is overridden.
 export PIP_BREAK_SYSTEM_PACKAGES = 1
 STAMP := .venv/offline$(subst /,-,$(shell command -v $(PY)))
+SITE := $(PY)
 else
 RUN := .venv/bin/python
 STAMP := .venv/installed
+SITE := build/site-venv/bin/python
 endif
 
 TESTS := $(if $(plugin),plugins/$(plugin)/tests)
@@ -32,7 +35,7 @@ TESTS := $(if $(plugin),plugins/$(plugin)/tests)
 ON_ALL_CORES = $$($(RUN) -c 'import xdist; print("-n auto --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
 COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
 
-.PHONY: install check test test-all bench tune fuzz docs
+.PHONY: install check test test-all bench tune fuzz docs site
 
 install: $(STAMP)
 
@@ -73,3 +76,12 @@ fuzz: install
 
 docs: install
 	$(RUN) -m pytest tests/test_docs.py $(args)
+
+# The site imports nothing of the project, so it has a small environment without torch.
+build/site-venv/bin/python: pyproject.toml
+	$(PY) -m venv build/site-venv
+	sed -n 's/^site = \[\(.*\)\]$$/\1/p' pyproject.toml | sed 's/", "/" "/g' | xargs $@ -m pip install -q
+	@touch $@
+
+site: $(if $(OFFLINE),,$(SITE))
+	NO_MKDOCS_2_WARNING=1 $(SITE) -m mkdocs build

@@ -1,7 +1,7 @@
 """Tune every GEMM of a workload over every installed backend, and dispatch each call to its winner.
 
 Names load what they need at their first use: ``import tunedgemm`` itself loads neither torch nor a
-plugin. The menu is `_HOME` and the public functions of the installed ops, AITER's names among them.
+plugin. The public functions of the installed ops have AITER's names.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ LARGEST = "TUNEDGEMM_MAX_FILE_MIB"
 
 #: Its defaults: for a table of millions of rows, and for JSON, which takes ten times its size in
 #: memory.
-TABLE_MIB, JSON_MIB = 1024, 64
+TABLE_MIB = 1024
+JSON_MIB = 64
 
 #: Seconds after which the temporary file of a killed writer is removed.
 STALE = 3600.0
