@@ -18,7 +18,9 @@ from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.untuned import read_untuned
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+#: Pages whose blocks `test_tutorials` runs, each after the blocks above it.
+TUTORIALS = {page for page in DOCS if page.parent.name == "tutorials"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -43,9 +45,9 @@ def name(page):
     return str(page.relative_to(ROOT))
 
 
-def blocks(*languages):
+def blocks(*languages, pages=PAGES):
     """Return (page, number, text) of each fenced block in one of the languages."""
-    for page in PAGES:
+    for page in pages:
         for number, (language, text) in enumerate(BLOCK.findall(page.read_text()), 1):
             if language in languages:
                 yield pytest.param(page, text, id=f"{name(page)}-{number}")
@@ -164,7 +166,7 @@ def test_variables(variable):
     assert in_code(variable)
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("python"))
+@pytest.mark.parametrize(("page", "text"), blocks("python", pages=[page for page in PAGES if page not in TUTORIALS]))
 def test_python_blocks(page, text, tmp_path):
     """A Python block runs in a fresh process with an empty user folder."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AITER_", "TUNEDGEMM_"))}
