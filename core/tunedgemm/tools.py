@@ -34,6 +34,7 @@ from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.process.files import JSON_MIB, open_regular, read_regular, replace_file
 from tunedgemm.process.forksafe import ForkSafeLock
+from tunedgemm.process.packages import folder_of_entry, is_folder, package_folders
 from tunedgemm.process.paths import expanded
 from tunedgemm.process.switches import environment_with
 from tunedgemm.table.csvfile import read_rows, upsert
@@ -94,7 +95,9 @@ __all__ = [
     "environment_with",
     "expanded",
     "first_usable",
+    "folder_of_entry",
     "home_folder",
+    "is_folder",
     "launch_of",
     "load_fault",
     "load_function",
@@ -107,6 +110,7 @@ __all__ = [
     "op_of_file",
     "open_regular",
     "ops",
+    "package_folders",
     "parse_dtype",
     "plain_weight",
     "private_folder",

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
-from tunedgemm.tools import expanded
+from tunedgemm.tools import expanded, is_folder
 
 from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
 from tunedgemm_asm.packs import Pack
-from tunedgemm_asm.sources import is_folder
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,16 +7,14 @@ imported. The order is: folders of ``TUNEDGEMM_ASM_PACKS``, packages of the entr
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import expanded
+from tunedgemm.tools import expanded, folder_of_entry, is_folder, package_folders
 
 #: Folders of packs or of AITER's tree, joined by `os.pathsep`.
 VARIABLE = "TUNEDGEMM_ASM_PACKS"
@@ -25,7 +23,6 @@ OF_AITER = "AITER_ASM_DIR"
 GROUP = "tunedgemm.asm_packs"
 #: AITER's packages; the tree is inside, or next to the package in a checkout.
 _AITER_PACKAGES = ("aiter_meta", "aiter")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @attrs.frozen
@@ -67,16 +64,8 @@ def _existing(label: str, text: str) -> Source:
 def _of_package(entry: EntryPoint) -> Source:
     """Return the folder of the package that an entry point names."""
     label = entry.dist.name if entry.dist else entry.name
-    if not _MODULE.fullmatch(entry.value):
-        return Source(label, None, f"{label}: entry point {entry.name} = {entry.value!r} names no package")
-    top, *below = entry.value.split(".")
-    # The installed distribution comes before a folder of that name in the working directory.
-    owned = [Path(str(entry.dist.locate_file(top)))] if entry.dist else []
-    for location in (*owned, *_locations(top)):
-        folder = location.joinpath(*below)
-        if is_folder(folder):
-            return Source(label, folder)
-    return Source(label, None, f"{label}: entry point {entry.name} names the package {entry.value}, which has no folder here")
+    folder, fault = folder_of_entry(entry)
+    return Source(label, folder, f"{label}: {fault}" if fault else "")
 
 
 def _aiter() -> Iterator[Source]:
@@ -85,25 +74,8 @@ def _aiter() -> Iterator[Source]:
         yield _existing(OF_AITER, named)
         return
     for package in _AITER_PACKAGES:
-        for location in _locations(package):
+        for location in package_folders(package):
             for tree in (location / "hsa", location.parent / "hsa"):
                 if is_folder(tree) and any(tree.glob("gfx*")):
                     yield Source(f"AITER ({package})", tree)
                     return
-
-
-def is_folder(path: Path) -> bool:
-    """Check whether the path is an accessible folder."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
-def _locations(package: str) -> list[Path]:
-    """Return the folders of a top-level package without importing it; exclude namespace packages."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    return [Path(location) for location in (spec.submodule_search_locations or ())] if spec is not None and spec.origin else []
