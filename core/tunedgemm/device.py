@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,6 +19,11 @@ _CPU_FLAGS = (
     ("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"),
     ("sve", "sve"), ("asimd", "neon"),
 )  # fmt: skip
+
+
+#: files in which a kernel module states its version
+DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
 
 def slug(name: str) -> str:
@@ -111,6 +117,18 @@ def as_present(device: Device) -> Device:
     return here if device == attrs.evolve(here, name=device.name) and device.name in ("", here.name) else device
 
 
+def drivers() -> dict[str, str]:
+    """Return the versions of this machine's GPU drivers by maker."""
+    versions: dict[str, str] = {}
+    for maker, file in DRIVERS.items():
+        try:
+            found = _RELEASE.search(file.read_text())
+        except (OSError, ValueError):
+            continue
+        versions |= {maker: found[0]} if found else {}
+    return versions
+
+
 @functools.lru_cache
 def _gpu(index: int) -> Device:
     import torch
@@ -135,7 +153,6 @@ def _cpu(threads: int) -> Device:
 def _cpuinfo() -> tuple[frozenset[str], str]:
     """Return instruction-set flags and the model name, from /proc/cpuinfo where it exists."""
     import platform
-    from pathlib import Path
 
     fields: dict[str, str] = {}
     try:

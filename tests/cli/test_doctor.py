@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import pytest
+from tunedgemm import device
 from tunedgemm.analysis.doctor import caches, environment, examined, installed, machine, self_test, tables
 from tunedgemm.analysis.doctor.finding import Fact, Section
 from tunedgemm.backends.registry import Registry
@@ -106,7 +107,7 @@ def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_version_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's version comes from the kernel module's file."""
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\nGCC version: 12.2.0\n")
-    monkeypatch.setattr(machine, "DRIVERS", {"NVIDIA": tmp_path / "version", "AMD": tmp_path / "absent"})
+    monkeypatch.setattr(device, "DRIVERS", {"NVIDIA": tmp_path / "version", "AMD": tmp_path / "absent"})
     assert Fact("driver of NVIDIA", "570.86.15") in machine.devices().facts
 
 

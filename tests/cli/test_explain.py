@@ -52,7 +52,7 @@ def test_a_line_of_a_table_is_its_row(table: Path, capsys: pytest.CaptureFixture
     fates = {
         2: (HERE.gfx, "cannot serve it, as above"),
         3: (HERE.gfx, "serves it"),
-        4: (HERE.gfx, f"is not needed: {table}:3, 2.00 us, exact M=4 comes first"),
+        4: (HERE.gfx, f"is not needed: {table}:3 (instance), 2.00 us, exact M=4 comes first"),
         5: ("gfx942, 304 CUs", "serves it"),
         7: ("layout=aiter16x16 on gfx942, 304 CUs", "serves it"),
         8: ("gfx942, 304 CUs", "is never found: it repeats a better row"),

@@ -101,7 +101,7 @@ def _print(found: Explanation | RowExplanation, *, as_json: bool) -> None:
 def _offer_facts(offer: Offer) -> dict[str, Any]:
     row = {"source": offer.match.row.source, "line": offer.match.row.line, "m": offer.match.row.shape.m} if offer.match else None
     source = {"origin": offer.origin, "why": offer.why, "us": offer.us or None, "libver": offer.libver, "row": row}
-    return {"solution": offer.solution, **source}
+    return {"solution": offer.solution, **source, "table_layer": offer.table_layer}
 
 
 def _op_and_shape(arguments: argparse.Namespace, gfx: str) -> tuple[Op, Shape]:

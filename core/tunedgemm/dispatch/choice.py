@@ -45,6 +45,7 @@ class Offer:
         why: its source in words: the row's file and line, or the backend of the heuristic.
         us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver, file: the library version that the row was tuned with, and the row's table, else "".
+        table_layer: the layer of that table in words, else "".
         partial: whether the kernel's name may be missing or a part of one; see `resolve`.
         own: whether the backend itself has chosen the solution.
         match: the row of this exact shape, how its M relates to the call's, and whether its device
@@ -57,6 +58,7 @@ class Offer:
     us: float = 0.0
     libver: str = ""
     file: str = ""
+    table_layer: str = ""
     partial: bool = False
     own: bool = False
     match: Match | None = None
@@ -104,7 +106,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield _offer_of_row(match.row, _why(match, shape), match)
+        yield _offer_of_row(match.row, _why(match, shape), match.layer, match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -123,10 +125,10 @@ def _why(match: Match, shape: Shape) -> str:
     return f"{match.why}, a row of {', '.join(others)}" if others else match.why
 
 
-def _offer_of_row(row: Row, why: str, exact_match: Match | None = None) -> Offer:
+def _offer_of_row(row: Row, why: str, layer: str = "", exact_match: Match | None = None) -> Offer:
     """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
     partial = not (row.gfx or row.cu_num) or _is_nameless(row.solution)
-    return Offer(row.solution, "table", why, row.us, row.libver, str(row.source), partial=partial, match=exact_match)
+    return Offer(row.solution, "table", why, row.us, row.libver, str(row.source), layer, partial=partial, match=exact_match)
 
 
 def _is_nameless(solution: Solution) -> bool:
@@ -139,7 +141,7 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
     plain, product = split.unbiased_shape(shape), split.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
-            offer = attrs.evolve(_offer_of_row(match.row, _why(match, shape)), origin="unbiased")
+            offer = attrs.evolve(_offer_of_row(match.row, _why(match, shape), match.layer), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:

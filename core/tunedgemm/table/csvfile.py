@@ -28,6 +28,7 @@ from tunedgemm.table.columns import (
     unknown_columns,
 )
 from tunedgemm.table.folders import is_table_name
+from tunedgemm.table.published import provenance_of, refuse_published
 from tunedgemm.table.row import (
     Row,
     blank,
@@ -220,6 +221,7 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
 
     A line that already has its row's values keeps its text, as does every other line.
     """
+    refuse_published(path)
     fresh = {row.key: row for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
     waiting = dict(fresh)
@@ -306,8 +308,8 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
 def infer_op(paths: Iterable[Path]) -> Op:
     """Return the op of these tables or lists of shapes, by their columns, then by their names.
 
-    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where
-    it may be.
+    A published table states its op. A file whose columns are not exactly AITER's, or that lists M,
+    N and K alone, is of a16w16 where it may be.
 
     Raises:
         TableError: a file cannot be read.
@@ -316,6 +318,9 @@ def infer_op(paths: Iterable[Path]) -> Op:
     """
     by_op: dict[str, Path] = {}
     for path in paths:
+        if stated := provenance_of(path):
+            by_op.setdefault(op_named(stated.op).name, path)
+            continue
         columns = read_sheet(path, whole=False).columns
         alike = look_alikes(columns)
         readers = alike if is_tuned(columns) or len(alike) == 1 else [op.name for op in ops().values() if fits(columns, op)]

@@ -1,4 +1,4 @@
-"""Where tables are: the user's folder, an op's environment variable, the shipped files; precedence."""
+"""Where tables are: a user's folder, an op's variable, distributions, the package; precedence."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import attrs
 from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
 from tunedgemm.process.paths import expanded, user_folder
+from tunedgemm.table.distributions import distributions
 from tunedgemm.table.sheet import present
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 #: tables shipped with the package; those of one model are in `MODELS` below it
 SHIPPED = Path(__file__).parent / "configs"
 MODELS = "model_configs"
+#: name of the lowest layer, and the word for both layers of the package's tables
+SHIPPED_WORD = "shipped"
 #: folders below it that hold the ``config.json`` of models, by name
 MODEL_FOLDERS = "models"
 
@@ -34,12 +37,22 @@ class TableLayer:
     """Files of one precedence. The fastest row of a layer wins; an earlier layer beats a later one.
 
     Attributes:
-        name: ``instance``, ``environment``, ``user``, ``model`` or ``shipped``.
+        name: ``instance``, ``environment``, ``user``, ``distribution``, ``model`` or ``shipped``.
         paths: the layer's files; only those of ``instance`` and ``environment`` must exist.
+        origin: name and version of the installed distribution that the files belong to, else "".
     """
 
     name: str
     paths: tuple[Path, ...]
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.origin}" if self.origin else SHIPPED_WORD if self.is_shipped else self.name
+
+    @property
+    def is_shipped(self) -> bool:
+        """Tell whether the files belong to the package."""
+        return self.name in ("model", SHIPPED_WORD)
 
     @property
     def named_by_user(self) -> bool:
@@ -67,7 +80,7 @@ def untuned_path(op: Op) -> Path:
 
 
 def named_file(text: str) -> Path:
-    """Return the file that *text* names: a path, or else the bare name of a shipped file.
+    """Return the file that *text* names: a path, or else the bare name of a shipped or installed file.
 
     Raises:
         UserError: the text is empty.
@@ -76,8 +89,8 @@ def named_file(text: str) -> Path:
         raise UserError(f"the name of a file is empty (got {text!r}); name a table or a list of shapes")
     path = expanded(text)
     if path.name == text and not present(path):
-        shipped = (SHIPPED / text, SHIPPED / MODELS / text)
-        return next((file for file in shipped if present(file)), path)
+        installed = [file for found in distributions() for _, file in found.paths if file.name == text]
+        return next((file for file in (SHIPPED / text, SHIPPED / MODELS / text, *installed) if present(file)), path)
     return path
 
 
@@ -108,7 +121,7 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
     Args:
         above: files that rank above all others, such as those given to one `TunedGemm` instance.
 
-    A set variable replaces the user's and the shipped tables. The word ``default`` among its
+    A set variable replaces the layers below it. The word ``default`` among its
     entries restores them. So does a missing path that ends in ``aiter/configs/<default name>``,
     which launch scripts written for AITER pass.
     """
@@ -119,8 +132,9 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
         models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
         layers += [
             TableLayer("user", (home_folder() / name,)),
+            *(TableLayer("distribution", found.of(op.name), found.label) for found in distributions()),
             TableLayer("model", tuple(models)),
-            TableLayer("shipped", (SHIPPED / name,)),
+            TableLayer(SHIPPED_WORD, (SHIPPED / name,)),
         ]
     return [layer for layer in layers if layer.paths]
 

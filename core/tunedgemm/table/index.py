@@ -273,6 +273,10 @@ class Index:
                 valid.append((self._ranks[at], us, number))
         return sorted(valid) if len(valid) > 1 else valid
 
+    def layer_of(self, number: int) -> int:
+        """Return the layer of a row: its position among those of the index."""
+        return self._ranks[bisect.bisect_right(self._bases, number) - 1]
+
     def device_of(self, number: int) -> tuple[str, str]:
         """Return gfx and device of a row."""
         at = bisect.bisect_right(self._bases, number) - 1

@@ -28,7 +28,8 @@ from tunedgemm.table.columns import foreign_columns
 from tunedgemm.table.csvfile import Problem, rows_of_content
 from tunedgemm.table.folders import SHIPPED
 from tunedgemm.table.index import PARTS, RowSource, unread
-from tunedgemm.table.sheet import read_content
+from tunedgemm.table.published import checked_body
+from tunedgemm.table.sheet import read_raw
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -62,20 +63,21 @@ def open_source(path: Path, op: Op) -> RowSource:
 
 
 def _signed(path: Path) -> bytes:
-    """Return the bytes of a table; of one that is not shipped, after checking a required signature.
+    """Return the bytes of a table below any provenance; check its checksum and a required signature.
 
     Raises:
-        TableError: it cannot be read, or a required signature is missing or wrong.
+        TableError: it cannot be read, its checksum is wrong, or a required signature is missing or
+            wrong. Tables of the package need no signature.
     """
     target = Path(os.path.realpath(path))
     shipped = SHIPPED.resolve() in target.parents
-    content = read_content(target if shipped else path)  # a link may change after it was followed
+    content = read_raw(target if shipped else path)  # a link may change after it was followed
     if not shipped:
         try:
             check_signature(path, content)
         except SignatureError as error:
             raise TableError(str(error)) from error
-    return content
+    return checked_body(path, content)
 
 
 def _read(path: Path, op: Op, content: bytes) -> RowSource:

@@ -48,18 +48,21 @@ class Match:
         row: the row; its shape is the one that was tuned.
         granularity: how its M relates to the requested one.
         same_device: whether it was tuned on a device of this name, or the file names none.
+        layer: the layer of its table in words, as `TableLayer`; "" for rows that no file has.
     """
 
     row: Row
     granularity: str
     same_device: bool
+    layer: str = ""
 
     @functools.cached_property
     def why(self) -> str:
-        """Describe the row: its file and line, its time, and how it relates to the requested shape."""
+        """Describe the row: its file, line and layer, its time, and its relation to the requested shape."""
         row = self.row
         other = "" if self.same_device else f", measured on {row.device}"
-        return f"{row.source}:{row.line}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
+        layer = f" ({self.layer})" if self.layer else ""
+        return f"{row.source}:{row.line}{layer}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
 
 
 @attrs.frozen(eq=False)
@@ -103,16 +106,24 @@ class Table:
     """
 
     def __init__(
-        self, op: Op, layers: Sequence[Sequence[Row]] = (), problems: Sequence[Problem] = (), *, index: Index | None = None
+        self,
+        op: Op,
+        layers: Sequence[Sequence[Row]] = (),
+        problems: Sequence[Problem] = (),
+        *,
+        index: Index | None = None,
+        labels: Sequence[str] = (),
     ) -> None:
         """
         Args:
             layers: rows of each layer, the one of highest precedence first.
             index: the layers' rows, instead of *layers*.
+            labels: the layers in words.
         """
         self.op = op
         self.problems = tuple(problems)
         self._index = index or Index([[RowSource.of(layer)] for layer in layers])
+        self._labels = tuple(labels)
         self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
@@ -129,7 +140,8 @@ class Table:
         """
         layers: list[list[RowSource]] = []
         problems: list[Problem] = []
-        for layer in table_layers(op, above):
+        listed = table_layers(op, above)
+        for layer in listed:
             sources: list[RowSource] = []
             for path in layer.paths:
                 if not layer.named_by_user and not present(path):
@@ -148,7 +160,7 @@ class Table:
                     what = "a row that is not used" if faults[0].line else "a table that is not used"
                     _log.warning("%s: %s%s", what, faults[0], more)
             layers.append(sources)
-        return cls(op, problems=problems, index=Index(layers))
+        return cls(op, problems=problems, index=Index(layers), labels=list(map(str, listed)))
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -273,7 +285,8 @@ class Table:
             return None
         if unparsed.offered.setdefault((row.gfx, row.device, _identity(row)), unparsed.number) != unparsed.number:
             return None
-        return Match(row, unparsed.word, unparsed.same_device)
+        layer = self._labels[self._index.layer_of(unparsed.number)] if self._labels else ""
+        return Match(row, unparsed.word, unparsed.same_device, layer)
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""

@@ -20,6 +20,7 @@ import filelock
 
 from tunedgemm.errors import TableError
 from tunedgemm.process.files import read_regular, replace_file, target_of
+from tunedgemm.table.published import checked_body
 from tunedgemm.text.cell import is_one_line
 
 #: Longest wait for another process that is writing the same file, in seconds.
@@ -236,7 +237,16 @@ def _unwritable(path: Path, error: OSError) -> TableError:
 
 
 def read_content(path: Path) -> bytes:
-    """Return the bytes of a table.
+    """Return the bytes of a table, without the provenance of a published one, which is checked.
+
+    Raises:
+        TableError: the file is missing, cannot be read, or is a published table that was changed.
+    """
+    return checked_body(path, read_raw(path))
+
+
+def read_raw(path: Path) -> bytes:
+    """Return all bytes of a table.
 
     Raises:
         TableError: the file is missing or cannot be read.

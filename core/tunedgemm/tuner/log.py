@@ -48,7 +48,7 @@ _KINDS = {
 _SCALARS: tuple[type, ...] = (str, int, float, bool, type(None))
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("kind", "run", "op", "gfx", "device", "libver"), (str,)),
-    **dict.fromkeys(("shape", "solution", "identity"), (dict,)),
+    **dict.fromkeys(("shape", "solution", "identity", "drivers"), (dict,)),
     **dict.fromkeys(("winner", "incumbent"), (dict, type(None))),
     **dict.fromkeys(("us", "noise", "err_ratio"), (int, float)),
     **dict.fromkeys(("cu_num", "samples", "clock_mhz"), (int,)),

@@ -21,13 +21,14 @@ import attrs
 import filelock
 
 from tunedgemm import __version__
-from tunedgemm.device import Device
+from tunedgemm.device import Device, drivers
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
 from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, key_shape, read_rows, upsert
+from tunedgemm.table.published import refuse_published
 from tunedgemm.table.row import shape_cells
 from tunedgemm.table.sheet import locked, present
 from tunedgemm.text.printable import printable
@@ -114,7 +115,7 @@ class Store:
                     self._lock_run()
                     header = line(
                         "run", self.run, op=self.op.name, version=__version__, host=socket.gethostname(), pid=os.getpid(),
-                        started=started.isoformat(timespec="seconds"), identity=dict(identity), resumes=reusable.runs,
+                        started=started.isoformat(timespec="seconds"), identity=dict(identity), drivers=drivers(), resumes=reusable.runs,
                     )  # fmt: skip
                     append(self.trials, [header])
                 self._adopt(reusable)
@@ -220,6 +221,7 @@ class Store:
                 self._release()
 
     def _check_writable(self) -> None:
+        refuse_published(self.table)
         for path in filter(None, (self.table, self.trials, self.profile)):
             if path != self.profile and present(path) and not path.is_file():
                 raise TableError(f"cannot write {path}: it is not a regular file; choose another place with -o")
@@ -262,10 +264,7 @@ class Store:
                 self._lock_of(self.run).unlink()
 
     def _running_runs(self) -> set[str]:
-        """Return the runs that hold their locks, and remove the locks of dead runs.
-
-        The caller holds the log's lock.
-        """
+        """Return the runs that hold their locks, and remove those of dead runs, under the log's lock."""
         alive = set()
         pattern = re.compile(re.escape(self.trials.name) + r"\.([\w-]+)\.lock")
         for path in self.trials.parent.iterdir():

@@ -14,14 +14,11 @@ from tunedgemm import __file__ as package
 from tunedgemm import __version__
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import GROUP
-from tunedgemm.device import device_of
+from tunedgemm.device import device_of, drivers
 from tunedgemm.process.foreign import entry_points
 
-#: Files in which a kernel module states its version.
-DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 #: Folder and pattern of files that exist where the machine, or the container, has a GPU.
 GPU_FILES = (Path("/dev"), ("nvidia[0-9]*", "kfd"))
-_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -50,7 +47,7 @@ def devices() -> Section:
     gpus = [device_of(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     facts = [Fact(f"GPU {gpu.index}", str(gpu), {"bytes": int(torch.cuda.get_device_properties(gpu.index).total_memory)}) for gpu in gpus]
     facts.append(Fact("CPU", str(device_of(-1)), {"cores": os.cpu_count() or 0}))
-    facts += [Fact(f"driver of {maker}", version) for maker, file in DRIVERS.items() if (version := _driver(file))]
+    facts += [Fact(f"driver of {maker}", version) for maker, version in drivers().items()]
     return Section("device", tuple(facts), () if gpus else (_no_gpu(str(torch.__version__)),))
 
 
@@ -61,14 +58,6 @@ def _no_gpu(torch_version: str) -> Fault:
         return Fault("GPU", f"torch sees none (got {present[0]}, torch {torch_version})", remedy)
     remedy = "the CPU serves; in a container, pass the GPUs through when it starts"
     return Fault("GPU", f"none on this machine (got torch {torch_version})", remedy, harmless=True)
-
-
-def _driver(file: Path) -> str:
-    try:
-        found = _RELEASE.search(file.read_text())
-    except (OSError, ValueError):
-        return ""
-    return found[0] if found else ""
 
 
 def _libraries(distributions: Iterable[str]) -> list[tuple[str, str]]:

@@ -16,9 +16,11 @@ from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.solution import Unsupported
+from tunedgemm.table.distributions import distributions
 from tunedgemm.table.folders import TableLayer, table_layers
 from tunedgemm.table.index import Index, RowSource
 from tunedgemm.table.indexfile import open_source
+from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import present
 
@@ -51,14 +53,15 @@ class _Examiner:
         try:
             source = open_source(path, op)
         except TableError as error:
-            fault = Fault(str(path), f"a table that is not used (got: {_less_path(str(error), path)})", "mend it, or move it away")
-            return [Fact(op.name, str(path), {"layer": layer.name, "readable": False})], [fault]
+            remedy = f"install {layer.origin} again" if layer.origin else "mend it, or move it away"
+            fault = Fault(str(path), f"a table that is not used (got: {_less_path(str(error), path)})", remedy)
+            return [Fact(op.name, str(path), {"layer": _layer(layer), "readable": False})], [fault]
         here, stale, unserved, complete = self._compared(op, source)
         fact = Fact(
             op.name,
             str(path),
             {
-                "layer": layer.name,
+                "layer": _layer(layer),
                 "readable": True,
                 "rows": len(source),
                 "rows_here": here,
@@ -69,9 +72,11 @@ class _Examiner:
             },
         )
         faults = list(_of_lines(source, path))
-        if layer.name not in ("model", "shipped"):  # a user cannot mend what the package ships
-            faults += [self._stale_fault(op, path, libtype, libver, count) for (libtype, libver), count in stale.items()]
-            faults += [self._unserved_fault(path, libtype, count) for libtype, count in unserved.items()]
+        if not layer.is_shipped:  # a user cannot mend what the package ships
+            faults += [self._stale_fault(op, layer, path, key, count) for key, count in stale.items()]
+            faults += [self._unserved_fault(layer, path, libtype, count) for libtype, count in unserved.items()]
+        if layer.origin and complete and not here:
+            faults.append(self._elsewhere_fault(op, path, source))
         return [fact], faults
 
     def _compared(self, op: Op, source: RowSource) -> tuple[int, Counter[tuple[str, str]], Counter[str], bool]:
@@ -98,14 +103,24 @@ class _Examiner:
         version = self._versions[libtype]
         return row.libver if isinstance(version, Unsupported) and self.registry.runners(op.name, libtype) else version
 
-    def _stale_fault(self, op: Op, path: Path, libtype: str, libver: str, count: int) -> Fault:
-        now = self._versions[libtype] or "none"
-        fault = f"{_rows(count)} of {libtype} tuned with another version of its library (got {libver}, now {now})"
+    def _stale_fault(self, op: Op, layer: TableLayer, path: Path, key: tuple[str, str], count: int) -> Fault:
+        libtype, libver = key
+        fault = (
+            f"{_rows(count)} of {libtype} tuned with another version of its library (got {libver}, now {self._versions[libtype] or 'none'})"
+        )
+        if layer.origin:
+            return Fault(str(path), fault, f"`tunedgemm tune --op {op.name} -i {path}` tunes these shapes for you", harmless=True)
         return Fault(str(path), fault, f"`tunedgemm tune --op {op.name} -o {path} --stale` tunes them again")
 
-    def _unserved_fault(self, path: Path, libtype: str, count: int) -> Fault:
+    def _unserved_fault(self, layer: TableLayer, path: Path, libtype: str, count: int) -> Fault:
         remedy = f"mend or install {libtype}, or tune these shapes again with --all"
-        return Fault(str(path), f"{_rows(count)} of {libtype} that never serve (got: {self._versions[libtype]})", remedy)
+        fault = f"{_rows(count)} of {libtype} that never serve (got: {self._versions[libtype]})"
+        return Fault(str(path), fault, remedy, harmless=bool(layer.origin))
+
+    def _elsewhere_fault(self, op: Op, path: Path, source: RowSource) -> Fault:
+        others = Table(op, index=Index([[source]])).foreign(self.device)
+        remedy = f"tune these shapes here with `tunedgemm tune --op {op.name} -i {path}`, or install tables of this device"
+        return Fault(str(path), f"no row for {self.device} (got rows for {others or 'no device'})", remedy, harmless=True)
 
 
 def tables(registry: Registry, device: Device, now: float | None = None) -> Section:
@@ -119,6 +134,7 @@ def tables(registry: Registry, device: Device, now: float | None = None) -> Sect
     examiner = _Examiner(registry, device, time.time() if now is None else now)
     facts: list[Fact] = []
     faults: list[Fault] = []
+    faults += [fault_of_error(TableError(fault)) for found in distributions() for fault in found.faults]
     for op in ops().values():
         try:
             layers = table_layers(op)
@@ -143,6 +159,11 @@ def _of_lines(source: RowSource, path: Path) -> Iterator[Fault]:
     if faults := source.problems:
         fault = f"{len(faults)} {'lines' if len(faults) > 1 else 'line'} not used (got, in line {faults[0].line}: {faults[0].reason})"
         yield Fault(str(path), fault, f"`tunedgemm table check {path}` lists them; mend or delete them")
+
+
+def _layer(layer: TableLayer) -> str:
+    """Return a layer's name, with the distribution's; those of the package stay apart."""
+    return layer.name if layer.is_shipped else str(layer)
 
 
 def _less_path(text: str, path: Path) -> str:

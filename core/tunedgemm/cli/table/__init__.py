@@ -13,7 +13,7 @@ _FILE = "a tuned CSV, or the bare name of a shipped one"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export|publish", required=True)
 
     show = _action(actions, "show", "print the rows of a table")
     show.add_argument("file", nargs="?", help=f"{_FILE}; default: the merged layers that dispatch uses")
@@ -37,6 +37,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--aiter", metavar="OUT", type=expanded, required=True, help="the new table, which must not exist")
     export.add_argument("inputs", metavar="IN", nargs="*", help=f"{_FILE}; default: the merged layers that dispatch uses")
 
+    publish = _action(actions, "publish", "write a table with its provenance and a checksum, as one file to share")
+    publish.add_argument("file", help=f"{_FILE}; it is not changed")
+    publish.add_argument("-o", "--output", metavar="FILE", type=expanded, help="the new file; default: named for the device and the op")
+    publish.add_argument("--least_gain", type=float, metavar="SHARE", help="leave out rows that gain less over torch's call: 0.01 is 1 %%")
+    logs = "a trial log of the rows; repeat for several; default: the one next to the table"
+    publish.add_argument("--trials", action="append", default=[], type=expanded, metavar="LOG", help=logs)
+
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=summary, description=summary)
@@ -50,4 +57,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return code
 
 
-command = Command("table", "show, check, compare, merge or export tuned tables", _add_arguments, _run)
+command = Command("table", "show, check, compare, merge, export or publish tuned tables", _add_arguments, _run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tunedgemm.backends import split
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
-from tunedgemm.device import Device, as_present
+from tunedgemm.device import Device, as_present, current_device
 from tunedgemm.dispatch.choice import row_refusal
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.libtypes import JOINT, is_known
@@ -20,6 +20,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
+from tunedgemm.table.published import provenance_of
 from tunedgemm.table.row import Row, key_shape
 
 #: Share of elements outside the tolerance that no row may have.
@@ -31,9 +32,26 @@ def run(arguments: argparse.Namespace) -> int:
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
-    faults = [*map(str, problems), *_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows)]
-    print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_notes(file, rows)]))
+    faults = [*map(str, problems), *faults_of(file, rows, op)]
+    print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file, rows), *_notes(file, rows)]))
     return 1 if faults else 0
+
+
+def faults_of(file: Path, rows: Sequence[Row], op: Op) -> list[str]:
+    """Return the faults of a table's rows."""
+    return [*_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows)]
+
+
+def _stated(file: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what a published table states; its checksum is right, because its rows were read."""
+    stated = provenance_of(file)
+    if stated is None:
+        return
+    yield f"{file}: published, and the checksum is right"
+    yield from (f"  {name}: {text}" for name, text in stated.facts.items())
+    here = current_device()
+    if rows and not any(row.gfx in ("", here.gfx) and row.cu_num in (0, here.cu_num) for row in rows):
+        yield f"note: {file}: no row for {here}; to tune its shapes here, run `tunedgemm tune --op {stated.op} -i {file}`"
 
 
 def _errors(rows: Sequence[Row]) -> Iterator[str]:
@@ -101,8 +119,13 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
         yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), and none runs both; first in line {joint[0].line}"
     for row in rows:
-        if not _has_backend(row, registry) or not row.gfx or not row.valid:
-            continue  # it has no backend or no device, or never wins
+        if not _has_backend(row, registry):
+            answer = registry.get(row.solution.libtype)
+            if isinstance(answer, Unsupported) and JOINT not in row.solution.libtype and is_known(row.solution.libtype):
+                reasons[f"{row.solution.libtype}: {answer.reason}"].append(row.line)
+            continue
+        if not row.gfx or not row.valid:
+            continue  # it names no device, or never wins
         if reason := row_refusal(row, as_present(Device(row.gfx, row.cu_num)), registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():

@@ -1,0 +1,92 @@
+"""Tables in installed distributions, found by their entry points without importing a line of code.
+
+An entry point of the group ``tunedgemm.tables`` names a package, whose CSV files are published
+tables. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import attrs
+
+from tunedgemm.errors import TableError
+from tunedgemm.ops import ops
+from tunedgemm.process.foreign import entry_points
+from tunedgemm.process.packages import folder_of_entry
+from tunedgemm.table.published import provenance_of
+from tunedgemm.text.printable import warn_once
+
+GROUP = "tunedgemm.tables"
+
+
+@attrs.frozen
+class Distribution:
+    """The tables of one entry point.
+
+    Attributes:
+        label: name and version of the distribution.
+        paths: its published tables by the name of their op, in the order of file names.
+        faults: why it has none, or why one of its files is not used.
+    """
+
+    label: str
+    paths: tuple[tuple[str, Path], ...] = ()
+    faults: tuple[str, ...] = ()
+
+    def of(self, op: str) -> tuple[Path, ...]:
+        """Return the tables of an op."""
+        return tuple(path for name, path in self.paths if name == op)
+
+
+def distributions() -> tuple[Distribution, ...]:
+    """Return the distributions with tables by name; found again once something was installed."""
+    return _found(tuple(_with_times()))
+
+
+def _with_times() -> list[tuple[str, int]]:
+    """Return the folders of modules, each with the time of its last change."""
+    times = []
+    for folder in sys.path:
+        time = 0
+        with contextlib.suppress(OSError, ValueError):
+            time = os.stat(folder or ".").st_mtime_ns  # noqa: PTH116
+        times.append((folder, time))
+    return times
+
+
+@functools.lru_cache(maxsize=1)
+def _found(_: tuple[tuple[str, int], ...]) -> tuple[Distribution, ...]:
+    found = tuple(sorted(map(_of_entry, entry_points(group=GROUP)), key=lambda distribution: (distribution.label, distribution.paths)))
+    for fault in (fault for distribution in found for fault in distribution.faults):
+        warn_once(f"a table that is not used: {fault}")
+    return found
+
+
+def _of_entry(entry: EntryPoint) -> Distribution:
+    label = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.name
+    folder, fault = folder_of_entry(entry)
+    if folder is None:
+        return Distribution(label, faults=(f"{label}: {fault}; install the distribution again",))
+    paths: list[tuple[str, Path]] = []
+    faults: list[str] = []
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            stated = provenance_of(path)
+        except TableError as error:
+            faults.append(str(error))
+            continue
+        if stated is None:
+            faults.append(f"{path}: not a published table; its author writes one with `tunedgemm table publish`")
+        elif stated.op not in ops():
+            faults.append(f"{path}: a table of an unknown op (got {stated.op!r}); install the distribution that has the op")
+        else:
+            paths.append((stated.op, path))
+    if not paths and not faults:
+        faults.append(f"{label}: no table in {folder}; install the distribution again")
+    return Distribution(label, tuple(paths), tuple(faults))
