@@ -11,8 +11,9 @@ CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSO
 LaunchError LaunchPlan Launcher MapDescription Op Option Options OutOfResources Outcome Planned Platform PluginError
 Progress Row Shape SignatureError Solution Table TensorMap Tolerance TunedGemmError Unsupported UntrustedError
 UserError artifact bind_driver cache_folder call_of check_signature console device_context device_of
-driver_interface dtype_bits environment_with expanded first_usable home_folder hookimpl launch_of load_fault load_function loaded_driver
-make_private mapped_files named_file on_device op_named op_of_file open_regular ops parse_dtype plain_weight
+driver_interface dtype_bits environment_with expanded first_usable folder_of_entry home_folder hookimpl is_folder launch_of
+load_fault load_function loaded_driver
+make_private mapped_files named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
 private_folder read_log read_regular read_rows read_trusted replace_file scale_order scale_strides scratch
 semaphores shape_of_texts short_dtype shuffle_weight signature_required summary torch_dtype torch_launcher
 tune unshuffle_weight unusual_experts upsert workspace

@@ -67,7 +67,7 @@ def test_its_rows_serve(installed, tmp_path):
 
 
 def test_a_changed_file_is_named(installed, tmp_path):
-    """After an edit of the installed file, `explain` warns and leaves the call to torch; `table check` exits 2."""
+    """An edited file gets a warning and serves nothing, and `table check` exits 2."""
     (file,) = installed.parents[1].glob("lib/python*/site-packages/example_tables/cpu_bf16_tuned_gemm.csv")
     text = file.read_text()
     try:

@@ -70,7 +70,7 @@ def test_it_states_what_the_log_says(tuned: Path, tmp_path: Path, capsys: pytest
 
 
 def test_rows_without_a_gain_stay_out(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--least_gain` leaves out rows that gain less, torch's own and those without a time of torch, and counts them."""
+    """`--least_gain` leaves out and counts slower rows, torch's own, and those without a time of torch."""
     more = Row(Shape("a16w16", 16, 64, 128), "sm_90", 132, "nvidia-h200", Solution("triton", "k16"), 1.0)
     write_rows(tuned, OP, [*read_rows(tuned, OP)[0], more])
     code, _ = published(capsys, tuned, "--least_gain", 0.01, "-o", out := tmp_path / "out.csv")
@@ -81,7 +81,7 @@ def test_rows_without_a_gain_stay_out(tuned: Path, tmp_path: Path, capsys: pytes
 
 
 def test_logs_of_a_merged_table_are_named(tuned: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merged table has no log: `--trials` names those of its parts, and the name of the output has the device."""
+    """`--trials` names the logs of a merged table's parts, and the output is named for the device."""
     merged = tmp_path / "elsewhere" / "merged.csv"
     assert main(["table", "merge", str(merged), str(tuned)]) == 0
     monkeypatch.chdir(merged.parent)

@@ -96,7 +96,7 @@ def test_they_rank_below_the_user_and_above_the_package(install, shipped: Path, 
 
 
 def test_no_code_of_theirs_is_imported(install) -> None:
-    """Finding, reading and explaining leave the package out of the imported modules; a bare name finds its file."""
+    """Finding, reading and explaining do not import the package, and a bare name finds its file."""
     package = install("acme")
     registry = fake_registry(fake_backend("triton", solutions=("acme",)))
     explanation = Dispatcher(OP, registry=registry).explain(SHAPE, H200)
@@ -166,7 +166,7 @@ def doctor(registry: Registry, device: Device = H200) -> Section:
 
 
 def test_the_doctor_names_layer_and_use(install) -> None:
-    """The doctor shows the distribution as a layer, and notes rows for other devices, versions and backends."""
+    """The doctor shows the layer, and notes rows for other devices, versions and backends."""
     rows = [row("k"), row("k", shape=attrs.evolve(SHAPE, m=2), solution=Solution("cutlass", "c"))]
     install("acme", *rows, row("k", shape=attrs.evolve(SHAPE, m=3), libver="triton 2"))
     registry = fake_registry(attrs.evolve(fake_backend("triton"), library_version=lambda _: "triton 3"))
