@@ -10,11 +10,19 @@ import pytest
 from tunedgemm.plugin import Shape, Solution
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
+from tunedgemm.tools import op_named
 
 
 def scaled(m: int, n: int, k: int, order: str = "") -> Shape:
     """Return a shape of a8w8_blockscale."""
     return Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": order} if order else {})
+
+
+def experts(tokens: int, model_dim: int, inter_dim: int, count: int, topk: int, **cells: str) -> Shape:
+    """Return a shape of gated experts in fp8 with scales by block."""
+    sizes = {"token": tokens, "model_dim": model_dim, "inter_dim": inter_dim, "expert": count, "topk": topk}
+    words = {"act_type": "Silu", "q_type": "per_1x128", "q_dtype_a": "fp8_e4m3fn", "q_dtype_w": "fp8_e4m3fn", "use_g1u1": "1"}
+    return op_named("fmoe").columns.parse({**{name: str(size) for name, size in sizes.items()}, **words, "layout": "row", **cells})
 
 
 SHAPES = (
@@ -32,6 +40,12 @@ SHAPES = (
     scaled(59, 256, 512, "m_major_padded"),
     scaled(1, 256, 512, "m_major_padded"),
     scaled(0, 256, 512),
+    experts(1, 256, 128, 4, 2),
+    experts(16, 256, 128, 8, 2),
+    experts(37, 208, 80, 6, 3, doweight_stage1="1"),  # tails of both K and of N, blocks of 128 across gate and up
+    experts(33, 128, 64, 16, 5, expert_parallel="True", dtype="fp16"),
+    experts(9, 144, 96, 8, 2, outdtype="fp16"),
+    experts(0, 256, 128, 8, 2),
 )
 
 

@@ -190,7 +190,7 @@ def test_a_thread_without_a_context_gets_one(backend: Any, fake: ModuleType, mon
 
     copy.bf16_gemm_nt = lacking
     monkeypatch.setattr(launch, "loaded_driver", lambda interface: Driver())
-    target = launch.target_of(backend.access, Solution(backend.libtype, "native"), PLAIN, Device("sm_90", 132, "nvidia-h200", 0))
+    (target,) = launch.targets_of(backend.access, Solution(backend.libtype, "native"), PLAIN, Device("sm_90", 132, "nvidia-h200", 0))
     (x, weight), out = op_named("a16w16").make_inputs(PLAIN, torch.device("cpu"), 0), torch.zeros(5, 48, dtype=torch.bfloat16)
     launch._launch(launch.Copy(copy), target)(x, weight, out)
     assert mended == [("launch", 201, 0)]

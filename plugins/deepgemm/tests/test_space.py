@@ -16,10 +16,11 @@ SCALED = Shape("a8w8_blockscale", 64, 2112, 7168, "fp8_e4m3fn", "bf16", scale="b
 def test_names_come_back() -> None:
     """A name determines the settings; one that is not written as `name` writes it is unknown."""
     kernels = [Kernel(block, sms, pdl, mnk) for block in (0, 64) for sms in (0, 120) for pdl in (False, True) for mnk in (False, True)]
+    kernels += [attrs.evolve(kernel, rows=rows, masked=not rows) for kernel in kernels for rows in (0, 16)]
     assert [parse_name(kernel.name) for kernel in kernels] == kernels
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     assert parse_name("") == parse_name("native") == Kernel()
-    for wrong in ("pdl_n64", "n064", "n64_", "_pdl", "s", "native_pdl", "n64pdl", "m64", "native "):
+    for wrong in ("pdl_n64", "n064", "n64_", "_pdl", "s", "native_pdl", "n64pdl", "k64", "m064", "m64masked", "native "):
         with pytest.raises(PluginError, match=f"no kernel '{wrong}'"):
             parse_name(wrong)
 

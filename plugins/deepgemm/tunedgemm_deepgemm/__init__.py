@@ -11,9 +11,10 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_deepgemm import build, launch, library, limits, names, space
+from tunedgemm_deepgemm.experts.steps import TritonSteps
 
 #: The installed library.
-INSTALLED = library.Access(library.find, library.find_toolkit, library.fault_of, library.open_copy, build.compile_ahead)
+INSTALLED = library.Access(library.find, library.find_toolkit, library.fault_of, library.open_copy, build.compile_ahead, TritonSteps())
 
 
 @attrs.frozen(eq=False)
@@ -76,6 +77,7 @@ class DeepGemm:
             return answer
         try:
             reason = self.access.toolkit() and self.access.fault(self.access.find())
+            reason = reason or (self.access.steps.fault() if shape.op == names.EXPERTS else "")
         except PluginError as error:
             reason = str(error)
         return Unsupported(reason) if reason else True

@@ -33,7 +33,7 @@ def main() -> None:
     function, errors = getattr(module, product.function), []
     # Row-major scales are first transposed by a kernel of the library, so that one fails first.
     for form in dict.fromkeys((product, product.aligned())):
-        out = torch.empty(form.m, form.n, dtype=form.torch_output)
+        out = form.output(torch.device("cpu"))
         try:
             function(*arguments_of(form)(operands_of(form, out.device), out), **keywords_of(kernel))
         except RuntimeError as error:

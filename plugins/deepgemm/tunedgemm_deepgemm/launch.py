@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, environment_with, loaded_driver, on_device
+from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, environment_with, loaded_driver, on_device, torch_dtype
 
-from tunedgemm_deepgemm.build import COMPILE, Target, check_compiled, ensure_compiled, short
+from tunedgemm_deepgemm.build import COMPILE, MissingError, Target, check_compiled, ensure_compiled, short
+from tunedgemm_deepgemm.experts.call import call_of
+from tunedgemm_deepgemm.experts.plan import plan_of
 from tunedgemm_deepgemm.library import Access, Installation, variables
-from tunedgemm_deepgemm.names import Kernel, resolve
-from tunedgemm_deepgemm.product import Product, apply, arguments_of, keywords_of, operands_of, product_of
+from tunedgemm_deepgemm.names import EXPERTS, Kernel, resolve
+from tunedgemm_deepgemm.product import GROUPED, Product, apply, arguments_of, keywords_of, operands_of, products_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,13 +47,14 @@ _copies: dict[tuple[Any, ...], Copy] = {}
 _opening = ForkSafeLock()
 
 
-def target_of(access: Access, solution: Solution, shape: Shape, device: Device) -> Target:
-    """Return everything that a solution's kernel depends on.
+def targets_of(access: Access, solution: Solution, shape: Shape, device: Device) -> tuple[Target, ...]:
+    """Return everything that a solution's kernels depend on, in the order of its products.
 
     Raises:
         PluginError: no library or compiler was found, or the solution does not serve the shape.
     """
-    return Target(access.find(), access.toolkit(), product_of(shape), resolve(solution, shape, device), device)
+    kernel = resolve(solution, shape, device)
+    return tuple(Target(access.find(), access.toolkit(), product, kernel, device) for product in products_of(shape, kernel))
 
 
 def prepare(access: Access, solution: Solution, shape: Shape, device: Device) -> None:
@@ -62,19 +65,25 @@ def prepare(access: Access, solution: Solution, shape: Shape, device: Device) ->
         LaunchError: the kernel does not compile.
     """
     try:
-        resolve(solution, shape, device)
+        kernel = resolve(solution, shape, device)
     except PluginError:  # bind reports it
         return
     if shape.m:
-        ensure_compiled(access, target_of(access, solution, shape, device))
+        for target in targets_of(access, solution, shape, device):
+            ensure_compiled(access, target)
+        if shape.op == EXPERTS:
+            access.steps.prepare(plan_of(shape, kernel), device)
 
 
 def refusal(access: Access, solution: Solution, shape: Shape, device: Device) -> str:
     """Return why `bind` would refuse a solution, or an empty text."""
     try:
-        target = target_of(access, solution, shape, device)
+        targets = targets_of(access, solution, shape, device)
         if shape.m and not os.environ.get(COMPILE):
-            check_compiled(target)
+            for target in targets:
+                check_compiled(target)
+            if shape.op == EXPERTS and not access.steps.are_compiled(plan_of(shape, targets[0].kernel), device):
+                raise MissingError(f"deepgemm: steps of {shape} are not compiled; tune the shape on this machine, or set {COMPILE}=1")
     except (PluginError, OSError) as error:  # the latter: a cache that is not private
         return str(error)
     return ""
@@ -93,19 +102,28 @@ def bind(access: Access, solution: Solution, shape: Shape, device: Device, where
     """
     if reason := refusal(access, solution, shape, device):
         return Unsupported(reason)
-    target = target_of(access, solution, shape, device)
+    targets = targets_of(access, solution, shape, device)
     if not shape.m:
-        return Launcher(_empty(target.product, where))
+        return Launcher(_empty(shape, where))
     try:
-        ensure_compiled(access, target)
-        copy = _copy_of(access, target)
+        prepare(access, solution, shape, device)
+        copy = _copy_of(access, targets[0])
     except PluginError as error:
         return Unsupported(str(error))
-    call = on_device(_product(target.product, _launch(copy, target), where), device.index)
-    with copy.lock, contextlib.nullcontext() if copy.initialised[0] else environment_with(variables(target.toolkit)):
-        call(*operands_of(target.product, where))  # loads the kernel, which no graph may capture
+    if shape.op == EXPERTS and (missing := [name for name in GROUPED if not hasattr(copy.module, name)]):
+        return Unsupported(f"deepgemm: {_named(targets[0].installation)} lacks {', '.join(missing)}; install a newer one")
+    calls = []
+    with copy.lock, contextlib.nullcontext() if copy.initialised[0] else environment_with(variables(targets[0].toolkit)):
+        for target in targets:
+            call = on_device(_product(target.product, _launch(copy, target), where), device.index)
+            call(*operands_of(target.product, where))  # loads the kernel, which no graph may capture
+            calls.append(call)
         copy.initialised[0] = True
-    return Launcher(call, workspace_bytes=target.product.copied_bytes)
+    if shape.op != EXPERTS:
+        return Launcher(call, workspace_bytes=target.product.copied_bytes)
+    plan = plan_of(shape, target.kernel)
+    call = call_of(shape, plan, access.steps.load(plan, device), calls, where)
+    return Launcher(on_device(call, device.index), workspace_bytes=plan.nbytes)
 
 
 def _copy_of(access: Access, target: Target) -> Copy:
@@ -165,7 +183,13 @@ def _product(product: Product, launch: Callable[..., None], where: torch.device)
     """Return a call of the op's operands that allocates the output."""
     import torch
 
-    empty, dtype, n, plain, arguments = torch.empty, product.torch_output, product.n, (product.m, product.n), arguments_of(product)
+    empty, dtype, n, plain, arguments = (
+        torch.empty,
+        product.torch_output,
+        product.n,
+        (*product.leading, product.m, product.n),
+        arguments_of(product),
+    )
 
     def call(*operands: Any) -> Any:
         x = operands[0]
@@ -176,11 +200,11 @@ def _product(product: Product, launch: Callable[..., None], where: torch.device)
     return call
 
 
-def _empty(product: Product, where: torch.device) -> Callable[..., Any]:
+def _empty(shape: Shape, where: torch.device) -> Callable[..., Any]:
     """Return a call for operands without rows."""
     import torch
 
-    empty, dtype, n = torch.empty, product.torch_output, product.n
+    empty, dtype, n = torch.empty, torch_dtype(shape.outdtype), shape.n
 
     def call(x: Any, *_: Any) -> Any:
         return empty((*x.shape[:-1], n), dtype=dtype, device=where)

@@ -235,6 +235,7 @@ class Access:
         fault: says why the library does not load.
         open: opens a private copy.
         compile: compiles ahead; see `build.compile_ahead`.
+        steps: kernels around products of experts; see `experts.steps.TritonSteps`.
     """
 
     find: Callable[[], Installation]
@@ -242,3 +243,4 @@ class Access:
     fault: Callable[[Installation], str]
     open: Callable[[Installation, Toolkit], Any]
     compile: Callable[..., list[str]]
+    steps: Any

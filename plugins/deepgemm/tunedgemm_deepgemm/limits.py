@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import dtype_bits, unusual_experts
 
 #: Op -> dtype of both operands, kind of scales, outputs.
 OPS = {
     "a16w16": ("bf16", "none", ("bf16", "fp32")),
     "a8w8_blockscale": ("fp8_e4m3fn", "block", ("bf16",)),
+    "fmoe": ("", "none", ("bf16", "fp16")),
 }
+#: What experts multiply, and their activation.
+_EXPERT_WORDS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_1x128", "act": "silu"}
+#: Most experts and pairs of a token: one program counts all of them, or reads all of a token's.
+_MOST_EXPERTS, _MOST_TOPK = 1024, 32
 #: Architectures. On sm_100 the library rounds float32 scales to powers of two.
 GFX = ("sm_90",)
 PLATFORMS = (Platform(GFX, needs=("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer"), ran=("H100",)),)
@@ -31,6 +36,8 @@ def _fault(shape: Shape, device: Device) -> str:
     if shape.op not in OPS:
         return f"op must be one of {', '.join(OPS)} (got {shape.op})"
     dtype, scale, outputs = OPS[shape.op]
+    if shape.op == "fmoe":
+        return _experts_fault(shape)
     if shape.dtype != dtype:
         return f"{shape.op}: operands must be {dtype} (got {shape.dtype})"
     if shape.scale != scale:
@@ -45,4 +52,21 @@ def _fault(shape: Shape, device: Device) -> str:
         step = 8 * ROW_BYTES // bits
         if size % step:
             return f"{shape.op}: {name} must be a multiple of {step} (got {size})"
+    return ""
+
+
+def _experts_fault(shape: Shape) -> str:
+    if unusual := unusual_experts(shape):
+        return f"fmoe has no {unusual}"
+    words = tuple(str(shape[name]) for name in _EXPERT_WORDS)
+    if words != tuple(_EXPERT_WORDS.values()) or not shape["g1u1"]:
+        gate = "gated" if shape["g1u1"] else "not gated"
+        return f"fmoe must have fp8_e4m3fn per_1x128 with a gate and silu (got {', '.join(words)}, {gate})"
+    if shape.layout != "row":
+        return f"weight layout must be row (got {shape.layout!r})"
+    for name, most in (("expert", _MOST_EXPERTS), ("topk", _MOST_TOPK)):
+        if not 1 <= int(shape[name]) <= most:
+            return f"fmoe: {name} must be in 1..{most} (got {shape[name]})"
+    if shape.n % ROW_BYTES or shape.k % ROW_BYTES:
+        return f"fmoe: model_dim and inter_dim must be multiples of {ROW_BYTES} (got {shape.n} and {shape.k})"
     return ""

@@ -2,7 +2,8 @@
 
 ``native`` is the library's own choice. ``n128_s120_pdl_mnk`` restricts it: block N a multiple of
 128, 120 SMs, programmatic dependent launch, and M compiled into the kernel in addition to N and K.
-A part that is absent keeps the library's default.
+Experts have two more: ``m64`` pads each expert's rows to blocks of 64 instead of 128, and
+``masked`` gives each expert rows for all pairs. A part that is absent keeps the library's default.
 """
 
 from __future__ import annotations
@@ -13,14 +14,22 @@ import re
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
+#: The op of experts.
+EXPERTS = "fmoe"
 #: Name of the library's own choice.
 NATIVE = "native"
 #: Largest block N of the library, and its step.
 BLOCK_N, STEP = 256, 16
 #: Blocks N of more than 128 that the library has with block scales.
 _SCALED_WIDE = (144, 160, 192)
+#: Rows of a block of experts, and those that the library takes by itself.
+EXPERT_ROWS, LIBRARY_ROWS = (16, 32, 64, 128), 128
+#: Most memory of the masked layout.
+MASKED_BYTES = 256 << 20
 
-_PATTERN = re.compile(r"(n(?P<block_n>[1-9]\d*))?_?(s(?P<sms>[1-9]\d*))?_?(?P<pdl>pdl)?_?(?P<mnk>mnk)?")
+_PATTERN = re.compile(
+    r"((?P<masked>masked)|m(?P<rows>[1-9]\d*))?_?(n(?P<block_n>[1-9]\d*))?_?(s(?P<sms>[1-9]\d*))?_?(?P<pdl>pdl)?_?(?P<mnk>mnk)?"
+)
 
 
 @attrs.frozen(cache_hash=True)
@@ -32,18 +41,27 @@ class Kernel:
         sms: multiprocessors that the kernel uses; 0 for all.
         pdl: whether the launch may overlap the end of the previous kernel.
         mnk: whether M is a constant of the kernel.
+        rows: rows of a block of experts, to which each expert's are padded; 0 for the library's.
+        masked: whether each expert has rows for all pairs, of which the kernel reads the used.
     """
 
     block_n: int = 0
     sms: int = 0
     pdl: bool = False
     mnk: bool = False
+    rows: int = 0
+    masked: bool = False
 
     @property
     def name(self) -> str:
         """Return the solution name, ``kernelName`` in a table."""
-        parts = (f"n{self.block_n}" * bool(self.block_n), f"s{self.sms}" * bool(self.sms), "pdl" * self.pdl, "mnk" * self.mnk)
-        return "_".join(filter(None, parts)) or NATIVE
+        numbers = (f"{letter}{value}" * bool(value) for letter, value in (("m", self.rows), ("n", self.block_n), ("s", self.sms)))
+        return "_".join(filter(None, ("masked" * self.masked, *numbers, "pdl" * self.pdl, "mnk" * self.mnk))) or NATIVE
+
+    @property
+    def expert_rows(self) -> int:
+        """Return the rows of a block of experts."""
+        return self.rows or LIBRARY_ROWS
 
 
 @functools.lru_cache(maxsize=4096)
@@ -54,7 +72,8 @@ def parse_name(name: str) -> Kernel:
         PluginError: no kernel has that name.
     """
     match = _PATTERN.fullmatch("" if name == NATIVE else name)
-    kernel = match and Kernel(int(match["block_n"] or 0), int(match["sms"] or 0), bool(match["pdl"]), bool(match["mnk"]))
+    numbers = (int(match[part] or 0) for part in ("block_n", "sms")) if match else ()
+    kernel = match and Kernel(*numbers, bool(match["pdl"]), bool(match["mnk"]), int(match["rows"] or 0), bool(match["masked"]))
     if kernel is None or name not in ("", kernel.name):
         raise PluginError(f"deepgemm has no kernel {name!r}; names look like {NATIVE}, {Kernel(128, 120, True, True).name}")
     return kernel
@@ -76,10 +95,31 @@ def resolve(solution: Solution, shape: Shape, device: Device) -> Kernel:
 
 def unfit(kernel: Kernel, shape: Shape, device: Device) -> str:
     """Return why the library cannot launch a kernel for the shape on the device, or an empty text."""
+    if reason := _unfit_rows(kernel, shape):
+        return reason
     if kernel.sms > device.cu_num:
         return f"SMs must be at most {device.cu_num} (got {kernel.sms})"
     if kernel.block_n and (kernel.block_n % STEP or kernel.block_n > BLOCK_N):
         return f"block N must be a multiple of {STEP} up to {BLOCK_N} (got {kernel.block_n})"
-    if shape.scale == "block" and kernel.block_n > 128 and kernel.block_n not in _SCALED_WIDE:
+    if (shape.scale == "block" or shape.op == EXPERTS) and kernel.block_n > 128 and kernel.block_n not in _SCALED_WIDE:
         return f"block N with block scales must be at most 128, or one of {', '.join(map(str, _SCALED_WIDE))} (got {kernel.block_n})"
     return ""
+
+
+def _unfit_rows(kernel: Kernel, shape: Shape) -> str:
+    if shape.op != EXPERTS:
+        return "rows of experts apply to fmoe" if kernel.rows or kernel.masked else ""
+    if kernel.rows and (kernel.rows not in EXPERT_ROWS or kernel.rows == LIBRARY_ROWS):
+        return f"rows of a block of experts must be {', '.join(map(str, EXPERT_ROWS[:-1]))}, or left out (got {kernel.rows})"
+    if kernel.masked and kernel.rows:
+        return f"the masked layout has blocks of the library's choice (got {kernel.rows} rows)"
+    if kernel.masked and (needed := masked_bytes(shape)) > MASKED_BYTES:
+        return f"the masked layout must need at most {MASKED_BYTES >> 20} MiB (got {needed >> 20})"
+    return ""
+
+
+def masked_bytes(shape: Shape) -> int:
+    """Return the bytes of the operands and outputs of both products in the masked layout."""
+    pairs = shape.m * int(shape["topk"])
+    rows = int(shape["expert"]) * -(-pairs // LIBRARY_ROWS) * LIBRARY_ROWS
+    return rows * (3 * shape.n + 5 * shape.k)

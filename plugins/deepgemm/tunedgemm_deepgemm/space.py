@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
-from tunedgemm_deepgemm.names import Kernel, parse_name, unfit
+from tunedgemm_deepgemm.names import EXPERT_ROWS, EXPERTS, LIBRARY_ROWS, Kernel, parse_name, unfit
 
 #: Multiples of block N that are listed; 0 is the library's choice.
 BLOCKS = (0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
@@ -18,8 +19,24 @@ _LEFT = (0, 4, 12, 20, 36)
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the library's own choice first, then overlapping launches and other blocks."""
+    if shape.op == EXPERTS:
+        yield from _solutions(libtype, expert_kernels(shape) if shape.m else [Kernel()], shape, device)
+        return
     kernels = [Kernel(), Kernel(pdl=True), *(Kernel(block_n=block) for block in _LISTED if block <= max(shape.n, 32))]
     yield from _solutions(libtype, kernels if shape.m else kernels[:1], shape, device)
+
+
+def expert_kernels(shape: Shape) -> list[Kernel]:
+    """Return the library's choice, then sizes of blocks of experts, overlapping launches, and blocks N.
+
+    Blocks of fewer rows come first after it where experts have few pairs each.
+    """
+    mean = shape.m * int(shape["topk"]) / int(shape["expert"])
+    sizes = sorted((rows for rows in EXPERT_ROWS if rows != LIBRARY_ROWS), key=lambda rows: abs(math.log2(rows / max(mean, 1))))
+    first = Kernel() if mean > sizes[-1] else Kernel(rows=sizes[0])
+    kernels = [Kernel(), *(Kernel(rows=rows) for rows in sizes), Kernel(masked=True)]
+    kernels += [attrs.evolve(base, pdl=True) for base in dict.fromkeys((first, Kernel(masked=True)))]
+    return kernels + [attrs.evolve(base, block_n=block) for block in (128, 64, 192) for base in dict.fromkeys((Kernel(), first))]
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -30,6 +47,9 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
         return
     near = [attrs.evolve(kernel, pdl=not kernel.pdl), attrs.evolve(kernel, mnk=not kernel.mnk)]
     near += [attrs.evolve(kernel, block_n=block) for block in _adjacent(BLOCKS, kernel.block_n)]
+    if shape.op == EXPERTS and not kernel.masked:
+        rows = _adjacent(EXPERT_ROWS, kernel.expert_rows)
+        near += [attrs.evolve(kernel, rows=count % LIBRARY_ROWS) for count in rows]
     sms = tuple(device.cu_num - left for left in _LEFT if left < device.cu_num)
     near += [attrs.evolve(kernel, sms=count % device.cu_num) for count in _adjacent(sms, kernel.sms or device.cu_num)]
     yield from _solutions(solution.libtype, near if shape.m else [], shape, device)

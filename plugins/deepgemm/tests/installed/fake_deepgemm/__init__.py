@@ -10,6 +10,8 @@ import tunedgemm_deepgemm
 from tunedgemm.plugin import Device, PluginError
 from tunedgemm.tools import environment_with
 from tunedgemm_deepgemm.build import Target
+from tunedgemm_deepgemm.experts.plan import Plan
+from tunedgemm_deepgemm.experts.steps import Steps, TritonSteps
 from tunedgemm_deepgemm.library import Access, Installation, Toolkit, variables
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def compile_ahead(target: Target) -> list[str]:
     with environment_with(variables(target.toolkit)):
         apply(module, target.kernel, target.device.cu_num)
         for form in dict.fromkeys((target.product, target.product.aligned())):
-            out = torch.empty(form.m, form.n, dtype=form.torch_output)
+            out = form.output(torch.device("cpu"))
             try:
                 getattr(module, form.function)(*arguments_of(form)(operands_of(form, out.device), out), **keywords_of(target.kernel))
             except RuntimeError as error:
@@ -64,5 +66,19 @@ def compile_ahead(target: Target) -> list[str]:
     return files
 
 
-ACCESS = Access(find, toolkit, lambda installation: "", open_copy, compile_ahead)
+class HostSteps(TritonSteps):
+    """The steps in torch; notes of what is compiled are those of the plugin."""
+
+    def fault(self) -> str:
+        """Return no fault: Triton is not needed."""
+        return ""
+
+    def load(self, plan: Plan, device: Device) -> Steps:
+        """Return functions that compute a plan's steps on the host."""
+        from fake_deepgemm import steps
+
+        return steps.host_steps(plan)
+
+
+ACCESS = Access(find, toolkit, lambda installation: "", open_copy, compile_ahead, HostSteps())
 deepgemm = attrs.evolve(tunedgemm_deepgemm.deepgemm, libtype="fakedeepgemm", access=ACCESS, host=H200)

@@ -1,0 +1,1 @@
+"""Serve the fused mixture of experts (`fmoe`)."""
