@@ -2,10 +2,12 @@
 
 deepgemm
     DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
-    vLLM. It compiles a kernel for each shape at its first call, with nvcc.
+    vLLM. It compiles a kernel for each shape at its first call, with nvcc. For `fmoe` its two
+    grouped products alone, over rows that are sorted and quantised already: a floor.
 vllm
     The CUTLASS products of vLLM: fp8 and int8 with scales by tensor or row, fp8 with scales by
-    block. From the library of an installed vLLM.
+    block. From the library of an installed vLLM. For `fmoe` its experts by the plugin `vllm`, with
+    scales by row: the same bytes of weights, other results.
 
 vLLM itself is not imported, which takes seconds. Each product is compared with the reference, and a
 wrong one is not timed: vLLM takes the scales of x for M-major, whatever their strides.
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import current_device
@@ -28,6 +31,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
 
 #: Relative error by norm from which a product counts as wrong: two roundings to bf16, and sums of
 #: fp8 products in the tensor cores' precision.
@@ -88,10 +92,58 @@ def _deepgemm(shape: Shape) -> Callable[..., torch.Tensor]:
         library.bf16_gemm_nt(x, weight, out)
         return out
 
+    if shape.op == "fmoe":
+        return _grouped_products(library, shape)
     return {"a8w8_blockscale": blocks, "a16w16": plain}[shape.op]
 
 
+def _grouped_products(library: Any, shape: Shape) -> Callable[..., torch.Tensor]:
+    """Return DeepGEMM's two products of experts, each expert's rows padded to the library's block."""
+    device, fp8, block = current_device().torch_device, torch.float8_e4m3fn, 128
+    ids = op_named(shape.op).make_inputs(shape, device, 0)[4]
+    counts = torch.bincount(ids.flatten(), minlength=int(shape["expert"]))
+    owners = torch.arange(len(counts), device=device, dtype=torch.int32).repeat_interleave((counts + block - 1) // block * block)
+    rows = len(owners)
+
+    def inputs(wide: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = torch.ones(-(-wide // block), rows, device=device).t()
+        return torch.randn(rows, wide, device=device, dtype=torch.bfloat16).to(fp8), scales
+
+    operands = inputs(shape.n), inputs(shape.k)
+
+    def call(*given: Any) -> torch.Tensor:
+        _, w1, w2, _, _, w1_scale, w2_scale, *_ = given
+        out = torch.empty(rows, shape.n, dtype=torch.bfloat16, device=device)
+        for x, w, scale, target in (
+            (operands[0], w1, w1_scale, torch.empty(rows, 2 * shape.k, dtype=torch.bfloat16, device=device)),
+            (operands[1], w2, w2_scale, out),
+        ):
+            library.m_grouped_fp8_gemm_nt_contiguous(x, (w, scale), target, owners)
+        return out[: shape.m]
+
+    return call
+
+
+def _vllm_experts(shape: Shape) -> Callable[..., torch.Tensor]:
+    """Return vLLM's experts for scales by row, which are ones.
+
+    Raises:
+        KeyError: it has no such experts.
+    """
+    from tunedgemm_vllm import vllm
+
+    by_row = attrs.evolve(shape, extra={**dict(shape.extra), "q_type": "per_Token"})  # type: ignore[arg-type]
+    bound = vllm.bind(Solution("vllm", "cutlass_moe_mm"), by_row, current_device())
+    if not isinstance(bound, Launcher):
+        raise KeyError(str(bound))
+    experts, device = int(shape["expert"]), current_device().torch_device
+    scales = [torch.ones(experts, rows, 1, device=device) for rows in (2 * shape.k, shape.n)]
+    return lambda hidden, w1, w2, weight, ids, *_: bound.call(hidden, w1, w2, weight, ids, *scales)
+
+
 def _vllm(shape: Shape) -> Callable[..., torch.Tensor]:
+    if shape.op == "fmoe":
+        return _vllm_experts(shape)
     product, out_dtype = vllm_ops().cutlass_scaled_mm, torch_dtype(shape.outdtype)
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
@@ -114,13 +166,15 @@ def peer(name: str, shape: Shape) -> Launcher | str:
     """
     try:
         call = PEERS[name](shape)
-    except KeyError:
-        return f"{name} has no {shape.op}"
+    except KeyError as error:
+        return f"{name} has no {shape.op}: {error.args[0]}"
     operands = op_named(shape.op).make_inputs(shape, current_device().torch_device, 0)
     try:
         out = call(*operands).float()
     except (RuntimeError, NotImplementedError) as error:
         return f"{name} refuses {shape}: {str(error).splitlines()[0]}"
+    if shape.op == "fmoe":  # parts of it, or other scales
+        return Launcher(call)
     wanted = op_named(shape.op).reference(shape, operands).float()
     far = float((out - wanted).norm() / wanted.norm())
     if not far < WRONG:

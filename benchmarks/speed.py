@@ -12,6 +12,9 @@ samples kept.
 
     python benchmarks/speed.py --op fmoe --table tuned.csv --shapes shapes.csv --arms experts
 
+    python benchmarks/speed.py --op fmoe --table deepgemm.csv --rivals triton.csv --shapes moe.csv \\
+        --arms deepgemm vllm
+
     python benchmarks/speed.py --table t.csv --shapes layers --layout columns128 --plain t.csv
 
 A gain is the median of the per-round ratios, torch over the winner, with its 95 % interval by order
@@ -29,6 +32,8 @@ deepgemm, vllm
     Kernels of other projects, see `peers.py`.
 any other name
     Another of torch's routes to the result.
+
+``--rivals`` names tables whose winners are timed in the same rounds, each under its backend's name.
 
 ``--layout`` asks for shapes with shuffled weights. F.linear and torch's own calls still take plain
 ones. So do the winners of the table named by ``--plain``, timed in the same rounds. All of them get
@@ -170,6 +175,12 @@ def compiled(arm: str, shape: Shape) -> tuple[Launcher, str]:
     return Launcher(call), next((name for name in reversed(taken) if not name.startswith("tunedgemm_")), "ATen's")
 
 
+def winners(rivals: list[TunedGemm], shape: Shape) -> dict[Solution, Launcher]:
+    """Return the winners of other tables that have a row for the shape, named by their backends."""
+    offers = [(rival, rival.of(shape.op).explain(shape)) for rival in rivals]
+    return {Solution("rival", answer.offer.solution.libtype): winner(rival, shape) for rival, answer in offers if answer.tuned}
+
+
 def arms_of(gemm: TunedGemm, plain: TunedGemm | None, shape: Shape, names: list[str]) -> tuple[dict[Solution, Launcher], dict[str, str]]:
     """Return the further subjects of a shape, and what Inductor took in those that it compiled."""
     arms, took = {}, {}
@@ -259,6 +270,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--m", type=int, nargs="+", default=[], metavar="M", help="only these M")
     parser.add_argument("--layout", default="", help="of the weights of a subset's shapes (default: plain, or AITER's (16, 16))")
     parser.add_argument("--scale-order", default=ROW, choices=ORDERS, help="of the block scales of a subset's x (default: %(default)s)")
+    parser.add_argument("--rivals", type=Path, nargs="+", default=[], help="tuned CSVs of other backends whose winners are timed too")
     parser.add_argument("--plain", type=Path, help="tuned CSV of plain weights whose winners are timed too")
     parser.add_argument(
         "--arms", nargs="+", default=[], help=f"further subjects: {', '.join(COMPILED)}, {', '.join(PEERS)}, or a route of torch's"
@@ -273,14 +285,19 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def loaded(table: Path, op: str) -> TunedGemm:
+    """Return a dispatcher of one table."""
+    gemm = TunedGemm(settings=Settings())
+    gemm.load_config(table, op)
+    return gemm
+
+
 def main(words: list[str] | None = None) -> int:
     """Compare and print; exit 1 if a shape is slower."""
     arguments = parsed(words)
-    gemm, plain = TunedGemm(settings=Settings()), None
-    gemm.load_config(arguments.table, arguments.op)
-    if arguments.plain:
-        plain = TunedGemm(settings=Settings())
-        plain.load_config(arguments.plain, OF_PLAIN.get(arguments.op, arguments.op))
+    gemm = loaded(arguments.table, arguments.op)
+    plain = loaded(arguments.plain, OF_PLAIN.get(arguments.op, arguments.op)) if arguments.plain else None
+    rivals = [loaded(table, arguments.op) for table in arguments.rivals]
     about = head(
         "speed", op=arguments.op, shapes=" ".join(arguments.shapes), rounds=arguments.rounds, layout=arguments.layout, ceilings=ceilings()
     )
@@ -290,7 +307,7 @@ def main(words: list[str] | None = None) -> int:
         if arguments.m and shape.m not in arguments.m:
             continue
         others, took = arms_of(gemm, plain, shape, arguments.arms)
-        row = compare(gemm, layer, shape, arguments.rounds, others) | took
+        row = compare(gemm, layer, shape, arguments.rounds, winners(rivals, shape) | others) | took
         row |= {"floor_us": floor_us(shape, rate), "bytes": op_named(arguments.op).bytes_moved(shape)} if rate else {}
         results.append(row)
         show(row)

@@ -43,7 +43,7 @@ def test_a_right_product_is_a_launcher(peers: ModuleType, monkeypatch: pytest.Mo
     """Scales arrive in the shape's order, and an op that a peer lacks is a reason, not an error."""
     monkeypatch.setitem(sys.modules, "deep_gemm", library())
     assert isinstance(peers.peer("deepgemm", BLOCKS), Launcher)
-    assert peers.peer("deepgemm", Shape("a8w8", 5, 256, 384, "fp8_e4m3fn", "bf16", scale="row")) == "deepgemm has no a8w8"
+    assert peers.peer("deepgemm", Shape("a8w8", 5, 256, 384, "fp8_e4m3fn", "bf16", scale="row")) == "deepgemm has no a8w8: a8w8"
 
 
 def test_a_wrong_product_is_a_reason(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +57,23 @@ def test_a_missing_library_is_an_error(peers: ModuleType, monkeypatch: pytest.Mo
     monkeypatch.setattr(peers, "vllm_folder", lambda: None)
     with pytest.raises(UserError, match="install the wheel of vLLM"):
         peers.peer("vllm", BLOCKS)
+
+
+def test_the_floor_of_experts_is_two_products(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of experts are padded to 128, and each product reads the call's weights."""
+    asked: list[Any] = []
+
+    def grouped(x: Any, weight: Any, out: torch.Tensor, owners: torch.Tensor) -> None:
+        asked.append((x[0].shape, x[1].stride(), weight, tuple(out.shape), owners))
+
+    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(m_grouped_fp8_gemm_nt_contiguous=grouped))
+    shape = next(example for example in op_named("fmoe").examples if example["q_type"] == "per_1x128" and example["g1u1"])
+    operands = op_named("fmoe").make_inputs(shape, torch.device("cpu"), 0)
+    launcher = peers.peer("deepgemm", shape)
+    asked.clear()
+    assert launcher.call(*operands).shape == (shape.m, shape.n)
+    for (x, strides, weight, out, owners), sizes, index in zip(asked, ((2 * shape.k, shape.n), (shape.n, shape.k)), (1, 2), strict=True):
+        assert (out[1], x[1], strides) == (*sizes, (1, len(owners))) and x[0] == out[0] == len(owners)
+        assert weight[0] is operands[index] and weight[1] is operands[4 + index]
+        hit = torch.bincount(operands[4].flatten())
+        assert torch.bincount(owners).tolist() == [128 * -(-count // 128) for count in hit.tolist()]

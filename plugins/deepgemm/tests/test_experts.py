@@ -94,12 +94,11 @@ def test_kernels_in_the_interpreter(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for given, shown in zip(INTERPRETED, json.loads(done.stdout), strict=True):
-        assert not shown["misplaced"], (given, shown)
+        assert not shown["misplaced"] and not shown.get("overwritten"), (given, shown)
         assert shown.get("empty", True) and shown.get("error", 0.0) <= shown.get("bound", 0.0), (given, shown)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("tokens", ["3", "3000"])
+@pytest.mark.parametrize(("name", "tokens"), [("native", "3"), ("m16", "3000"), ("masked", "3")])
 def test_programs_compile_for_hopper(cache: Path, name: str, tokens: str) -> None:
     """Triton compiles each program without a device, without spills, and only once."""
     plan = plan_of(shape_of(token=tokens, model_dim="7168", inter_dim="256", expert="256", topk="8"), parse_name(name))

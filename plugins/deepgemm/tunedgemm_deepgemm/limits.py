@@ -17,7 +17,11 @@ _EXPERT_WORDS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_1x128", "act": "silu"
 _MOST_EXPERTS, _MOST_TOPK = 1024, 32
 #: Architectures. On sm_100 the library rounds float32 scales to powers of two.
 GFX = ("sm_90",)
-PLATFORMS = (Platform(GFX, needs=("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer"), ran=("H100",)),)
+_NEEDS = ("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer")
+PLATFORMS = (
+    Platform(GFX, needs=_NEEDS, ran=("H100",), ops=("a16w16", "a8w8_blockscale")),
+    Platform(GFX, needs=(*_NEEDS, "Triton"), ops=("fmoe",)),
+)
 #: Rows of an operand in memory are multiples of these bytes, a limit of TMA.
 ROW_BYTES = 16
 #: Elements of K that share a scale.

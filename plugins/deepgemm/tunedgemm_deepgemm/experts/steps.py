@@ -156,19 +156,29 @@ def _cache() -> Iterator[None]:
 
 def _loaded(step: Step, device: Device) -> Callable[..., None]:
     """Return the launch of a step on a present device."""
-    import torch
-
-    kernel, constants = compile_program(step.program, device), (None,) * len(step.program.constants)
-    try:
-        with torch.cuda.device(device.index):
-            launch = kernel[step.grid]
-    except RuntimeError as error:
-        raise LaunchError(f"deepgemm {step.program.function} on {device.gfx}: does not load: {error}") from error
+    launch, constants = _kernel(step.program, device.gfx, device.index)[step.grid], (None,) * len(step.program.constants)
 
     def run(*arguments: Any) -> None:
         launch(*arguments, *constants)
 
     return run
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(program: Program, gfx: str, index: int) -> Any:
+    """Return a compiled kernel that is loaded on the device with this index.
+
+    Triton compiles its launcher in C for each list of types, and keeps it in the same folder.
+    """
+    import torch
+
+    kernel = compile_program(program, Device(gfx, 0))
+    try:
+        with torch.cuda.device(index), _cache():
+            _ = kernel.run
+    except RuntimeError as error:
+        raise LaunchError(f"deepgemm {program.function} on {gfx}: does not load: {error}") from error
+    return kernel
 
 
 def _key(program: Program, device: Device) -> str:

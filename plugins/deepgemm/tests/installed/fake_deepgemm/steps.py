@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tunedgemm.ops.formats.quant import per_1x128_quant
+from tunedgemm import per_1x128_quant
 from tunedgemm_deepgemm.experts.plan import Plan
 from tunedgemm_deepgemm.experts.steps import Steps
 
