@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_deepgemm import library
+from tunedgemm_deepgemm.product import GROUPED
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def documented(function: Any) -> list[tuple[str, Any]]:
     return list(zip(names, defaults, strict=True))
 
 
-@pytest.mark.parametrize("name", library.FUNCTIONS)
+@pytest.mark.parametrize("name", [*library.FUNCTIONS, *GROUPED])
 def test_the_stand_in_has_the_librarys_signatures(name: str, extension: Any, fake: ModuleType) -> None:
     """Names, order and defaults of all parameters agree; `init` has no names in the library."""
     stand_in = inspect.signature(getattr(fake.open_copy(fake.find(), fake.toolkit()), name)).parameters.values()
