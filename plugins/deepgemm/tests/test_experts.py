@@ -19,13 +19,16 @@ from tunedgemm.tools import op_named
 from tunedgemm_deepgemm import deepgemm, launch, limits
 from tunedgemm_deepgemm.experts.plan import plan_of
 from tunedgemm_deepgemm.experts.steps import TritonSteps, compile_program
-from tunedgemm_deepgemm.names import parse_name
-from tunedgemm_deepgemm.product import GROUPED, expert_rows
+from tunedgemm_deepgemm.names import expert_rows, parse_name, usual_rows
+from tunedgemm_deepgemm.product import GROUPED
 
 CPU, H200 = device_of(-1), Device("sm_90", 132, "nvidia-h200")
 SIZES = {"token": "6", "model_dim": "208", "inter_dim": "144", "expert": "4", "topk": "3"}
 WORDS = {"act_type": "Silu", "q_type": "per_1x128", "q_dtype_a": "fp8_e4m3fn", "q_dtype_w": "fp8_e4m3fn", "use_g1u1": "1", "layout": "row"}
 KERNELS = ("native", "m64", "m16", "masked")
+#: 15 experts with a pair more than a block of 16, of 64 tokens: 31 blocks, usually 26.
+UNEVEN = torch.tensor([expert for expert in range(15) for _ in range(17)] + [15]).view(64, 4).tolist()
+SPILLING = {"token": "64", "expert": "16", "topk": "4"}
 ROUTINGS = {
     "spread": [[0, 1, 2]] * 6,
     "one": [[3, 3, 3]] * 6,
@@ -73,11 +76,26 @@ def case(kernel: str, ids: str = "", **cells: str) -> dict[str, Any]:
     return {"kernel": kernel, "cells": {**SIZES, **WORDS, **cells}, **({"ids": ROUTINGS[ids]} if ids else {})}
 
 
+def test_spilled_rows(backend: Any) -> None:
+    """Rows beyond those of a usual routing have the same results as rows of the library."""
+    shape = shape_of(**SPILLING)
+    operands = list(op_named("fmoe").make_inputs(shape, torch.device("cpu"), 0))
+    calls = [bound(backend, shape, name).call for name in ("m16", "m16_spill")]
+    for ids in (operands[4], torch.tensor(UNEVEN, dtype=torch.int32), torch.full((64, 4), 3, dtype=torch.int32)):
+        operands[4] = ids
+        wanted, spilled = (call(*operands) for call in calls)
+        assert torch.allclose(wanted.float(), spilled.float(), rtol=1e-2, atol=1e-2)
+    plan = plan_of(shape, parse_name("m16_spill"))
+    assert (plan.rows, *(product.m for product in plan.products)) == (31 * 16, 26 * 16, 26 * 16)
+
+
 INTERPRETED = (
     *(case(kernel, ids) for kernel in KERNELS for ids in ("one", "unknown", "none")),
     case("native", token="4", model_dim="1424", inter_dim="1168", expert="3", topk="2", doweight_stage1="1"),
     case("m32", token="5", model_dim="128", inter_dim="272", expert="6", topk="6", dtype="fp16", outdtype="bf16"),
     case("masked", token="3", model_dim="16", inter_dim="16", expert="40", topk="1", doweight_stage1="1", outdtype="fp16"),
+    {**case("m16_spill", **SPILLING, model_dim="144"), "ids": UNEVEN},
+    {**case("m16_spill", **SPILLING, inter_dim="16"), "ids": UNEVEN},
     {**case("m16", token="1500", expert="5"), "random_ids": True},  # 4500 pairs: two segments
     {**case("masked", token="100", expert="300", topk="7"), "random_ids": True},
     {**case("native", token="9000", expert="33", topk="8"), "random_ids": True},  # 72000 pairs: two reads of counts
@@ -98,14 +116,14 @@ def test_kernels_in_the_interpreter(tmp_path: Path) -> None:
         assert shown.get("empty", True) and shown.get("error", 0.0) <= shown.get("bound", 0.0), (given, shown)
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("native", "3"), ("m16", "3000"), ("masked", "3")])
+@pytest.mark.parametrize(("name", "tokens"), [("native", "3"), ("m16", "3000"), ("masked", "3"), ("spill", "3000"), ("m64_spill", "3000")])
 def test_programs_compile_for_hopper(cache: Path, name: str, tokens: str) -> None:
     """Triton compiles each program without a device, without spills, and only once."""
     plan = plan_of(shape_of(token=tokens, model_dim="7168", inter_dim="256", expert="256", topk="8"), parse_name(name))
-    assert len(plan.steps) == (4 if tokens == "3" else 5)
+    assert len(plan.steps) == 4 + 1 * (tokens == "3000") + 2 * ("spill" in name)
     for step in plan.steps:
         kernel = compile_program(step.program, H200)
-        assert kernel.metadata.shared <= 48 << 10
+        assert kernel.metadata.shared <= 48 << 10 or step in plan.spills
         assert ".local" not in kernel.asm["ptx"]
     steps = TritonSteps()
     assert not steps.are_compiled(plan, H200)
@@ -173,6 +191,28 @@ def test_unfit_names_are_refused(name: str, reason: str) -> None:
     dense = Shape("a16w16", 64, 256, 256)
     assert "rows of experts apply to fmoe" in deepgemm.lacks(Solution("deepgemm", "m64"), dense, H200)
     assert "rows of experts apply to fmoe" in deepgemm.lacks(Solution("deepgemm", "masked"), dense, H200)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "usual"), [(4096, "native", 416), (1024, "native", 262), (2048, "m64", 416), (1, "native", 8), (8192, "native", 672)]
+)
+def test_usual_rows_suffice_for_even_routing(tokens: int, name: str, usual: int) -> None:
+    """The blocks of a usual routing are enough for random experts, and fewer than the worst routing's."""
+    shape, kernel = shape_of(token=str(tokens), expert="256", topk="8"), parse_name(name)
+    assert usual_rows(shape, kernel) == usual * kernel.expert_rows
+    torch.manual_seed(5)
+    for _ in range(20):
+        counts = torch.bincount(torch.rand(tokens, 256).topk(8).indices.flatten(), minlength=256)
+        assert int((-(-counts // kernel.expert_rows)).sum()) <= usual
+
+
+def test_spilling_is_listed_where_it_saves_rows() -> None:
+    """Many tokens have it in the list; a shape whose usual routing is the worst one refuses it."""
+    few, many = (shape_of(token=tokens, expert="256", topk="8") for tokens in ("1", "4096"))
+    assert "spill" in [solution.kernel_name for solution in deepgemm.enumerate_solutions(many, H200)]
+    assert not [solution for solution in deepgemm.enumerate_solutions(few, H200) if "spill" in solution.kernel_name]
+    assert "a usual routing needs as many rows as any; leave spill out" in deepgemm.lacks(Solution("deepgemm", "spill"), few, H200)
+    assert "none to spill" in deepgemm.lacks(Solution("deepgemm", "masked_spill"), few, attrs.evolve(H200))
 
 
 def test_the_masked_layout_has_a_bound() -> None:

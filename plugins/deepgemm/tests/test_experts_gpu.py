@@ -36,10 +36,12 @@ ODD = (
     experts(37, 1424, 1168, 3, 3, dtype="fp16"),
     experts(700, 528, 80, 33, 7, expert_parallel="True", outdtype="fp16"),  # two segments of pairs
     experts(16, 2048, 768, 128, 8),
+    experts(64, 208, 144, 16, 4),
 )
 CASES = [("native", shape) for shape in DEEPSEEK.values()] + [("m64", DEEPSEEK[tokens]) for tokens in (64, 512, 4096)]
 CASES += [("m16", DEEPSEEK[tokens]) for tokens in (1, 64, 512)] + [("m32", DEEPSEEK[64])]
-CASES += [(name, shape) for shape in ODD for name in ("native", "m64", "m32", "m16", "masked", "m16_n64_pdl")]
+CASES += [(name, shape) for shape in ODD for name in ("native", "m64", "m32", "m16", "masked", "m16_n64_pdl", "m16_spill")]
+CASES += [("spill", DEEPSEEK[4096]), ("m64_spill", DEEPSEEK[4096]), ("spill", DEEPSEEK[512])]
 CASES = [(name, shape) for name, shape in CASES if not unfit(parse_name(name), shape, GPU)]
 
 
@@ -91,8 +93,8 @@ def test_outputs_are_right_and_repeat(shape: Shape) -> None:
         assert all(torch.equal(call(*given), out) for _ in range(20)), f"{name} {shape}"
 
 
-@pytest.mark.parametrize("name", ["native", "m64", "m16", "masked", "m16_n64_pdl"])
-@pytest.mark.parametrize("shape", [ODD[1], ODD[4], DEEPSEEK[64]], ids=str)
+@pytest.mark.parametrize("name", ["native", "m64", "m16", "masked", "m16_n64_pdl", "spill", "m16_spill"])
+@pytest.mark.parametrize("shape", [ODD[1], ODD[4], ODD[5], DEEPSEEK[64], DEEPSEEK[512]], ids=str)
 def test_graphs_on_two_streams_follow_the_routing(name: str, shape: Shape) -> None:
     """Each replay on two streams has the bits of a plain call, with any routing and unknown experts."""
     if (name, shape) not in CASES:
@@ -103,6 +105,8 @@ def test_graphs_on_two_streams_follow_the_routing(name: str, shape: Shape) -> No
     for seed in range(4):
         torch.manual_seed(seed)
         ids = torch.randint(-2, count + 2, first[4].shape, dtype=torch.int32, device=first[4].device)
+        if seed == 2:  # as even as can be, which fills most blocks
+            ids = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).remainder_(count - 1).view_as(ids)
         routings.append(ids.fill_(count - 1) if seed == 3 else ids)
     wanted = []
     for ids in routings:
@@ -127,7 +131,9 @@ def test_graphs_on_two_streams_follow_the_routing(name: str, shape: Shape) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "launches"), [("native", DEEPSEEK[4096], 7), ("m16", DEEPSEEK[64], 6), ("masked", ODD[4], 6)], ids=str
+    ("name", "shape", "launches"),
+    [("native", DEEPSEEK[4096], 7), ("spill", DEEPSEEK[4096], 9), ("m16", DEEPSEEK[64], 6), ("masked", ODD[4], 6)],
+    ids=str,
 )
 def test_a_call_launches_few_kernels(name: str, shape: Shape, launches: int) -> None:
     """A call runs the steps of its plan and two products, and no copy, fill or transposition."""

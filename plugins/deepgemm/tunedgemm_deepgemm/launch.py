@@ -180,22 +180,17 @@ def _launch(copy: Copy, target: Target) -> Callable[..., None]:
 
 
 def _product(product: Product, launch: Callable[..., None], where: torch.device) -> Callable[..., Any]:
-    """Return a call of the op's operands that allocates the output."""
+    """Return a call of the op's operands that allocates the output; a product of experts is given one."""
     import torch
 
-    empty, dtype, n, plain, arguments = (
-        torch.empty,
-        product.torch_output,
-        product.n,
-        (*product.leading, product.m, product.n),
-        arguments_of(product),
-    )
+    empty, dtype, n, arguments = torch.empty, product.torch_output, product.n, arguments_of(product)
+    plain, grouped = (product.m, n), bool(product.experts)
 
     def call(*operands: Any) -> Any:
         x = operands[0]
-        out = empty(plain, dtype=dtype, device=where)
+        out = operands[5] if grouped else empty(plain, dtype=dtype, device=where)
         launch(*arguments(operands, out))
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], n)
+        return out if grouped or x.dim() == 2 else out.view(*x.shape[:-1], n)
 
     return call
 

@@ -2,13 +2,15 @@
 
 ``native`` is the library's own choice. ``n128_s120_pdl_mnk`` restricts it: block N a multiple of
 128, 120 SMs, programmatic dependent launch, and M compiled into the kernel in addition to N and K.
-Experts have two more: ``m64`` pads each expert's rows to blocks of 64 instead of 128, and
-``masked`` gives each expert rows for all pairs. A part that is absent keeps the library's default.
+Experts have three more. ``m64`` pads each expert's rows to blocks of 64 instead of 128. ``masked``
+gives each expert rows for all pairs. ``spill`` leaves rows beyond those of a usual routing to a
+kernel of ours. A part that is absent keeps the library's default.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 import attrs
@@ -29,6 +31,7 @@ MASKED_BYTES = 256 << 20
 
 _PATTERN = re.compile(
     r"((?P<masked>masked)|m(?P<rows>[1-9]\d*))?_?(n(?P<block_n>[1-9]\d*))?_?(s(?P<sms>[1-9]\d*))?_?(?P<pdl>pdl)?_?(?P<mnk>mnk)?"
+    r"_?(?P<spill>spill)?"
 )
 
 
@@ -43,6 +46,7 @@ class Kernel:
         mnk: whether M is a constant of the kernel.
         rows: rows of a block of experts, to which each expert's are padded; 0 for the library's.
         masked: whether each expert has rows for all pairs, of which the kernel reads the used.
+        spill: whether rows beyond those of a usual routing are left to a Triton kernel.
     """
 
     block_n: int = 0
@@ -51,12 +55,15 @@ class Kernel:
     mnk: bool = False
     rows: int = 0
     masked: bool = False
+    spill: bool = False
 
     @property
     def name(self) -> str:
         """Return the solution name, ``kernelName`` in a table."""
         numbers = (f"{letter}{value}" * bool(value) for letter, value in (("m", self.rows), ("n", self.block_n), ("s", self.sms)))
-        return "_".join(filter(None, ("masked" * self.masked, *numbers, "pdl" * self.pdl, "mnk" * self.mnk))) or NATIVE
+        return (
+            "_".join(filter(None, ("masked" * self.masked, *numbers, "pdl" * self.pdl, "mnk" * self.mnk, "spill" * self.spill))) or NATIVE
+        )
 
     @property
     def expert_rows(self) -> int:
@@ -73,7 +80,8 @@ def parse_name(name: str) -> Kernel:
     """
     match = _PATTERN.fullmatch("" if name == NATIVE else name)
     numbers = (int(match[part] or 0) for part in ("block_n", "sms")) if match else ()
-    kernel = match and Kernel(*numbers, bool(match["pdl"]), bool(match["mnk"]), int(match["rows"] or 0), bool(match["masked"]))
+    pdl, mnk, masked, spill = (bool(match[part]) for part in ("pdl", "mnk", "masked", "spill")) if match else [False] * 4
+    kernel = match and Kernel(*numbers, pdl, mnk, int(match["rows"] or 0), masked, spill)
     if kernel is None or name not in ("", kernel.name):
         raise PluginError(f"deepgemm has no kernel {name!r}; names look like {NATIVE}, {Kernel(128, 120, True, True).name}")
     return kernel
@@ -108,14 +116,41 @@ def unfit(kernel: Kernel, shape: Shape, device: Device) -> str:
 
 def _unfit_rows(kernel: Kernel, shape: Shape) -> str:
     if shape.op != EXPERTS:
-        return "rows of experts apply to fmoe" if kernel.rows or kernel.masked else ""
+        return "rows of experts apply to fmoe" if kernel.rows or kernel.masked or kernel.spill else ""
     if kernel.rows and (kernel.rows not in EXPERT_ROWS or kernel.rows == LIBRARY_ROWS):
         return f"rows of a block of experts must be {', '.join(map(str, EXPERT_ROWS[:-1]))}, or left out (got {kernel.rows})"
     if kernel.masked and kernel.rows:
         return f"the masked layout has blocks of the library's choice (got {kernel.rows} rows)"
     if kernel.masked and (needed := masked_bytes(shape)) > MASKED_BYTES:
         return f"the masked layout must need at most {MASKED_BYTES >> 20} MiB (got {needed >> 20})"
+    if kernel.spill and kernel.masked:
+        return "the masked layout has rows for every routing, and none to spill"
+    if kernel.spill and shape.m and usual_rows(shape, kernel) == expert_rows(shape, kernel):
+        return "a usual routing needs as many rows as any; leave spill out"
     return ""
+
+
+def expert_rows(shape: Shape, kernel: Kernel) -> int:
+    """Return the most rows that any routing needs: of an expert in the masked layout, else of all.
+
+    The most blocks are needed where as many experts as can be have a pair, and one has the others.
+    """
+    pairs, size = shape.m * int(shape["topk"]), kernel.expert_rows
+    if kernel.masked:
+        return -(-pairs // LIBRARY_ROWS) * LIBRARY_ROWS
+    hit = min(int(shape["expert"]), pairs)
+    return (hit + (pairs - hit) // size) * size
+
+
+def usual_rows(shape: Shape, kernel: Kernel) -> int:
+    """Return the rows that most routings need: a block for each expert, or 5/8 of one as padding.
+
+    With even routing the padding is a block for few pairs an expert, and half a block for many.
+    """
+    pairs, size = shape.m * int(shape["topk"]), kernel.expert_rows
+    hit = min(int(shape["expert"]), pairs)
+    blocks = math.ceil(max(1.02 * hit, pairs / size + 0.625 * hit))
+    return min(blocks * size, expert_rows(shape, kernel))
 
 
 def masked_bytes(shape: Shape) -> int:

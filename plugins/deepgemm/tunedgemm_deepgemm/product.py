@@ -11,7 +11,7 @@ from tunedgemm.plugin import Shape
 from tunedgemm.tools import scale_strides, torch_dtype
 
 from tunedgemm_deepgemm.limits import BLOCK
-from tunedgemm_deepgemm.names import EXPERTS, LIBRARY_ROWS, Kernel
+from tunedgemm_deepgemm.names import EXPERTS, Kernel, expert_rows, usual_rows
 
 if TYPE_CHECKING:
     import torch
@@ -99,22 +99,10 @@ def products_of(shape: Shape, kernel: Kernel) -> tuple[Product, ...]:
     """Return the products of a shape in order: two for experts, else one."""
     if shape.op != EXPERTS:
         return (product_of(shape),)
-    rows, experts = expert_rows(shape, kernel), int(shape["expert"])
+    rows, experts = (usual_rows if kernel.spill else expert_rows)(shape, kernel), int(shape["expert"])
     expected = max(1, -(-shape.m * int(shape["topk"]) // experts)) if kernel.masked else 0
     sizes = (2 * shape.k, shape.n), (shape.n, shape.k)
     return tuple(Product(shape.op, rows, n, k, "fp8_e4m3fn", "bf16", 1, rows, experts, expected) for n, k in sizes)
-
-
-def expert_rows(shape: Shape, kernel: Kernel) -> int:
-    """Return the most rows that any routing needs: of an expert in the masked layout, else of all.
-
-    The most blocks are needed where as many experts as can be have a pair, and one has the others.
-    """
-    pairs, size = shape.m * int(shape["topk"]), kernel.expert_rows
-    if kernel.masked:
-        return -(-pairs // LIBRARY_ROWS) * LIBRARY_ROWS
-    hit = min(int(shape["expert"]), pairs)
-    return (hit + (pairs - hit) // size) * size
 
 
 def product_of(shape: Shape) -> Product:
@@ -156,7 +144,7 @@ class _Memory:
 def _expert_operands(product: Product, device: torch.device) -> tuple[Any, ...]:
     """Return operands without a used row; a kernel then reads of the weight the first expert's part alone.
 
-    So the weight of a GPU has memory for that part alone.
+    So the weight of a GPU has memory for that part alone. The last two are output and that memory.
     """
     import torch
 
@@ -170,7 +158,7 @@ def _expert_operands(product: Product, device: torch.device) -> tuple[Any, ...]:
     count = product.experts if product.expected_m else product.m
     groups = torch.full((count,), 0 if product.expected_m else -1, dtype=torch.int32, device=device)
     w_scale = torch.empty(product.experts, *product.blocks, device=device)
-    return *product.rows(device), weight, w_scale, groups, part
+    return *product.rows(device), weight, w_scale, groups, product.output(device), part
 
 
 def arguments_of(product: Product) -> Callable[[tuple[Any, ...], Any], tuple[Any, ...]]:

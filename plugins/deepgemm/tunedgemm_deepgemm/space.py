@@ -35,6 +35,7 @@ def expert_kernels(shape: Shape) -> list[Kernel]:
     sizes = sorted((rows for rows in EXPERT_ROWS if rows != LIBRARY_ROWS), key=lambda rows: abs(math.log2(rows / max(mean, 1))))
     first = Kernel() if mean > sizes[-1] else Kernel(rows=sizes[0])
     kernels = [Kernel(), *(Kernel(rows=rows) for rows in sizes), Kernel(masked=True)]
+    kernels += [Kernel(spill=True), Kernel(rows=sizes[0], spill=True)] * (mean > sizes[-1])
     kernels += [attrs.evolve(base, pdl=True) for base in dict.fromkeys((first, Kernel(masked=True)))]
     return kernels + [attrs.evolve(base, block_n=block) for block in (128, 64, 192) for base in dict.fromkeys((Kernel(), first))]
 
@@ -46,6 +47,7 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     except PluginError:
         return
     near = [attrs.evolve(kernel, pdl=not kernel.pdl), attrs.evolve(kernel, mnk=not kernel.mnk)]
+    near += [attrs.evolve(kernel, spill=not kernel.spill)]
     near += [attrs.evolve(kernel, block_n=block) for block in _adjacent(BLOCKS, kernel.block_n)]
     if shape.op == EXPERTS and not kernel.masked:
         rows = _adjacent(EXPERT_ROWS, kernel.expert_rows)

@@ -32,12 +32,15 @@ class Steps:
         quantise: of (x, places, quantised x, its scales).
         activate: of (product, places, routing weights, quantised result, its scales).
         combine: of (product, places, routing weights, output).
+        spills: for each product, of (x, its scales, weight, its scales, groups, output); none
+            where no row is beyond the products'.
     """
 
     place: Callable[..., None]
     quantise: Callable[..., None]
     activate: Callable[..., None]
     combine: Callable[..., None]
+    spills: tuple[Callable[..., None], ...] = ()
 
 
 def steps_of(plan: Plan, launch: Callable[[Step], Callable[..., None]]) -> Steps:
@@ -49,24 +52,21 @@ def steps_of(plan: Plan, launch: Callable[[Step], Callable[..., None]]) -> Steps
     """
     import torch
 
-    count, place, *others = (launch(step) if step in plan.steps else None for step in (plan.count, *plan.steps[-4:]))
-    numbers, placing, counts = plan.count.integers, plan.place.integers, plan.counts
+    count, place, counts = launch(plan.count) if plan.counts else None, launch(plan.place), plan.counts
+    numbers, placing = plan.count.integers, plan.place.integers
 
     def placed(ids: Any, places: Any, groups: Any) -> None:
         counted = places
         if count is not None:
             counted = torch.empty(counts, dtype=torch.int32, device=ids.device)
             count(ids, counted, *numbers)
-        place(ids, counted, places, groups, *placing)  # type: ignore[misc]  # every plan places
+        place(ids, counted, places, groups, *placing)
 
-    quantise, activate, combine = (
-        functools.partial(_launched, function, step.integers) for function, step in zip(others, plan.steps[-3:], strict=True)
-    )
-    return Steps(placed, quantise, activate, combine)
+    def bound(step: Step) -> Callable[..., None]:
+        function, integers = launch(step), step.integers
+        return lambda *tensors: function(*tensors, *integers)
 
-
-def _launched(function: Callable[..., None], integers: tuple[int, ...], *tensors: Any) -> None:
-    function(*tensors, *integers)
+    return Steps(placed, *map(bound, (plan.quantise, plan.activate, plan.combine)), spills=tuple(map(bound, plan.spills)))
 
 
 @attrs.frozen
@@ -139,7 +139,7 @@ def compile_program(program: Program, device: Device) -> Any:
     target = GPUTarget("cuda", int(device.gfx.removeprefix("sm_")), 32)
     try:
         with _cache():
-            return triton.compile(source, target=target, options={"num_warps": program.warps, "num_stages": 1})
+            return triton.compile(source, target=target, options={"num_warps": program.warps, "num_stages": program.stages})
     except Exception as error:  # the compiler's passes raise plain RuntimeErrors in addition to its types
         raise LaunchError(f"deepgemm {program.function} for {device.gfx}: {type(error).__name__}: {error}") from error
 

@@ -155,3 +155,33 @@ def combine_pairs(
             values *= tl.load(weight + token * TOPK + j, mask=row >= 0, other=0.0)
         total += values
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def multiply_spilled(
+    x, scale, weight, w_scale, groups, out, first, N, K,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Store out[row] = x[row] @ weight[expert].T for rows from *first* on, ROWS of one expert each.
+
+    Grid: (blocks, programs along N). Blocks without a pair are left out. Both factors have a scale
+    for 128 of K, the weight for BLOCK_N = 128 rows, too. Matrices of scales of x have *first* rows.
+    """
+    start = first + tl.program_id(0) * ROWS
+    expert = tl.load(groups + start)
+    if expert >= 0:
+        row, k, count = (start + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, 128), tl.cdiv(K, 128)
+        rows = x + row[:, None] * K + k[None, :]
+        column = scale + row // first * first * count + row % first
+        for tile in range(tl.program_id(1), tl.cdiv(N, BLOCK_N), tl.num_programs(1)):
+            n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            columns = weight + (expert.to(tl.int64) * N + n[:, None]) * K + k[None, :]
+            total = tl.zeros([ROWS, BLOCK_N], tl.float32)
+            for step in range(count):
+                inside = (step * 128 + k < K)[None, :]
+                a = tl.load(rows + step * 128, mask=inside, other=0.0)
+                b = tl.load(columns + step * 128, mask=inside & (n < N)[:, None], other=0.0)
+                by_row = tl.load(column + step * first)
+                by_block = tl.load(w_scale + (expert.to(tl.int64) * tl.cdiv(N, BLOCK_N) + tile) * count + step)
+                total += tl.dot(a, b.T) * by_row[:, None] * by_block
+            tl.store(out + row[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=(n < N)[None, :])

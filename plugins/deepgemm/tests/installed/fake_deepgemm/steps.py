@@ -32,8 +32,9 @@ def host_steps(plan: Plan) -> Steps:
         quantised, scales = per_1x128_quant(values[known], torch.float8_e4m3fn)
         at = places[known].long()
         q.view(-1, q.shape[-1]).view(torch.uint8)[at] = quantised.view(torch.uint8)
-        where = (at // q.shape[-2], at % q.shape[-2]) if q.dim() == 3 else (at,)
-        scale[where] = scales
+        matrices = scale if q.dim() == 3 else scale.transpose(1, 2) if plan.spills else scale[None]
+        per = matrices.shape[1]
+        matrices[at // per, at % per] = scales
 
     def quantise(x: Any, places: Any, q: Any, scale: Any) -> None:
         stored(places, x.repeat_interleave(plan.topk, 0), q, scale)
@@ -53,4 +54,12 @@ def host_steps(plan: Plan) -> Steps:
             pairs *= weight.reshape(-1, 1).masked_fill((places < 0)[:, None], 0.0)
         out.copy_(pairs.view(len(out), plan.topk, -1).sum(1))
 
-    return Steps(place, quantise, activate, combine)
+    def spill(x: Any, scale: Any, weight: Any, w_scale: Any, groups: Any, out: Any) -> None:
+        columns, (_, n, k) = scale.shape[1], weight.shape
+        by_row = scale.transpose(1, 2).reshape(-1, columns)[: len(x)]
+        for row in range(first.m, len(x)):
+            if (expert := int(groups[row])) >= 0:
+                wide = w_scale[expert].view(-1, columns).repeat_interleave(128, 0).repeat_interleave(128, 1)[:n, :k]
+                out[row] = (weight[expert].float() * wide) @ (x[row].float() * by_row[row].repeat_interleave(128)[:k])
+
+    return Steps(place, quantise, activate, combine, (spill, spill) if plan.spills else ())
