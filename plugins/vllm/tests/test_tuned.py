@@ -36,7 +36,8 @@ print(vllm_stand_in_operators.calls)
 def test_a_row_is_tuned_and_served(stand_in: Path, tmp_path: Path) -> None:
     """The row states kernel and version; a call without a row loads nothing; vLLM is not imported."""
     path = os.pathsep.join([str(stand_in), str(INSTALLED), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TUNEDGEMM_HOME": str(tmp_path / "home")}
+    variables_of_all = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TUNEDGEMM_HOME": str(tmp_path / "home")}
+    environment = {**os.environ, **variables_of_all}
 
     def run(*arguments: str, **variables: str) -> str:
         command = [sys.executable, *arguments]
