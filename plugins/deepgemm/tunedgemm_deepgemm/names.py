@@ -79,9 +79,9 @@ def parse_name(name: str) -> Kernel:
         PluginError: no kernel has that name.
     """
     match = _PATTERN.fullmatch("" if name == NATIVE else name)
-    numbers = (int(match[part] or 0) for part in ("block_n", "sms")) if match else ()
-    pdl, mnk, masked, spill = (bool(match[part]) for part in ("pdl", "mnk", "masked", "spill")) if match else [False] * 4
-    kernel = match and Kernel(*numbers, pdl, mnk, int(match["rows"] or 0), masked, spill)
+    numbers = {part: int(match[part] or 0) for part in ("block_n", "sms", "rows")} if match else {}
+    switches = {part: bool(match[part]) for part in ("pdl", "mnk", "masked", "spill")} if match else {}
+    kernel = Kernel(**numbers, **switches) if match else None  # type: ignore[arg-type]
     if kernel is None or name not in ("", kernel.name):
         raise PluginError(f"deepgemm has no kernel {name!r}; names look like {NATIVE}, {Kernel(128, 120, True, True).name}")
     return kernel

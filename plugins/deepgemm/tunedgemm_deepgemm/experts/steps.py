@@ -66,7 +66,8 @@ def steps_of(plan: Plan, launch: Callable[[Step], Callable[..., None]]) -> Steps
         function, integers = launch(step), step.integers
         return lambda *tensors: function(*tensors, *integers)
 
-    return Steps(placed, *map(bound, (plan.quantise, plan.activate, plan.combine)), spills=tuple(map(bound, plan.spills)))
+    spills = tuple(bound(step) for step in plan.spills)
+    return Steps(placed, bound(plan.quantise), bound(plan.activate), bound(plan.combine), spills)
 
 
 @attrs.frozen
