@@ -189,11 +189,12 @@ def test_the_strict_check_names_a_device_and_a_backend_that_are_missing(install,
     """`table check` of a sound published table notes rows that cannot serve here, and exits 0."""
     from tunedgemm.cli.table import check
 
-    package = install("acme", row("k"), row("c", shape=attrs.evolve(SHAPE, m=2), solution=Solution("cutlass", "c")))
-    monkeypatch.setattr(check, "Registry", lambda: fake_registry(fake_backend("triton", solutions=("k",))))
+    package = install("acme", row("k", libver="1"), row("c", shape=attrs.evolve(SHAPE, m=2), solution=Solution("cutlass", "c")))
+    monkeypatch.setattr(check, "Registry", lambda: fake_registry(attrs.evolve(fake_backend("triton"), library_version=lambda _: "2")))
     assert main(["table", "check", str(package / NAME)]) == 0
     shown = capsys.readouterr().out
     assert "published, and the checksum is right" in shown and "pip install tunedgemm[cutlass]" in shown
+    assert "1 row, the first in line 5, saw another version" in shown and "triton: tuned with 1, now 2" in shown
     assert f"no row for {check.current_device()}; to tune its shapes here, run `tunedgemm tune --op a16w16 -i " in shown
 
 

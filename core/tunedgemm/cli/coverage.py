@@ -29,6 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", default="", help="op of the files; default: that of each file's columns and name")
     add("--device", default="", metavar="GFX:CU[:NAME]", help="another device, such as gfx942:304; default: the present one")
     add("--table", action="append", default=[], metavar="FILE", help="a table that ranks above all others; repeat for other ops")
+    add("--shipped", action="store_true", help="ask the package's tables alone: which calls they serve before any tuning")
     add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of all graphs, or by the M recorded in them (default: 1)")
     times = parser.add_argument_group("times of calls")
     add = times.add_argument
@@ -46,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.analysis.coverage import BY, TUNED, coverage
+    from tunedgemm.analysis.coverage import BY, SHIPPED, TUNED, coverage
     from tunedgemm.analysis.coverage.show import percent, print_coverage, print_next, write_entries
     from tunedgemm.cli.coveragejson import print_json
     from tunedgemm.device import device_of_text
@@ -57,6 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--min-exact: expected per cent in 0 to 100 (got {least:g})")
     if arguments.by and arguments.by not in BY:
         raise UserError(f"--by: expected one of {', '.join(BY)} (got {arguments.by!r})")
+    if arguments.shipped and arguments.table:
+        raise UserError("--shipped and --table: --shipped asks the package's tables alone; leave out one of them")
     if arguments.next < 0:
         raise UserError(f"--next: must be at least 0 (got {arguments.next})")
     if arguments.output and not arguments.next:
@@ -68,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
         op=arguments.op,
         device=device_of_text(arguments.device) if arguments.device else None,
         replays=arguments.replays,
-        tables=arguments.table,
+        tables=SHIPPED if arguments.shipped else arguments.table,
         against=arguments.against,
         measure=arguments.measure,
     )
@@ -111,6 +114,7 @@ def _commands(arguments: argparse.Namespace, result: Coverage, following: Sequen
     again += ["--replays", arguments.replays] if arguments.replays != "1" else []
     for flag in ("table", "against"):
         again += [word for path in getattr(arguments, flag) for word in (f"--{flag}", path)]
+    again += ["--shipped"] if arguments.shipped else []
     again += ["--measure", f"{arguments.measure:g}"] if arguments.measure else []
     again += ["--next", str(arguments.next)] if arguments.next != 10 else []
     lists = [Path(target) / op_named(op).columns.untuned_file if several else Path(target) for op in ops]

@@ -25,6 +25,7 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "calls": result.calls,
         "time_us": result.time,
         "served_by": {word: _served(result, word) for word in WORDS if any(entry.how == word for entry in result.entries)},
+        "table_layers": {name: _shares(group, result) for name, group in result.by_table_layer().items()},
         "regrets": {"padded": _regret(result, PADDED), "untuned": _regret(result, UNTUNED)},
         "unused_rows": [attrs.asdict(unused) for unused in result.unused()],
         "with_unused_rows": {"calls": result.rows("exact", by="calls"), "time": result.rows("exact", by="time")},
@@ -37,6 +38,10 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "notes": result.notes,
     }
     print_document("coverage", 1, facts)
+
+
+def _shares(group: Group, result: Coverage) -> dict[str, float]:
+    return {what: getattr(group, what) / total if (total := getattr(result, what)) else 0.0 for what in ("calls", "time")}
 
 
 def _served(result: Coverage, word: str) -> dict[str, Any]:
@@ -64,6 +69,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     counts = {"layer": entry.layer, "count": entry.count, "graph": entry.graph, "calls": entry.calls}
     row = entry.row_m if entry.row_m >= 0 else None
     served = {"how": entry.how, "solution": entry.solution, "why": entry.why, "us": entry.us, "us_from": entry.us_from, "row_m": row}
+    served |= {"table_layer": entry.table_layer, "libver": entry.libver}
     best = {"best_us": entry.best_us or None, "best": entry.best, "regret": entry.regret}
     return {"shape": entry.shape, **counts, **served, **best, "passed_over": passed}
 

@@ -19,6 +19,7 @@ from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN, absent
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.folders import DISTRIBUTION, SHIPPED_WORD
 from tunedgemm.text.printable import printable
 
 if TYPE_CHECKING:
@@ -279,9 +280,10 @@ def choose(
             launcher = backend.bind(last.solution, shape, device) if present else backend.lacks(last.solution, shape, device)
             if isinstance(launcher, Launcher):
                 if last.libver:
-                    _report_version(last, backend, device)
+                    last = _with_version(last, backend, device, bound=True)
                 return Explanation(shape, device, last, tuple(passed)), launcher
             if not launcher and not present:
+                last = _with_version(last, backend, device, bound=False)
                 return Explanation(shape, device, last, tuple(passed), bound=False), None
             reason = f"{backend.libtype} refuses: {launcher}"
         passed.append((last, reason))
@@ -301,11 +303,24 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
 _reported: dict[tuple[str, str], object] = {}
 
 
-def _report_version(offer: Offer, backend: Backend, device: Device) -> None:
-    """Warn once per table and libtype of rows of another library version; `bind` has just accepted one."""
-    now, first = backend.library_version(device), object()
-    if now != offer.libver and _reported.setdefault((offer.file, backend.libtype), first) is first:
-        _log.warning(
-            "%s: rows of %s were tuned with its library's version %s, and now serve with %s; `tunedgemm tune --stale` tunes them again",
-            offer.file, backend.libtype, offer.libver, now or "an unknown one",
+def _with_version(offer: Offer, backend: Backend, device: Device, *, bound: bool) -> Offer:
+    """Add to an offer that its row saw another library version; log it once per table and libtype.
+
+    A user cannot tune the package's tables again, so those do not warn.
+
+    Args:
+        bound: whether `bind` has just accepted the row, so that it serves.
+    """
+    now = backend.library_version(device) if offer.libver else ""
+    if now == offer.libver or not (now or bound):
+        return offer
+    first = object()
+    if bound and _reported.setdefault((offer.file, backend.libtype), first) is first:
+        shipped = offer.table_layer == SHIPPED_WORD
+        of_user = not shipped and not offer.table_layer.startswith(DISTRIBUTION)
+        _log.log(
+            logging.INFO if shipped else logging.WARNING,
+            "%s: rows of %s were tuned with its library's version %s, and now serve with %s; `tunedgemm tune %s` tunes them again",
+            offer.file, backend.libtype, offer.libver, now or "an unknown one", "--stale" if of_user else f"-i {offer.file}",
         )  # fmt: skip
+    return attrs.evolve(offer, why=f"{offer.why}; tuned with {offer.libver}, now {now or 'an unknown version'}")

@@ -25,6 +25,8 @@ SHIPPED = Path(__file__).parent / "configs"
 MODELS = "model_configs"
 #: name of the lowest layer, and the word for both layers of the package's tables
 SHIPPED_WORD = "shipped"
+#: name of the layers of installed distributions
+DISTRIBUTION = "distribution"
 #: folders below it that hold the ``config.json`` of models, by name
 MODEL_FOLDERS = "models"
 
@@ -128,15 +130,16 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
     named, defaults = _variable(op)
     layers = [TableLayer("instance", tuple(above)), TableLayer("environment", tuple(named))]
     if defaults:
-        name = op.columns.tuned_file
-        models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
-        layers += [
-            TableLayer("user", (home_folder() / name,)),
-            *(TableLayer("distribution", found.of(op.name), found.label) for found in distributions()),
-            TableLayer("model", tuple(models)),
-            TableLayer(SHIPPED_WORD, (SHIPPED / name,)),
-        ]
+        layers.append(TableLayer("user", (home_folder() / op.columns.tuned_file,)))
+        layers += [TableLayer(DISTRIBUTION, found.of(op.name), found.label) for found in distributions()]
+        layers += shipped_layers(op)
     return [layer for layer in layers if layer.paths]
+
+
+def shipped_layers(op: Op) -> list[TableLayer]:
+    """Return the layers of the package, whatever a variable says."""
+    models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
+    return [TableLayer("model", tuple(models)), TableLayer(SHIPPED_WORD, (SHIPPED / op.columns.tuned_file,))]
 
 
 def is_table_name(name: str, op: Op) -> bool:

@@ -15,7 +15,7 @@ import attrs
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.table.csvfile import Problem
-from tunedgemm.table.folders import table_layers
+from tunedgemm.table.folders import TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.row import Row, record_of
@@ -127,21 +127,22 @@ class Table:
         self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
-    def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
+    def load(cls, op: Op, above: Sequence[Path] = (), layers: Sequence[TableLayer] | None = None) -> Table:
         """Read all layers of an op's table.
 
         Broken files and lines are skipped, logged and kept in `problems`.
 
         Args:
             above: files that rank above all others.
+            layers: the only layers to read, instead of *above* and those of `table_layers`.
 
         Raises:
             TableError: a file of *above* cannot be used.
         """
-        layers: list[list[RowSource]] = []
+        by_layer: list[list[RowSource]] = []
         problems: list[Problem] = []
-        listed = table_layers(op, above)
-        for layer in listed:
+        layers = table_layers(op, above) if layers is None else layers
+        for layer in layers:
             sources: list[RowSource] = []
             for path in layer.paths:
                 if not layer.named_by_user and not present(path):
@@ -159,8 +160,8 @@ class Table:
                     more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
                     what = "a row that is not used" if faults[0].line else "a table that is not used"
                     _log.warning("%s: %s%s", what, faults[0], more)
-            layers.append(sources)
-        return cls(op, problems=problems, index=Index(layers), labels=list(map(str, listed)))
+            by_layer.append(sources)
+        return cls(op, problems=problems, index=Index(by_layer), labels=list(map(str, layers)))
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:

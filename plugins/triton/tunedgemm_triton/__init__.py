@@ -5,8 +5,11 @@ Importing this package loads neither torch nor Triton.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 from collections.abc import Iterable
+from importlib import metadata
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
@@ -21,10 +24,20 @@ PLATFORMS = families.PLATFORMS
 OPTIONS = (json_space.OPTION,)
 SCALE_ORDERS = ("m_major", "m_major_padded")
 VARIABLES = ("TUNEDGEMM_TRITON_JSON",)
+#: Triton's distributions: its own, and those of torch for ROCm.
+_DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 
 
+@functools.cache
 def library_version(device: Device) -> str:  # noqa: ARG001
-    """Return an empty text: kernel names carry the revision of their source."""
+    """Return Triton's version, such as ``triton 3.7.0``; "" where it is not installed.
+
+    Kernel names carry the revision of their source. Another Triton compiles the same source, so
+    rows of another version serve.
+    """
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"triton {metadata.version(name)}"
     return ""
 
 

@@ -9,7 +9,8 @@ binding costs nothing, all shapes are bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tunedgemm.analysis.coverage.answers import described, entry_of
@@ -19,14 +20,19 @@ from tunedgemm.analysis.coverage.measured import measure_all
 from tunedgemm.analysis.coverage.proposal import Next, write_next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
 from tunedgemm.analysis.coverage.whole import BY, Coverage
+from tunedgemm.backends.registry import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
-from tunedgemm.table.folders import named_file, table_layers
+from tunedgemm.table.folders import SHIPPED_WORD, named_file, shipped_layers, table_layers
+from tunedgemm.table.lookup import Table
 from tunedgemm.table.sheet import present
 from tunedgemm.workload.lists import op_of_file
+
+#: word for the package's tables alone, in place of tables
+SHIPPED = SHIPPED_WORD
 
 
 def coverage(
@@ -48,6 +54,7 @@ def coverage(
         replays: number of runs of the graphs, each of which repeats its recorded calls: one number,
             or one for each M.
         tables: tuned files above all layers, as with `TunedGemm.load_config`; at most one of an op.
+            Or the word `SHIPPED` for the package's tables alone, as before any tuning.
         against: tuned files whose rows and trials count as known times of this device.
         measure: seconds for timing the solutions that run, heaviest first; 0 times nothing.
 
@@ -56,23 +63,35 @@ def coverage(
     """
     replays = Replays.of(replays)
     calls = captured([paths] if isinstance(paths, str | Path) else paths, op, device.gfx if device else "")
-    above, compared = _by_op(tables, op, calls, "--table"), _by_op(against, op, calls, "--against")
+    shipped = tables == SHIPPED
+    above, compared = _by_op(() if shipped else tables, op, calls, "--table"), _by_op(against, op, calls, "--against")
     if several := next((family for family, files in above.items() if len(files) > 1), ""):
         raise UserError(f"--table: {' and '.join(map(str, above[several]))} are both tables of {several}; name one, or merge them")
     if measure and device is not None and device != current_device():
         raise UserError(f"--measure and --device {device}: --measure runs on this machine's {current_device()}; leave out one of them")
+    if shipped and measure:
+        raise UserError("--shipped and --measure: --measure times what runs with all tables; leave out one of them")
     here = device or current_device()
     notes = [*calls.notes, *_graph_notes(calls, replays)]
+    notes += ["the package's tables alone were asked (--shipped)"] if shipped else []
     entries: list[Entry] = []
     for family in map(op_named, calls.ops):
-        dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=Settings.from_environment().passive)
+        layers = shipped_layers(family) if shipped else table_layers(family, above.get(family.name, ()))
+        dispatcher = Dispatcher(
+            family,
+            above=above.get(family.name, ()),
+            settings=Settings.from_environment().passive,
+            table=Table.load(family, layers=layers),
+        )
         listed = calls.of(family)
-        files = [path for layer in table_layers(family, above.get(family.name, ())) for path in layer.paths if present(path)]
+        files = [path for layer in layers for path in layer.paths if present(path)]
         times = known_times(family, here, (call.shape for call in listed), files, compared.get(family.name, ()))
         notes += times.notes
         if others := dispatcher.table.foreign(here):
             notes.append(f"the tables of {family.name} have no row for {here}; their rows are for {others}")
-        entries += [entry_of(dispatcher, described(here), call, replays, times) for call in listed]
+        answers = [entry_of(dispatcher, described(here), call, replays, times) for call in listed]
+        notes += _version_notes(answers, dispatcher, here)
+        entries += answers
     if not here.name and any(entry.how == "other device" for entry in entries):
         notes.append(f"rows with a device name count as another device's; --device {here.gfx}:{here.cu_num}:NAME names this one")
     if measure:
@@ -81,6 +100,19 @@ def coverage(
         notes.append(note)
     entries.sort(key=lambda entry: (-entry.time, str(entry.shape)))
     return Coverage(", ".join(map(str, calls.paths)), tuple(entries), here, calls.paths, calls.problems, tuple(notes))
+
+
+def _version_notes(entries: Iterable[Entry], dispatcher: Dispatcher, here: Device) -> Iterator[str]:
+    """Yield a note for each library version of rows in use that is not the present one."""
+    calls = Counter[tuple[str, str]]()
+    for entry in entries:
+        if entry.libver:
+            calls[entry.solution.libtype, entry.libver] += entry.calls
+    for (libtype, libver), count in calls.items():
+        backend = dispatcher.registry.get(libtype)
+        now = backend.library_version(here) if isinstance(backend, Backend) else ""
+        if now and now != libver:
+            yield f"{count} calls of {dispatcher.op.name} have rows of {libtype} tuned with {libver}; they serve if {now} binds them"
 
 
 def _by_op(texts: Iterable[str | Path], op: str, calls: Captured, flag: str) -> dict[str, list[Path]]:
@@ -117,6 +149,6 @@ def _graph_notes(calls: Captured, replays: Replays) -> list[str]:
 
 
 __all__ = [
-    "BY", "PADDED", "SOURCES", "TUNED", "UNTUNED", "WORDS", "Coverage", "Entry", "Group", "Next", "Passed", "Regret", "Replays", "Unused",
-    "coverage", "write_next",
+    "BY", "PADDED", "SHIPPED", "SOURCES", "TUNED", "UNTUNED", "WORDS",
+    "Coverage", "Entry", "Group", "Next", "Passed", "Regret", "Replays", "Unused", "coverage", "write_next",
 ]  # fmt: skip

@@ -45,6 +45,8 @@ def entry_of(dispatcher: Dispatcher, device: Device, call: Untuned, replays: Rep
         row_m=match.row.shape.m if match and not explanation.refused else -1,
         passed=tuple(_skipped_rows(explanation)),
         layer=call.layer,
+        table_layer="" if explanation.refused else offer.table_layer,
+        libver="" if explanation.refused else offer.libver,
     )
     return _add_times(entry, dispatcher.op, offer, device, times)
 

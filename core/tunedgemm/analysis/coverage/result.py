@@ -88,6 +88,8 @@ class Entry:
         row_m: M of the row that serves; -1 without one.
         passed: unused rows that would serve first, best first.
         layer: the layer's name, if the file has it.
+        table_layer: the layer of tables whose row serves, in words; "" without one.
+        libver: the library version that this row was tuned with, "" where it has none.
     """
 
     shape: Shape
@@ -104,6 +106,8 @@ class Entry:
     row_m: int = -1
     passed: tuple[Passed, ...] = ()
     layer: str = ""
+    table_layer: str = ""
+    libver: str = ""
 
     @property
     def time(self) -> float:

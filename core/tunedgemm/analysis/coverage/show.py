@@ -50,7 +50,7 @@ def print_coverage(result: Coverage, console: Console, *, by: str = "", verbose:
     _say(console, f"{number_of(result.calls, 'call')} of {number_of(len(result.entries), 'shape')} in {where}, on {result.device}")
     _say(console, f"their time is {_duration(result.time)}: {_sources(result)}")
     print_grid(_ways(result), console)
-    for line in (*_costs(result), *_unused(result, verbose)):
+    for line in (*_tables(result), *_costs(result), *_unused(result, verbose)):
         _say(console, line)
     if by or len(result.ops) > 1:
         _print_groups(result, by or "op", console, verbose)
@@ -113,6 +113,17 @@ def _ways(result: Coverage) -> Grid:
         cells = (_number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
         rows.append({"served by": f"{word}: {meaning}", **dict(zip(numbers, cells, strict=True))})
     return grid_of((Column("served by", prose=True), *(Column(heading, right=True) for heading in numbers)), rows)
+
+
+def _tables(result: Coverage) -> Iterator[str]:
+    """Yield the shares that the rows of each layer of tables serve."""
+    shares = []
+    for name, group in result.by_table_layer().items():
+        time = percent(group.time / result.time if result.time else 0.0)
+        calls = percent(group.calls / result.calls if result.calls else 0.0)
+        shares.append(f"{name} {calls} of calls, {time} of the time")
+    if shares:
+        yield f"rows of: {'; '.join(shares)}"
 
 
 def _costs(result: Coverage) -> Iterator[str]:

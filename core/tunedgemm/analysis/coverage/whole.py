@@ -64,6 +64,15 @@ class Coverage(Group):
         unused = (Unused(*key, _sum(entries, "calls"), _sum(entries, "time")) for key, entries in by_reason.items())
         return tuple(sorted(unused, key=lambda rows: (-rows.time, rows.libtype, rows.reason)))
 
+    def by_table_layer(self) -> dict[str, Group]:
+        """Return the entries that rows serve, by the layer of their table, the longest time first."""
+        members: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            if entry.table_layer:
+                members.setdefault(entry.table_layer, []).append(entry)
+        groups = [Group(name, tuple(entries)) for name, entries in members.items()]
+        return {group.name: group for group in sorted(groups, key=lambda group: -group.time)}
+
     def next(self, most: int = 10) -> list[Next]:
         """Return at most *most* layers to tune next, the longest time first; see `propose`."""
         return propose(self.entries, most)

@@ -22,6 +22,7 @@ from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.published import provenance_of
 from tunedgemm.table.row import Row, key_shape
+from tunedgemm.tuner.report import number_of
 
 #: Share of elements outside the tolerance that no row may have.
 MOST_ERRORS = 0.2
@@ -113,7 +114,7 @@ def _unknown(rows: Sequence[Row]) -> Iterator[str]:
 
 def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that are valid but unusable here."""
-    registry, reasons = Registry(), defaultdict(list)
+    registry, reasons, versions = Registry(), defaultdict(list), defaultdict(list)
     joint = [row for row in rows if JOINT in row.solution.libtype and not registry.runners(row.shape.op, row.solution.libtype)]
     if joint:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
@@ -126,11 +127,23 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
             continue
         if not row.gfx or not row.valid:
             continue  # it names no device, or never wins
-        if reason := row_refusal(row, as_present(Device(row.gfx, row.cu_num)), registry):
+        device = as_present(Device(row.gfx, row.cu_num))
+        if reason := row_refusal(row, device, registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
+        elif row.libver and (now := _version_of(row, device, registry)) not in ("", row.libver):
+            versions[f"{row.solution.libtype}: tuned with {row.libver}, now {now}"].append(row.line)
+    for change, lines in versions.items():
+        count = f"{number_of(len(lines), 'row')}, the first in line {lines[0]}"
+        yield f"note: {file}: {count}, saw another version of the library, which decides whether it binds them: {change}"
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
         yield f"note: {file}: {count} {lines[0]}: {reason}"
+
+
+def _version_of(row: Row, device: Device, registry: Registry) -> str:
+    """Return the present version of a row's library, "" where it is unknown."""
+    backend = registry.get(row.solution.libtype)
+    return backend.library_version(device) if isinstance(backend, Backend) else ""
 
 
 def _has_backend(row: Row, registry: Registry) -> bool:
