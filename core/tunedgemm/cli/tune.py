@@ -23,6 +23,7 @@ from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
+    from tunedgemm.cli.live import LiveReport
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.plan import Source
     from tunedgemm.tuner.progress import Progress
@@ -33,6 +34,8 @@ _SAME = (
     "topk", "seconds", "budget", "whole", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp",
     "executor", "device", "ray_address",
 )  # fmt: skip
+#: Exit codes of signals begin here, as a shell's.
+_SIGNALS = 128
 
 
 @attrs.frozen
@@ -75,8 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import default
-    from tunedgemm.tuner import Options, stopped_by_sigterm
-    from tunedgemm.tuner.progress import Progress
+    from tunedgemm.tuner import Options
 
     profile = expanded(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
@@ -87,6 +89,21 @@ def _run_all(arguments: argparse.Namespace) -> int:
         requests, options = [_last_of(request) for request in requests], attrs.evolve(options, all=True)
     if len(requests) > 1:
         _check_several(arguments, requests)
+    if arguments.live is None:
+        return _run_requests(arguments, requests, options, None)
+    from tunedgemm.cli.live import LiveReport
+
+    with LiveReport(arguments.live) as live:
+        code = _run_requests(arguments, requests, options, live)
+        live.end("Interrupted; the same command resumes." if code >= _SIGNALS else "Finished." if code == 0 else "Finished with failures.")
+    return code
+
+
+def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], options: Options, live: LiveReport | None) -> int:
+    """Run one request after the other; return the exit code."""
+    from tunedgemm.tuner import stopped_by_sigterm
+    from tunedgemm.tuner.progress import Progress
+
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
     progress = Progress()
     end = time.monotonic() + options.budget
@@ -96,7 +113,9 @@ def _run_all(arguments: argparse.Namespace) -> int:
             for index, request in enumerate(requests):
                 if options.budget and len(requests) > 1:
                     options = attrs.evolve(options, budget=_part_of_budget(end - time.monotonic(), requests[index:]))
-                progress = Progress(verbose=arguments.verbose, budget=options.budget)
+                progress = Progress(verbose=arguments.verbose, budget=options.budget, then=live.receive if live else None)
+                if live is not None:
+                    live.watch(progress, request.op, _lists_of(request))
                 try:
                     code = max(code, work(arguments, request, options, progress))
                 except UserError as error:
@@ -107,6 +126,16 @@ def _run_all(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt as stop:
         return _report_interrupt(stop, arguments, progress, [request.op for request in requests[:index]])
     return max(code, int(refused > 0))
+
+
+def _lists_of(request: _TuneRequest) -> list[Path]:
+    """Return the list of shapes that a request tunes, where it is a file; tuned tables have no calls."""
+    from tunedgemm.analysis.report.files import kind_of
+    from tunedgemm.ops import op_named
+    from tunedgemm.table.folders import untuned_path
+
+    path = untuned_path(op_named(request.op)) if request.source is None else request.source
+    return [path] if isinstance(path, Path) and path.is_file() and kind_of(path) == "list" else []
 
 
 def _last_of(request: _TuneRequest) -> _TuneRequest:
@@ -133,6 +162,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--update_improved: requires --compare, which finds the improved rows")
     if arguments.compare and arguments.run_config is not None:
         raise UserError("--run_config and --compare: are mutually exclusive; --run_config tunes nothing; choose one of them")
+    if arguments.live is not None and arguments.run_config is not None:
+        raise UserError("--live: shows a run of tuning, and --run_config tunes nothing; leave one of them out")
     if arguments.run_config and arguments.model_dir:
         raise UserError("--run_config with a table: takes the table's shapes; leave out --model_dir or the table")
     if not arguments.min_improvement_pct >= 0:
@@ -287,7 +318,7 @@ def _report_interrupt(stop: KeyboardInterrupt, arguments: argparse.Namespace, pr
         lines += ["the same command resumes" + ("" if arguments.resume else "; without --no-resume it reuses the trials")]
     for line in lines:
         print(f"tunedgemm: {line}", file=sys.stderr)
-    return 128 + number
+    return _SIGNALS + number
 
 
 command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", add_flags, _run, _add_late)

@@ -34,6 +34,12 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535 (got {text!r})")
+    return int(text)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Define the flags; those of the backends follow once ``--libtype`` is known."""
     _add_files(parser.add_argument_group("shapes and tables"))
@@ -42,6 +48,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_choices(parser.add_argument_group("which solutions may win"))
     _add_measure(parser.add_argument_group("measurement"))
     _add_machines(parser.add_argument_group("devices"))
+    live = "serve the report on this machine while it grows, at an address that is printed; PORT: a free one by default"
+    parser.add_argument("--live", nargs="?", type=_port, const=0, metavar="PORT", help=live)
     _add_production(parser.add_argument_group("timing the op as it runs in production"))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Group, RenderableType
@@ -32,18 +33,27 @@ class Progress:
         outcomes: the finished shapes.
     """
 
-    def __init__(self, *, verbose: bool = False, budget: float = 0.0, output: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        verbose: bool = False,
+        budget: float = 0.0,
+        output: Console | None = None,
+        then: Callable[[Place | None, Event], None] | None = None,
+    ) -> None:
         """Create the display.
 
         Args:
             verbose: show every solution's status, too.
             budget: wall seconds of the run, 0 for no limit.
             output: the console; by default standard output.
+            then: gets each event after the display.
         """
         self.planned: Planned | None = None
         self.outcomes: list[Outcome] = []
         self._verbose, self._budget = verbose, budget
         self._console = output or console()
+        self._then = then or (lambda *_: None)
         self._lock = threading.Lock()
         self._places: dict[tuple[str, int], Place] = {}
         self._busy: dict[tuple[str, int], Step] = {}
@@ -95,6 +105,7 @@ class Progress:
                     text = self._outcome_line(event, place)
         if text is not None:
             self._print(text)
+        self._then(place, event)
 
     def _vacate(self, task: Task, but: tuple[str, int] | None = None) -> None:
         """Remove a shape from other devices: it is done, or another device took it over."""
@@ -142,18 +153,31 @@ class Progress:
         with self._lock:
             now, width, height = time.monotonic(), self._console.width, self._console.height
             if self.planned is None and not self._places:
-                return Text(f"starting · {_clock(now - self._start)} elapsed")
+                return Text(self._words(now))
             done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
-            left = self.left(now)
-            kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
-            words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
-            if ratio := weighted_gain(self.outcomes):
-                words.append(f"{ratio:.2f}x torch so far")
-            words.append(f"{_clock(now - self._start)} elapsed" + ("" if left is None else f", about {_clock(left)} left"))
+            words = self._words(now)
             rows = self._rows(width, max(height - 5, 1))
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=min(width, 72)))
-        return Group(bar, Text(" · ".join(words)), rows)
+        return Group(bar, Text(words), rows)
+
+    def status(self) -> str:
+        """Return how far the run is: shapes, devices, gain and times."""
+        with self._lock:
+            return self._words(time.monotonic())
+
+    def _words(self, now: float) -> str:
+        """Return the status; the caller holds the lock."""
+        if self.planned is None and not self._places:
+            return f"starting · {_clock(now - self._start)} elapsed"
+        done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
+        left = self.left(now)
+        kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
+        words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
+        if ratio := weighted_gain(self.outcomes):
+            words.append(f"{ratio:.2f}x torch so far")
+        words.append(f"{_clock(now - self._start)} elapsed" + ("" if left is None else f", about {_clock(left)} left"))
+        return " · ".join(words)
 
     def _rows(self, width: int, most: int) -> Table:
         """Return each device's activity; a narrow terminal omits columns."""

@@ -1,0 +1,153 @@
+"""A server of few read-only resources to this machine, behind a token in their address."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import attrs
+
+#: Names of this machine that a request may call; others come through DNS that an attacker controls.
+_HOSTS = ("127.0.0.1", "localhost")
+#: Requests that are answered at once; each has a thread.
+_MOST = 16
+#: Seconds that a client may take to send its request.
+_PATIENCE = 5.0
+#: Seconds that the end waits for answers.
+_LAST = 1.0
+_HEADERS = {
+    "Cache-Control": "private, no-cache",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the address has the token
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@attrs.frozen
+class Resource:
+    """What a path names.
+
+    Attributes:
+        content: its bytes.
+        kind: the media type.
+        etag: changes with the content; "" for what is never cached.
+    """
+
+    content: bytes
+    kind: str
+    etag: str = ""
+
+
+#: (name below the token, query) -> the resource, None for nothing
+Find = Callable[[str, dict[str, str]], Resource | None]
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Listens on 127.0.0.1 and answers in daemon threads."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, token: str, find: Find) -> None:
+        """Bind a port, 0 for any free one; OSError if it cannot be bound."""
+        self.token, self.find = token, find
+        self._free = threading.BoundedSemaphore(_MOST)
+        super().__init__((_HOSTS[0], port), _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="live report", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more requests, free the port, and wait for the answers that are being sent."""
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
+        end = time.monotonic() + _LAST
+        for _ in range(_MOST):
+            self._free.acquire(timeout=max(end - time.monotonic(), 0.0))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; hang up where too many requests are being answered."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that hang up; the terminal belongs to the run."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request: the host is checked first, then the method, the token and the name."""
+
+    server: LiveServer
+    timeout = _PATIENCE
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):  # the standard library looks up the method's function by its name
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        path, _, query = self.path.partition("?")
+        token, slash, name = path.removeprefix("/").partition("/")
+        if not self._is_for_this_host():
+            self._refuse(HTTPStatus.FORBIDDEN, "host: must be localhost or 127.0.0.1")
+        elif self.command not in ("GET", "HEAD"):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method: only GET and HEAD", Allow="GET, HEAD")
+        elif not secrets.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN, "token: missing or wrong; open the address that `tunedgemm tune --live` printed")
+        elif not slash:
+            self._refuse(HTTPStatus.PERMANENT_REDIRECT, "", Location=f"/{token}/")
+        elif (resource := self.server.find(name, dict(urllib.parse.parse_qsl(query)))) is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "nothing here")
+        else:
+            self._send(resource)
+
+    def _is_for_this_host(self) -> bool:
+        given = self.headers.get_all("Host") or []
+        host, _, port = (given[0] if len(given) == 1 else "").partition(":")
+        return host.lower() in _HOSTS and port in ("", str(self.server.server_port))
+
+    def _send(self, resource: Resource) -> None:
+        if resource.etag and resource.etag in (self.headers.get("If-None-Match") or ""):
+            self._respond(HTTPStatus.NOT_MODIFIED, {"ETag": resource.etag})
+            return
+        etag = {"ETag": resource.etag} if resource.etag else {}
+        self._respond(HTTPStatus.OK, {"Content-Type": resource.kind, **etag}, resource.content)
+
+    def _refuse(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        self._respond(status, {"Content-Type": "text/plain; charset=utf-8", **headers}, f"{text}\n".encode())
+
+    def _respond(self, status: HTTPStatus, headers: dict[str, str], content: bytes | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, **headers}.items():
+            self.send_header(name, value)
+        if content is not None:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if content is not None and self.command != "HEAD":
+            self.wfile.write(content)
+
+    def version_string(self) -> str:
+        """Return the name of the server, without Python's version."""
+        return "tunedgemm"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the terminal belongs to the run, and addresses have the token."""
