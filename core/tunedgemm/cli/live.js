@@ -14,7 +14,12 @@
   function say(text, ended) {
     if (ended) note.setAttribute('aria-live', 'polite');
     note.dataset.ended = String(ended);
-    note.textContent = text + (ended && command ? ' To keep this page: ' + command : '');
+    note.textContent = text + (ended && command ? ' To keep this page:' : '');
+    if (!ended || !command) return;
+    const code = note.appendChild(document.createElement('code')); // copied whole, so it is never broken
+    code.textContent = command;
+    code.tabIndex = 0;
+    Object.assign(code.style, {display: 'block', whiteSpace: 'pre', overflowX: 'auto', fontWeight: '400'});
   }
 
   async function get(name) {
@@ -24,6 +29,7 @@
   }
 
   async function poll() {
+    const shown = seen;
     let state;
     try {
       state = await get('state.json?seen=' + seen + '&page=' + page);
@@ -43,8 +49,10 @@
     }
     say(state.text, state.finished);
     if (!state.finished) return setTimeout(poll, EVERY);
-    get('state.json?seen=' + seen + '&page=' + page).catch(() => {}); // the server waits for this
+    if (seen !== shown) get('state.json?seen=' + seen + '&page=' + page).catch(() => {}); // the server waits for this
   }
 
+  // An empty report has nothing to say; the first shape loads the page again.
+  for (const name of ['main', 'where']) document.getElementById(name).hidden = !JSON.parse(given.drawn)[0].length;
   poll();
 })();

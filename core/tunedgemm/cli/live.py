@@ -8,7 +8,6 @@ no timing shares the processor with them.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import shlex
 import sys
@@ -25,8 +24,6 @@ from tunedgemm.cli.liveserver import LiveServer, Resource
 from tunedgemm.errors import TunedGemmError, UserError
 from tunedgemm.tuner.progress import Progress
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned
-
-_log = logging.getLogger("tunedgemm")
 
 #: Least seconds between two documents, and between them as a multiple of what one takes.
 EVERY, PAUSE = 3.0, 20.0
@@ -78,7 +75,7 @@ class LiveReport:
         self._on_cpu = True
         self._is_stale, self._next = False, 0.0
         self._pages: dict[str, _Page] = {}
-        self._ending, self._ended = "The run has failed.", ""
+        self._ending, self._ended, self._fault = "The run has failed.", "", ""
         self._document = self._made(0)
         self._token = secrets.token_urlsafe(24)
         try:
@@ -155,6 +152,8 @@ class LiveReport:
         """Return what a page asks for each second."""
         progress = self._progress
         text = self._ended or (f"Tuning: {progress.status()}" if progress is not None else "Starting.")
+        if self._fault and self._document.version:
+            text += f" The report is not current: {self._fault}."
         return {"version": self._document.version, "finished": bool(self._ended), "text": text, "command": self._command()}
 
     def _command(self) -> str:
@@ -183,13 +182,15 @@ class LiveReport:
             wanted = self._is_stale and bool(self._open_pages()) and (last or now >= self._next)
         if not wanted or not self._making.acquire(blocking=last):
             return
+        pause = 0.0
         try:
             self._is_stale = False
             self._document = self._made(self._document.version + 1)
-        except (TunedGemmError, OSError) as error:
-            _log.warning("live report: not updated: %s", error)
+            self._fault, pause = "", EVERY
+        except (TunedGemmError, OSError) as error:  # before the first shape, or another program changed a file
+            self._fault = str(error)
         finally:
-            self._next = time.monotonic() + max(EVERY, PAUSE * (time.monotonic() - now))
+            self._next = time.monotonic() + max(pause, PAUSE * (time.monotonic() - now))
             self._making.release()
 
     def _made(self, version: int) -> _Document:
@@ -202,12 +203,7 @@ class LiveReport:
         with self._lock:
             tables, lists, names = self._files(), list(self._lists), [table.name for table in self._tables]
             op = next(iter(self._ops)) if len(self._ops) == 1 else ""
-        campaign = Campaign()
-        if tables:
-            try:
-                campaign = read_campaign([*tables, *lists], op=op)
-            except UserError as error:  # a table without rows, for one
-                campaign.notes.append(str(error))
+        campaign = read_campaign([*tables, *lists], op=op) if tables else Campaign()
         made = document(campaign, title=", ".join(names) or "tunedgemm tune")
         drawn = [made["libtypes"], sorted({shape["libtype"] for shape in made["shapes"]})]
         given = {"version": version, "drawn": json.dumps(drawn)}

@@ -54,6 +54,7 @@ class LiveServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 64
 
     def __init__(self, port: int, token: str, find: Find) -> None:
         """Bind a port, 0 for any free one; OSError if it cannot be bound."""
