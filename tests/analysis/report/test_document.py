@@ -48,9 +48,10 @@ def test_unknown_ceilings_are_not_guessed(log):
 def test_failures_keep_their_reasons(log):
     """Group refused solutions by backend, status and reason."""
     made = document(read_campaign([log()]))
+    names = made["candidates"]["names"]
     failed = [each for strip in made["candidates"]["of"] for each in strip["failed"]]
 
-    assert [(each["status"], each["libtype"], each["reason"], each["count"]) for each in failed] == [
+    assert [(each["status"], names[each["libtype"]], names[each["reason"]], each["count"]) for each in failed] == [
         ("unsupported", "triton", "K must be a multiple of 96", 1)
     ]
 

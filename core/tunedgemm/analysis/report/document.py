@@ -33,14 +33,15 @@ def document(campaign: Campaign, *, title: str = "") -> dict[str, Any]:
     entries = sorted(campaign.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))
     strips = [strip(entry, room, names) for entry in entries]
-    shapes = [_shape(number, entry, campaign) for number, entry in enumerate(entries)]
+    devices = campaign.devices
+    shapes = [_shape(number, entry, len(devices) > 1) for number, entry in enumerate(entries)]
     return {
         "schema": "tunedgemm.report",
         "version": VERSION,
         "title": printable_line(title or ", ".join(path.name for path, _ in campaign.files)),
         "made": {"by": __version__, "at": _now()},
         "files": [{"path": printable_line(str(path)), "kind": kind} for path, kind in campaign.files],
-        "devices": [device_text(device) for device in campaign.devices],
+        "devices": [device_text(device) for device in devices],
         "libtypes": sorted({shape["libtype"] for shape in shapes if shape["libtype"]} | _tried(entries), key=rank),
         "versions": sorted(map(printable_line, campaign.versions)),
         "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in campaign.runs],
@@ -63,11 +64,10 @@ def device_text(device: Device) -> str:
     return "a device that the files do not name" if device.gfx == UNKNOWN else str(device)
 
 
-def _shape(number: int, entry: Entry, campaign: Campaign) -> dict[str, Any]:
+def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
     shape, winner, floor, torch_us = entry.shape, entry.winner, entry.floor_us, entry.torch_us
     flops, moved = entry.op.flops(shape), entry.op.bytes_moved(shape)
     us = winner.us if winner is not None else 0.0
-    several = len(campaign.devices) > 1
     layer = printable_line(entry.layer) or sizes(layer_of(shape)).replace("M=0 ", "", 1)
     statuses = Counter(trial.status in TIMED for trial in entry.trials.values())
     return {

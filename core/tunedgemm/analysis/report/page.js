@@ -27,6 +27,7 @@
   const exact = (value) => value >= 10 ? times(value) : value.toFixed(3) + 'x';
   const percent = (share) => (share * 100).toFixed(share < 0.0995 ? 1 : 0) + ' %';
   const plural = (count, thing) => number(count) + ' ' + thing + (count === 1 ? '' : 's');
+  const unpacked = (shapes) => Array.isArray(shapes) ? shapes : (shapes.id || []).map((_, index) => Object.fromEntries(Object.entries(shapes).map(([key, values]) => [key, values[index]])));
   const weight = (shape) => Math.max(shape.calls, 1);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -222,7 +223,7 @@
     parts.push('Faint: screened by a rough timing, which does not compare with the accurate ones. Bars: noise, the half width of the 95 % interval.');
     id('strip-note').textContent = parts.join(' ');
     put('candidates', {strip: values, marks}, values.length ? 'Times of ' + plural(values.length, 'candidate') + ' of ' + shape.text : 'No candidate of this shape has a time.');
-    const failed = of.failed.map((each) => make('tr', {}, make('td', {class: 'num'}, number(each.count)), make('td', {}, each.status), make('td', {}, each.libtype), make('td', {class: 'wide'}, each.reason), make('td', {class: 'wide'}, ...each.names.flatMap((name) => [make('code', {}, name), make('br')]), each.count > each.names.length && each.names.length ? 'and ' + number(each.count - each.names.length) + ' more' : '')));
+    const failed = of.failed.map((each) => make('tr', {}, make('td', {class: 'num'}, number(each.count)), make('td', {}, each.status), make('td', {}, names[each.libtype]), make('td', {class: 'wide'}, names[each.reason]), make('td', {class: 'wide'}, ...each.names.flatMap((name) => [make('code', {}, names[name]), make('br')]), each.count > each.names.length && each.names.length ? 'and ' + number(each.count - each.names.length) + ' more' : '')));
     const head = ['number', 'status', 'backend', 'reason', 'solutions'].map((text, index) => make('th', {scope: 'col', class: index ? null : 'num'}, text));
     fill(id('strip-failed'), failed.length ? make('h3', {}, 'Refused and failed') : null, failed.length ? make('table', {}, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...failed)) : null);
   }
@@ -312,7 +313,7 @@
   }
 
   function update(newer) {
-    report = newer;
+    report = {...newer, shapes: unpacked(newer.shapes)};
     report.ops = new Set(report.shapes.map((shape) => shape.op)).size;
     report.layers = report.summary.weighted && report.shapes.some((shape) => !shape.text.includes(shape.layer));
     headline(); filters(); show(); about();

@@ -61,7 +61,7 @@ def page(document: Mapping[str, Any], *, live: str = "") -> str:
         "POLICY": _policy(scripts, bool(live)),
         "TITLE": html.escape(str(document["title"])),
         "STYLE": _text("page.css"),
-        "DATA": json_text({"report": document, "charts": drawn, "builtin": BUILTIN}),
+        "DATA": json_text({"report": _packed(document), "charts": drawn, "builtin": BUILTIN}),
         "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     return re.sub(r"@@([A-Z]+)@@", lambda found: filled[found[1]], _text("page.html"))
@@ -71,6 +71,12 @@ def plots(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Vega-Lite specification of each plot of a document, by its name."""
     won = {shape["libtype"] for shape in document["shapes"]}
     return charts(document["libtypes"], [name for name in document["libtypes"] if name in won])
+
+
+def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with its shapes as columns, half as long; the page unpacks them."""
+    shapes = document["shapes"]
+    return {**document, "shapes": {key: [shape[key] for shape in shapes] for key in (shapes[0] if shapes else ())}}
 
 
 def json_text(value: Any) -> str:

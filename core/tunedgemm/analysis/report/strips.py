@@ -9,7 +9,6 @@ import attrs
 
 from tunedgemm.analysis.report.entry import BASELINE, TIMED, Entry, Trial
 from tunedgemm.text.printable import printable_line
-from tunedgemm.timing import STATUSES
 
 #: Candidates of all shapes together, and of one shape, that a page holds.
 MOST, MOST_OF_SHAPE = 60_000, 400
@@ -17,8 +16,9 @@ MOST, MOST_OF_SHAPE = 60_000, 400
 _LEAST_OF_SHAPE = 12
 #: Share of a shape's candidates that are its fastest; the others stand for equal steps of the rest.
 _FASTEST = 0.5
-#: Kinds of failures of a shape, and names of one kind, that a page lists.
-_MOST_KINDS, _MOST_NAMES = 12, 3
+#: Most kinds of failures of a shape, and most names of one kind, that a page lists; of many shapes
+#: it lists the fewest.
+_MOST_KINDS, _FEWEST_KINDS, _MOST_NAMES = 12, 3, 3
 
 
 @attrs.define
@@ -55,7 +55,7 @@ def strip(entry: Entry, room: int, names: Names) -> dict[str, Any]:
         "noise": [round(trial.noise, 4) for trial in trials],
         "rough": "".join("0" if trial.status == "ok" else "1" for trial in trials),
         "left": len(timed) - len(kept),
-        "failed": _failures((name, trial) for name, trial in entry.trials.items() if trial.status not in TIMED),
+        "failed": _failures(((name, trial) for name, trial in entry.trials.items() if trial.status not in TIMED), room, names),
     }
 
 
@@ -69,24 +69,26 @@ def _thinned(timed: Sequence[tuple[float, str]], room: int, needed: set[str]) ->
     return [timed[index] for index in sorted(chosen)]
 
 
-def _failures(failed: Iterable[tuple[str, Trial]]) -> list[dict[str, Any]]:
+def _failures(failed: Iterable[tuple[str, Trial]], room: int, names: Names) -> list[dict[str, Any]]:
     """Return the refused and failed solutions by status, backend and reason, the most frequent first."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for name, trial in failed:
         kinds.setdefault((trial.status, trial.libtype, " ".join(trial.detail.split())[:200]), []).append(name)
     ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
+    kept = max(_FEWEST_KINDS, _MOST_KINDS * room // MOST_OF_SHAPE)
+    most = _MOST_NAMES if kept > _FEWEST_KINDS else 1
     shown = [
         {
             "status": status,
-            "meaning": STATUSES[status],
-            "libtype": printable_line(libtype),
-            "reason": printable_line(detail) or "no reason was recorded",
+            "libtype": names.number(printable_line(libtype)),
+            "reason": names.number(printable_line(detail) or "no reason was recorded"),
             "count": len(found),
-            "names": [printable_line(name) for name in found[:_MOST_NAMES]],
+            "names": [names.number(printable_line(name)) for name in found[:most]],
         }
-        for (status, libtype, detail), found in ordered[:_MOST_KINDS]
+        for (status, libtype, detail), found in ordered[:kept]
     ]
-    if rest := ordered[_MOST_KINDS:]:
+    if rest := ordered[kept:]:
+        reason = names.number(f"{len(rest)} further reasons")
         count = sum(len(found) for _, found in rest)
-        shown.append({"status": "", "meaning": "", "libtype": "", "reason": f"{len(rest)} further reasons", "count": count, "names": []})
+        shown.append({"status": "", "libtype": names.number(""), "reason": reason, "count": count, "names": []})
     return shown
