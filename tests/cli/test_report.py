@@ -82,3 +82,24 @@ def test_a_missing_library_costs_no_reading(folder, monkeypatch, capsys):
 
     assert main(["report", "missing.csv"]) == 2
     assert "pip install 'tunedgemm[report]'" in capsys.readouterr().err
+
+
+def test_two_tables_are_compared(folder, capsys):
+    """Show two tables side by side, and print the counts."""
+    write_rows(Path("faster.csv"), op_named("a16w16"), [Row(SHAPE, "cpu-avx2", 2, "cpu", Solution("fake", "new"), 4.0)])
+
+    assert main(["report", "tuned.csv", "faster.csv"]) == 0
+    assert "faster.csv against tuned.csv: 0 slower, 1 faster, 0 equal, 0 new, 0 gone" in capsys.readouterr().out
+
+    assert main(["report", "tuned.csv", "--against", "faster.csv"]) == 0
+    assert "tuned.csv against faster.csv: 1 slower, 0 faster" in capsys.readouterr().out
+
+
+def test_plots_go_to_a_folder(folder, capsys):
+    """Draw the plots, and say how many."""
+    assert main(["report", "tuned.csv", "--plots", "pictures"]) == 0
+
+    assert "pictures: 8 pictures" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("pictures").iterdir()) == [
+        "candidates.png", "candidates.svg", "cost.png", "cost.svg", "roofline.png", "roofline.svg", "won.png", "won.svg",
+    ]  # fmt: skip

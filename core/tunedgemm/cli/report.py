@@ -17,31 +17,45 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE",
         help="tables (with the trial log next to each), trial logs, profiles of `tune -o2`, and lists of captured shapes, "
-        "also packed with gzip; default: every tuned table of the user folder")  # fmt: skip
+        "logs and profiles also packed with gzip; default: every tuned table of the user folder")  # fmt: skip
+    add("--against", action="append", default=[], metavar="FILE",
+        help="a file of an earlier campaign, which is shown side by side; repeat for its other files. "
+        "Of two tables or two logs of one op, the first is that by itself")  # fmt: skip
+    add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of captured graphs, or by their M (default: 1)")
+    add("--plots", type=expanded, metavar="DIR", help="also draw each plot as PNG and SVG into a folder")
     add("-o", "--output", type=expanded, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)")
     add("--op", default="", help="op of the files; default: that of each file's columns and name")
     add("--device", default="", metavar="GFX:CU:NAME", help="the device of lines that name none, such as sm_90:132:nvidia-h200")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.analysis.report import read_campaign
+    from tunedgemm.analysis.report import read_sides
+    from tunedgemm.analysis.report.covered import covered
     from tunedgemm.analysis.report.document import document
     from tunedgemm.analysis.report.page import page, vega
+    from tunedgemm.analysis.report.plots import write_plots
     from tunedgemm.device import device_of_text
     from tunedgemm.tuner.report import number_of
 
     vega()  # a missing library is an error before minutes of reading
     _check_output(arguments.output)
     device = device_of_text(arguments.device) if arguments.device else None
-    campaign = read_campaign(arguments.files or _of_user_folder(), op=arguments.op, device=device)
-    made = document(campaign)
+    given = arguments.files or _of_user_folder()
+    first, second = read_sides(given, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
+    made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays))
     _write(arguments.output, page(made).encode())
-    for faults in campaign.faults:
-        print(f"left out: {faults.path}: {number_of(faults.count, 'line')}; the page names the first: {faults.named[0]}")
-    summary = made["summary"]
+    faults = [each for campaign in (first, second) if campaign is not None for each in campaign.faults]
+    for each in faults:
+        print(f"left out: {each.path}: {number_of(each.count, 'line')}; the page names the first: {each.named[0]}")
+    summary, compared = made["summary"], made["compare"]
     gain = f", geometric mean {summary['gain']['mean']:.3f}x torch" if summary["gain"] else ""
-    print(f"{arguments.output}: {number_of(summary['shapes'], 'shape')}, {number_of(campaign.timings, 'timing')}{gain}")
-    return 1 if campaign.faults else 0
+    print(f"{arguments.output}: {number_of(summary['shapes'], 'shape')}, {number_of(second.timings, 'timing')}{gain}")
+    if compared:
+        counts = ", ".join(f"{count} {word}" for word, count in compared["counts"].items())
+        print(f"{compared['second']} against {compared['first']}: {counts}")
+    if arguments.plots is not None:
+        print(f"{arguments.plots}: {number_of(len(write_plots(made, arguments.plots)), 'picture')}")
+    return 1 if faults else 0
 
 
 def _of_user_folder() -> list[Path]:

@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tunedgemm.analysis.coverage.captured import Replays
 from tunedgemm.analysis.report.campaign import Campaign
 from tunedgemm.analysis.report.entry import UNKNOWN, Winner
-from tunedgemm.analysis.report.files import Faults, kind_of, op_of_table
+from tunedgemm.analysis.report.files import Faults, is_packed, kind_of, op_of_table
 from tunedgemm.analysis.report.trials import read_log_into, read_profile_into
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
@@ -28,19 +29,21 @@ from tunedgemm.workload.lists import op_of_file
 _ORDER = ("table", "log", "profile", "list")
 
 
-def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None) -> Campaign:
+def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, replays: str = "1") -> Campaign:
     """Read what some files say; a table's trial log in its folder is read with it.
 
     Args:
-        paths: tables, trial logs, profiles and lists of captured shapes, also packed with gzip.
+        paths: tables, trial logs, profiles and lists of captured shapes; logs and profiles may be
+            packed with gzip.
         op: the op of tables, profiles and lists; by default their columns and names decide.
         device: the device of lines that name none.
+        replays: the runs of captured graphs: a number, or one for each M as ``M:N,M:N``.
 
     Raises:
         UserError: a file cannot be read, is none of these, or its op is not certain; or no file has
             a shape.
     """
-    campaign = Campaign()
+    campaign, per_graph = Campaign(), Replays.of(replays)
     for path, kind in _with_logs([named_file(str(path)) for path in paths]):
         campaign.files.append((path, kind))
     listed: list[Untuned] = []
@@ -61,13 +64,37 @@ def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device |
         named = "; ".join(f"{faults.path}: {faults.named[0]}" for faults in campaign.faults)
         raise UserError(f"{', '.join(map(str, paths)) or 'report'}: no tuned shape{f' ({named})' if named else ''}; name a table or a log")
     campaign.name_devices(device)
-    if missing := campaign.count_calls(listed):
+    if missing := campaign.count_calls(listed, per_graph):
         campaign.notes.append(f"{missing:,} captured calls are of shapes that these files do not have; the gains leave them out")
     return campaign
 
 
+def read_sides(
+    paths: Sequence[str | Path], against: Sequence[str | Path] = (), *, op: str = "", device: Device | None = None, replays: str = "1"
+) -> tuple[Campaign | None, Campaign]:
+    """Read one campaign, or two to compare; see `read_campaign`.
+
+    Two tables, or two logs or profiles, that share an op are two campaigns. All other files without
+    *against* are one.
+
+    Args:
+        against: the files of the earlier campaign.
+
+    Returns:
+        The earlier campaign, None for a single one, and the other.
+    """
+    if against:
+        return read_campaign(against, op=op, device=device), read_campaign(paths, op=op, device=device, replays=replays)
+    kinds = ["table" if kind_of(named_file(str(path))) == "table" else "trials" for path in paths] if len(paths) == 2 else []
+    if len(set(kinds)) == 1:
+        first, second = (read_campaign([path], op=op, device=device) for path in paths)
+        if {entry.op.name for entry in first.entries.values()} & {entry.op.name for entry in second.entries.values()}:
+            return first, second
+    return None, read_campaign(paths, op=op, device=device, replays=replays)
+
+
 def report_page(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, live: str = "") -> str:
-    """Return the page of some files; see `read_campaign`.
+    """Return the page of some files; see `read_sides`.
 
     Args:
         live: a script of a live page; see `tunedgemm.analysis.report.page.page`.
@@ -75,10 +102,12 @@ def report_page(paths: Sequence[str | Path], *, op: str = "", device: Device | N
     Raises:
         UserError: a file cannot be read or has no shape, or the library of the plots is missing.
     """
+    from tunedgemm.analysis.report.covered import covered
     from tunedgemm.analysis.report.document import document
     from tunedgemm.analysis.report.page import page
 
-    return page(document(read_campaign(paths, op=op, device=device)), live=live)
+    first, second = read_sides(paths, op=op, device=device)
+    return page(document(second, against=first, coverage=covered(second, op)), live=live)
 
 
 def _with_logs(paths: Iterable[Path]) -> list[tuple[Path, str]]:
@@ -86,6 +115,8 @@ def _with_logs(paths: Iterable[Path]) -> list[tuple[Path, str]]:
     found: dict[str, tuple[Path, str]] = {}
     for path in paths:
         kind = kind_of(path)
+        if kind in ("table", "list") and is_packed(path):
+            raise UserError(f"{path}: a packed {kind}; unpack it with gunzip first")
         found.setdefault(os.path.realpath(path), (path, kind))
         log = trials_path(path)
         if kind == "table" and present(log):
@@ -107,4 +138,4 @@ def _read_table(path: Path, campaign: Campaign, faults: Faults, op: str) -> None
             campaign.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
 
 
-__all__ = ["Campaign", "read_campaign", "report_page"]
+__all__ = ["Campaign", "read_campaign", "read_sides", "report_page"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.analysis.coverage.captured import Replays
 from tunedgemm.analysis.report.entry import UNKNOWN, Entry
 from tunedgemm.analysis.report.files import Faults
 from tunedgemm.device import Device
@@ -89,18 +90,19 @@ class Campaign:
             if kept is not entry:
                 kept.join(entry)
 
-    def count_calls(self, listed: Iterable[Untuned]) -> int:
+    def count_calls(self, listed: Iterable[Untuned], replays: Replays) -> int:
         """Add the calls of captured shapes to their entries; return how many calls have none."""
         by_shape: dict[Shape, list[Entry]] = {}
         for (_, shape), entry in self.entries.items():
             by_shape.setdefault(shape, []).append(entry)
         missing = 0
         for call in listed:
+            calls = call.count + call.graph * replays.at(call.shape.m)
             keys = (key_shape(call.shape), *self._equivalent(call.shape, by_shape))
             entries = next((by_shape[key] for key in keys if key in by_shape), [])
-            missing += 0 if entries else call.calls
+            missing += 0 if entries else calls
             for entry in entries:
-                entry.calls += call.calls
+                entry.calls += calls
                 entry.layer = layers_of_both(entry.layer, call.layer)
         return missing
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunedgemm import __version__
 from tunedgemm.analysis.coverage.result import layer_of
 from tunedgemm.analysis.report.campaign import Campaign
+from tunedgemm.analysis.report.difference import VERDICTS, difference
 from tunedgemm.analysis.report.entry import TIMED, UNKNOWN, Entry, gain_of
+from tunedgemm.analysis.report.files import Faults
 from tunedgemm.analysis.report.strips import Names, room_of_shape, strip
 from tunedgemm.device import Device
 from tunedgemm.libtypes import rank
@@ -22,37 +24,68 @@ from tunedgemm.tuner.roofline import CEILINGS, LAUNCH_US, pace
 
 #: Version of the document; it rises when a field goes or changes its meaning.
 VERSION = 1
+#: Files that a heading names.
+_MOST_NAMES = 4
 
 
-def document(campaign: Campaign, *, title: str = "") -> dict[str, Any]:
+def document(
+    campaign: Campaign, *, title: str = "", against: Campaign | None = None, coverage: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return all that a page shows of a campaign, as JSON's types.
 
     Args:
         title: the heading; by default the names of the files.
+        against: an earlier campaign, with which this one is compared.
+        coverage: what `tunedgemm.analysis.report.covered.covered` found.
     """
     entries = sorted(campaign.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))
     strips = [strip(entry, room, names) for entry in entries]
     devices = campaign.devices
+    read = [campaign] if against is None else [against, campaign]
     shapes = [_shape(number, entry, len(devices) > 1) for number, entry in enumerate(entries)]
     return {
         "schema": "tunedgemm.report",
         "version": VERSION,
-        "title": printable_line(title or ", ".join(path.name for path, _ in campaign.files)),
+        "title": printable_line(title) or _title(campaign, against),
         "made": {"by": __version__, "at": _now()},
-        "files": [{"path": printable_line(str(path)), "kind": kind} for path, kind in campaign.files],
+        "files": [{"path": printable_line(str(path)), "kind": kind} for each in read for path, kind in each.files],
         "devices": [device_text(device) for device in devices],
         "libtypes": sorted({shape["libtype"] for shape in shapes if shape["libtype"]} | _tried(entries), key=rank),
         "versions": sorted(map(printable_line, campaign.versions)),
         "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in campaign.runs],
         "summary": _summary(entries),
         "shapes": shapes,
-        "roofs": _roofs(entries),
+        "roofs": (roofs := _roofs(entries)),
+        "roof_lines": _roof_lines(roofs, shapes),
         "search": _search(entries),
         "candidates": {"names": list(names.texts), "of": strips, "room": room},
-        "faults": [{"path": printable_line(str(faults.path)), "count": faults.count, "named": faults.named} for faults in campaign.faults],
-        "notes": [printable_line(note) for note in campaign.notes],
+        "compare": None if against is None else _compared(against, campaign, devices),
+        "coverage": coverage,
+        "faults": [_faults(faults) for each in read for faults in each.faults],
+        "notes": list(dict.fromkeys(printable_line(note) for each in read for note in each.notes)),
     }
+
+
+def _faults(faults: Faults) -> dict[str, Any]:
+    return {"path": printable_line(str(faults.path)), "count": faults.count, "named": faults.named}
+
+
+def _title(campaign: Campaign, against: Campaign | None) -> str:
+    """Return the names of a campaign's files, and of those that it is compared with."""
+    if against is None:
+        return _named(campaign)
+    names = _named(campaign), _named(against)
+    if names[0] == names[1]:  # of different folders
+        names = _named(campaign, whole=True), _named(against, whole=True)
+    return " against ".join(names)
+
+
+def _named(campaign: Campaign, *, whole: bool = False) -> str:
+    """Return the names, or whole paths, of a campaign's tables; without tables of its other files."""
+    tables = [path for path, kind in campaign.files if kind == "table"]
+    names = [str(path) if whole else path.name for path in tables or [path for path, _ in campaign.files]]
+    return printable_line(", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""))
 
 
 def _now() -> str:
@@ -68,7 +101,6 @@ def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
     shape, winner, floor, torch_us = entry.shape, entry.winner, entry.floor_us, entry.torch_us
     flops, moved = entry.op.flops(shape), entry.op.bytes_moved(shape)
     us = winner.us if winner is not None else 0.0
-    layer = printable_line(entry.layer) or sizes(layer_of(shape)).replace("M=0 ", "", 1)
     statuses = Counter(trial.status in TIMED for trial in entry.trials.values())
     return {
         "id": number,
@@ -76,8 +108,8 @@ def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
-        "text": sizes(shape) + (f" on {entry.device.name or entry.device.gfx}" if several else ""),
-        "layer": layer,
+        "text": sizes(shape) + (f" on {_place(entry.device)}" if several else ""),
+        "layer": _layer(entry),
         "calls": entry.calls,
         "winner": printable_line(winner.solution) if winner is not None else "",
         "libtype": printable_line(winner.libtype) if winner is not None else "",
@@ -92,6 +124,7 @@ def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
         "torch_tflops": _rounded(flops / torch_us / 1e6) if torch_us else None,
         "floor_tflops": _rounded(flops / floor / 1e6) if floor else None,
         "intensity": _rounded(flops / moved) if moved else None,
+        "time_us": _rounded(entry.weight * (torch_us or us)),
         "ties": entry.ties,
         "timed": statuses[True],
         "failed": statuses[False],
@@ -138,6 +171,65 @@ def _roofs(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return list(roofs.values())
 
 
+def _roof_lines(roofs: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the points of each roof over the range of the shapes."""
+    spans = [shape["intensity"] for shape in shapes if shape["intensity"]]
+    lines = []
+    for number, roof in enumerate(roofs):
+        knee = roof["flop_s"] / roof["bytes_s"]
+        for intensity in sorted({min(spans), *([knee] if min(spans) < knee < max(spans) else []), max(spans)}):
+            tflops = min(roof["bytes_s"] * intensity, roof["flop_s"]) / 1e12
+            lines.append({"roof": number, "intensity": intensity, "tflops": tflops})
+    return lines
+
+
+def _compared(first: Campaign, second: Campaign, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return the changes from one campaign to another."""
+    found = difference(first, second)
+    mean, time = found.gain
+    several = len({*first.devices, *devices}) > 1
+    rows = [
+        {
+            "op": change.entry.op.name,
+            "m": change.entry.shape.m,
+            "text": sizes(change.entry.shape) + (f" on {_place(change.entry.device)}" if several and not found.across else ""),
+            "layer": _layer(change.entry),
+            "calls": change.weight,
+            "verdict": change.verdict,
+            "ratio": _rounded(change.ratio),
+            **_side("first", change.first),
+            **_side("second", change.second),
+        }
+        for change in found.changes
+    ]
+    return {
+        "first": _named(first),
+        "second": _named(second),
+        "first_devices": [device_text(device) for device in first.devices],
+        "across": found.across,
+        "verdicts": VERDICTS,
+        "counts": found.counts,
+        "mean": _rounded(mean),
+        "time": _rounded(time),
+        "rows": rows,
+    }
+
+
+def _side(name: str, entry: Entry | None) -> dict[str, Any]:
+    winner = entry.winner if entry is not None else None
+    if winner is None:
+        return {f"{name}_winner": "", f"{name}_us": None, f"{name}_noise": None}
+    return {f"{name}_winner": printable_line(winner.solution), f"{name}_us": _rounded(winner.us), f"{name}_noise": round(winner.noise, 4)}
+
+
+def _place(device: Device) -> str:
+    return device.name or device.gfx
+
+
+def _layer(entry: Entry) -> str:
+    return printable_line(entry.layer) or sizes(layer_of(entry.shape)).replace("M=0 ", "", 1)
+
+
 def _search(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the cost of the search: candidates by backend and status, and seconds by activity."""
     counts = Counter((trial.libtype, trial.status) for entry in entries for trial in entry.trials.values())
@@ -149,8 +241,29 @@ def _search(entries: Sequence[Entry]) -> dict[str, Any]:
     order = {status: index for index, status in enumerate(STATUSES)}
     ranked = sorted(counts.items(), key=lambda item: (rank(item[0][0]), order[item[0][1]]))
     return {
-        "statuses": STATUSES,
+        "rows": _cost_rows(counts),
         "candidates": [{"libtype": printable_line(name), "status": status, "count": count} for (name, status), count in ranked],
         "won": [{"libtype": printable_line(name), "op": op, "count": count} for (name, op), count in sorted(won.items())],
         "seconds": {printable_line(activity): round(value, 3) for activity, value in seconds.items()},
     }
+
+
+def _cost_rows(counts: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+    """Return the candidates by backend, in three kinds of status."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for (libtype, status), count in counts.items():
+        totals[libtype, status if status in TIMED else "refused or failed"] += count
+    libtypes = sorted({libtype for libtype, _ in totals}, key=rank)
+    kinds = [*TIMED, "refused or failed"]
+    return [
+        {
+            "libtype": printable_line(libtype),
+            "status": kind,
+            "count": totals[libtype, kind],
+            "order": libtypes.index(libtype),
+            "rank": place,
+        }
+        for libtype in libtypes
+        for place, kind in enumerate(kinds)
+        if totals[libtype, kind]
+    ]

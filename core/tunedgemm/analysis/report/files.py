@@ -76,6 +76,12 @@ def kind_of(path: Path) -> str:
     raise TableError(f"{path}: not a table, trial log, profile or list of shapes (got {shown!r}); name a file that the tuner wrote")
 
 
+def is_packed(path: Path) -> bool:
+    """Tell whether a file is packed with gzip."""
+    with open_regular(path) as file:
+        return file.read(2) == _GZIP
+
+
 def lines_of(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:
     """Yield the numbers and texts of a file's lines, unpacked where it is a gzip file.
 

@@ -2,10 +2,10 @@
 (() => {
   const given = JSON.parse(document.getElementById('data').textContent);
   const charts = given.charts, builtin = given.builtin;
-  let report = given.report, rows = [], sort = {key: 'lost_us', down: true}, limit = 100;
+  let report = given.report, compared = 20, rows = [], sort = {key: 'lost_us', down: true}, limit = 100;
   const views = {}, data = {};
   const ERROR = 1; // of Vega's log
-  const MOST_POINTS = 1500, MOST_LAYERS = 30, PAGE = 100, TOP = 5;
+  const MOST_SHAPES = given.most_shapes, MOST_LAYERS = given.most_layers, PAGE = 100, TOP = 5;
   const id = (name) => document.getElementById(name);
 
   // Text from files becomes text nodes and attributes only, never markup.
@@ -81,7 +81,7 @@
     rows = chosen();
     const gain = meanGain(rows);
     id('shown').textContent = number(rows.length) + ' of ' + plural(report.shapes.length, 'shape') + (gain ? ', geometric mean ' + times(gain) : '');
-    slow(); gains(); layers(); roofline(); won(); cost(); strips(); table();
+    compare(); slow(); gains(); layers(); roofline(); won(); cost(); strips(); table();
   }
 
   // ---- plots
@@ -113,50 +113,33 @@
     }).catch((error) => { delete views[chart]; console.error(chart, error); });
   }
 
-  const shapeTips = (shape) => ({us_text: us(shape.us) + (shape.noise ? ' ± ' + (shape.noise * 100).toFixed(1) + ' %' : ''), torch_text: us(shape.torch_us), gain_text: times(shape.gain),
-    floor_text: shape.floor_us ? us(shape.floor_us) + ', winner ' + times(shape.over_floor) : 'unknown'});
-
-  // Of very many shapes the plots show those that weigh most; the table has them all.
+  // Of very many shapes the plots show those with the most time; the table has them all.
   function heaviest(shapes) {
-    return shapes.length <= MOST_POINTS ? shapes : [...shapes].sort((a, b) => weight(b) * (b.torch_us || b.us || 0) - weight(a) * (a.torch_us || a.us || 0)).slice(0, MOST_POINTS);
+    return shapes.length <= MOST_SHAPES ? shapes : [...shapes].sort((a, b) => (b.time_us || 0) - (a.time_us || 0)).slice(0, MOST_SHAPES);
   }
-  const limited = (shapes) => shapes.length > MOST_POINTS ? 'The ' + number(MOST_POINTS) + ' shapes with the most time of ' + number(shapes.length) + '. ' : '';
+  const limited = (shapes) => shapes.length > MOST_SHAPES ? 'The ' + number(MOST_SHAPES) + ' shapes with the most time of ' + number(shapes.length) + '. ' : '';
+  const NO_GAIN = "No chosen shape has a time of torch's own call; trial logs and profiles have it.";
 
   function gains() {
-    const known = rows.filter((shape) => shape.gain && shape.m);
-    const groups = new Set(known.map((shape) => shape.op + shape.layer));
-    const values = heaviest(known).map((shape) => ({...shape, ...shapeTips(shape), group: shape.op + shape.layer, joined: groups.size <= 12}));
-    values.sort((a, b) => a.m - b.m);
-    const text = values.length ? limited(known) + 'Speed-up over torch of ' + plural(known.length, 'shape') + ' by M; the table of shapes has the numbers.' : "No chosen shape has a time of torch's own call.";
-    put('gain-by-m', {gains: values}, text);
+    const known = heaviest(rows.filter((shape) => shape.gain && shape.m)).sort((a, b) => a.m - b.m);
+    put('gain-by-m', {shapes: known}, known.length ? 'Speed-up over torch of ' + plural(known.length, 'shape') + ' by M; the table of shapes has the numbers.' : NO_GAIN);
   }
 
   function layers() {
-    const by = new Map();
-    for (const shape of rows) if (shape.gain) { const key = (report.ops > 1 ? shape.op + ' ' : '') + shape.layer; by.set(key, [...(by.get(key) || []), shape]); }
-    const ordered = [...by].map(([name, shapes]) => [name, shapes, sum(shapes.map((shape) => weight(shape) * shape.torch_us))]).sort((a, b) => b[2] - a[2]);
-    const values = ordered.slice(0, MOST_LAYERS).flatMap(([name, shapes], order) => heaviest(shapes).map((shape, index) => ({...shape, ...shapeTips(shape), layer: name, order, first: index === 0, mean: meanGain(shapes)})));
-    const left = ordered.length - MOST_LAYERS;
-    id('layer-note').textContent = values.length ? 'Layers with the most time under torch first; a point is one M.' + (left > 0 ? ' ' + plural(left, 'further layer') + ' with less time ' + (left > 1 ? 'are' : 'is') + ' in the table alone.' : '') : '';
-    put('gain-by-layer', {layers: values}, values.length ? 'Speed-up over torch by layer: ' + ordered.slice(0, 8).map(([name, shapes]) => name + ' ' + times(meanGain(shapes))).join('; ') : "No chosen shape has a time of torch's own call.");
+    const known = heaviest(rows.filter((shape) => shape.gain)), by = new Map();
+    for (const shape of known) { const key = (report.ops > 1 ? shape.op + ' ' : '') + shape.layer; by.set(key, [...(by.get(key) || []), shape]); }
+    const left = by.size - MOST_LAYERS;
+    id('layers').hidden = !report.summary.gain;
+    id('layer-note').textContent = known.length ? 'Layers with the most time under torch first; a point is one M.' + (left > 0 ? ' ' + plural(left, 'further layer') + ' with less time ' + (left > 1 ? 'are' : 'is') + ' in the table alone.' : '') : '';
+    put('gain-by-layer', {shapes: known}, known.length ? 'Speed-up over torch by layer: ' + [...by].slice(0, 8).map(([name, shapes]) => name + ' ' + times(meanGain(shapes))).join('; ') : NO_GAIN);
   }
 
   function roofline() {
     const known = heaviest(rows.filter((shape) => shape.intensity && shape.tflops));
-    const points = known.flatMap((shape) => {
-      const tips = {text: shape.text, intensity: shape.intensity, libtype: shape.libtype, floor_tflops: shape.floor_tflops, ...shapeTips(shape)};
-      const point = (kind, tflops, solution, time) => tflops ? [{...tips, kind, tflops, solution, ...(time ? {us_text: time} : {})}] : [];
-      return [...point('floor', shape.floor_tflops, '–', us(shape.floor_us)), ...point('torch', shape.torch_tflops, builtin, us(shape.torch_us)), ...point('winner', shape.tflops, shape.winner)];
-    });
-    const intensities = known.map((shape) => shape.intensity), low = Math.min(...intensities), high = Math.max(...intensities);
-    const roofs = !known.length ? [] : report.roofs.flatMap((roof, index) => {
-      const knee = roof.flop_s / roof.bytes_s;
-      return [low, knee, high].filter((x) => x >= low && x <= high).sort((a, b) => a - b).map((x) => ({roof: index, intensity: x, tflops: Math.min(roof.bytes_s * x, roof.flop_s) / 1e12}));
-    });
     const ceilings = report.roofs.map((roof) => roof.device + (roof.pace === 1 ? '' : ' at ' + roof.pace + ' times the 16-bit rate') + ': ' + digits(roof.bytes_s / 1e12) + ' TB/s, ' + number(Math.round(roof.flop_s / 1e12)) + ' TFLOP/s');
     const launch = report.roofs.length ? ' The floor of a shape adds ' + report.roofs[0].launch_us + ' us for its launch. It is an estimate from measured ceilings, and weights in a cache may beat it.' : '';
     id('roof-note').textContent = limited(rows) + 'Dot: winner. Ring: torch. Bar: floor.' + (ceilings.length ? ' Line: the measured ceilings of ' + ceilings.join('; ') + '.' + launch : ' No ceilings were measured for this device, so its roof and floors are left out rather than guessed.');
-    put('roofline', {points, roofs}, points.length ? 'Roofline of ' + plural(known.length, 'shape') + '; the table of shapes has the times.' : 'No chosen shape has a time.');
+    put('roofline', {shapes: known, roofs: known.length ? report.roof_lines : []}, known.length ? 'Roofline of ' + plural(known.length, 'shape') + '; the table of shapes has the times.' : 'No chosen shape has a time.');
   }
 
   function tally() {
@@ -168,8 +151,8 @@
   function won() {
     const ops = [...new Set(rows.map((shape) => shape.op))], counts = tally();
     const names = report.libtypes.filter((name) => ops.some((op) => counts.get(op + ' ' + name)) || report.search.candidates.some((each) => each.libtype === name));
-    const values = ops.flatMap((op) => names.map((libtype, order) => ({op, libtype, order, count: counts.get(op + ' ' + libtype) || 0}))).filter((each) => each.count);
-    put('won', {won: values}, values.length ? 'Shapes won: ' + values.map((each) => each.libtype + ' ' + each.count + ' of ' + each.op).join(', ') : 'No chosen shape has a winner.');
+    const winners = rows.filter((shape) => shape.libtype).map(({op, libtype}) => ({op, libtype}));
+    put('won', {all: winners}, winners.length ? 'Shapes won: ' + [...counts].map(([key, count]) => key + ' ' + count).join(', ') : 'No chosen shape has a winner.');
     const timed = rows.filter((shape) => shape.us), time = sum(timed.map((shape) => weight(shape) * shape.us));
     const line = (name) => {
       const own = timed.filter((shape) => shape.libtype === name);
@@ -180,16 +163,9 @@
   }
 
   function cost() {
-    const search = report.search, kinds = new Map(), words = ['ok', 'screened', 'refused or failed'];
-    for (const each of search.candidates) {
-      const status = words.includes(each.status) ? each.status : words[2], key = each.libtype + '\n' + status;
-      const kind = kinds.get(key) || {libtype: each.libtype, status, rank: words.indexOf(status), order: report.libtypes.indexOf(each.libtype), count: 0};
-      kind.count += each.count;
-      kinds.set(key, kind);
-    }
-    const values = [...kinds.values()], total = sum(values.map((each) => each.count));
+    const search = report.search, total = sum(search.rows.map((each) => each.count));
     id('cost-note').textContent = total ? number(total) + ' solutions for ' + plural(report.shapes.length, 'shape') + ', of all ops and M. "screened": dropped after a rough timing.' : '';
-    put('cost', {cost: values}, total ? 'Solutions tried: ' + values.map((each) => each.libtype + ' ' + each.status + ' ' + each.count).join(', ') : 'These files have no trials; name the trial log or the profile, too.');
+    put('cost', {cost: search.rows}, total ? 'Solutions tried: ' + search.rows.map((each) => each.libtype + ' ' + each.status + ' ' + each.count).join(', ') : 'These files have no trials; name the trial log or the profile, too.');
     const seconds = Object.entries(search.seconds);
     fill(id('seconds'), seconds.length ? make('p', {class: 'muted'}, 'Seconds of the search: ' + seconds.map(([name, value]) => name + ' ' + digits(value, 4)).join(', ') + '.') : total ? make('p', {class: 'muted'}, 'The seconds of the search are not in these files; trial logs have them.') : null);
   }
@@ -209,11 +185,8 @@
     const shape = report.shapes[Number(id('strip-shape').value)];
     if (!shape || !id('strip-shape').value) { id('strip-note').textContent = ''; put('candidates', {strip: [], marks: []}, 'No chosen shape has trials.'); fill(id('strip-failed')); return; }
     const of = report.candidates.of[shape.id], names = report.candidates.names;
-    const values = of.us.map((time, index) => {
-      const rough = of.rough[index] === '1', noise = of.noise[index], solution = names[of.name[index]];
-      return {solution, libtype: names[of.libtype[index]], us: time, low: time * (1 - noise), high: time * (1 + noise), rough, jitter: 0.15 + 0.7 * ((index * 0.618034) % 1),
-        won: solution === shape.winner, us_text: us(time) + (noise ? ' ± ' + (noise * 100).toFixed(1) + ' %' : ''), status: rough ? 'screened: rough timing, others were faster' : 'ok: measured and correct'};
-    });
+    const values = of.us.map((time, index) => ({solution: names[of.name[index]], libtype: names[of.libtype[index]], us: time, noise: of.noise[index],
+      rough: of.rough[index] === '1', jitter: 0.15 + 0.7 * ((index * 0.618034) % 1), won: names[of.name[index]] === shape.winner}));
     const marks = [];
     if (shape.torch_us) marks.push({us: shape.torch_us, label: 'torch'});
     if (shape.floor_us) marks.push({us: shape.floor_us, label: 'floor'});
@@ -235,6 +208,33 @@
     id('strip-shape').focus({preventScroll: true});
   }
   const link = (shape, text) => shape.timed + shape.failed > 0 ? make('button', {type: 'button', class: 'link', onclick: () => pick(shape), title: 'Show its candidates'}, text) : text;
+
+  // ---- two campaigns
+  function compare() {
+    const section = id('compare'), found = report.compare;
+    section.hidden = !found;
+    if (!found) return;
+    const op = id('f-op').value, m = id('f-m').value, libtype = id('f-libtype').value, text = id('f-text').value.trim().toLowerCase();
+    const chosen = found.rows.filter((row) => (!op || row.op === op) && (!m || row.m === Number(m)) && (!libtype || [row.first_winner, row.second_winner].some((name) => name.startsWith(libtype + ':'))) &&
+      (!text || [row.op, row.text, row.layer, row.first_winner, row.second_winner].join(' ').toLowerCase().includes(text)));
+    const counts = Object.keys(found.verdicts).map((word) => found.counts[word] + ' ' + word).join(', ');
+    const whole = found.mean ? 'Common shapes run ' + exact(found.mean) + ' as fast in the second (geometric mean), all their calls together ' + exact(found.time) + '. ' : 'The two have no shape in common. ';
+    id('compare-note').textContent = 'First: ' + found.first + '. Second: ' + found.second + ', which the rest of this page describes. ' + whole + counts + '.' +
+      (found.across ? ' They are of different devices, ' + found.first_devices.join('; ') + ' and ' + report.devices.join('; ') + ', and compared by shape alone.' : '');
+    const common = chosen.filter((row) => row.ratio);
+    put('compare', {compared: common.slice(0, MOST_SHAPES)}, common.length ? 'Speed-up of the second of ' + plural(common.length, 'common shape') + '; the table below has the numbers.' : 'No chosen shape is in both.');
+    const side = (row, name) => row[name + '_us'] ? [row[name + '_us'].toFixed(2), make('code', {}, row[name + '_winner'])] : ['–', ''];
+    const lines = chosen.slice(0, compared).map((row) => {
+      const [firstUs, first] = side(row, 'first'), [secondUs, second] = side(row, 'second');
+      return make('tr', {}, make('td', {class: row.verdict === 'faster' ? 'good' : row.verdict === 'slower' ? 'bad' : null, title: found.verdicts[row.verdict]}, row.verdict),
+        make('td', {}, (report.ops > 1 ? row.op + ' ' : '') + row.text), make('td', {class: 'num'}, firstUs), make('td', {class: 'num'}, secondUs), make('td', {class: 'num'}, row.ratio ? exact(row.ratio) : '–'), make('td', {class: 'wide'}, first), make('td', {class: 'wide'}, second));
+    });
+    const head = ['verdict', 'shape', 'first us', 'second us', 'speed-up', 'first solution', 'second solution'].map((name, index) => make('th', {scope: 'col', class: index > 1 && index < 5 ? 'num' : null}, name));
+    fill(id('compare-table'), make('table', {}, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...lines)));
+    const left = chosen.length - compared;
+    id('compare-more').hidden = left <= 0;
+    id('compare-more').textContent = 'Show ' + number(Math.min(PAGE, left)) + ' more of ' + number(left);
+  }
 
   // ---- lists
   function slow() {
@@ -260,14 +260,15 @@
     }));
   }
 
+  const has = (key) => () => report.shapes.some((shape) => shape[key]);
   const columns = [
-    {key: 'op', name: 'op', only: () => report.ops > 1}, {key: 'text', name: 'shape', cell: (shape) => link(shape, shape.text), wide: true},
+    {key: 'op', name: 'op', only: () => report.ops > 1}, {key: 'text', name: 'shape', cell: (shape) => link(shape, shape.text), look: 'shape'},
     {key: 'layer', name: 'layer', only: () => report.layers}, {key: 'm', name: 'M', num: true}, {key: 'calls', name: 'calls', num: true, only: () => report.summary.weighted, cell: (shape) => number(shape.calls)},
     {key: 'winner', name: 'winner', cell: (shape) => make('code', {}, shape.winner || 'no solution passed'), wide: true}, {key: 'us', name: 'us', num: true, cell: (shape) => shape.us ? shape.us.toFixed(2) : '–'},
-    {key: 'noise', name: '± %', num: true, cell: (shape) => shape.noise ? (shape.noise * 100).toFixed(1) : '–'}, {key: 'torch_us', name: 'torch us', num: true, cell: (shape) => shape.torch_us ? shape.torch_us.toFixed(2) : '–'},
-    {key: 'gain', name: 'gain', num: true, cell: (shape) => make('span', {class: !shape.gain ? null : shape.gain > 1.02 ? 'good' : shape.gain < 1 / 1.02 ? 'bad' : null}, times(shape.gain))},
-    {key: 'over_floor', name: 'over floor', num: true, cell: (shape) => times(shape.over_floor)}, {key: 'lost_us', name: 'lost us', num: true, cell: (shape) => shape.lost_us ? number(Math.round(shape.lost_us * 10) / 10) : '–'},
-    {key: 'ties', name: 'tied', num: true}, {key: 'timed', name: 'timed', num: true}, {key: 'failed', name: 'failed', num: true},
+    {key: 'noise', name: '± %', num: true, only: has('noise'), cell: (shape) => shape.noise ? (shape.noise * 100).toFixed(1) : '–'}, {key: 'torch_us', name: 'torch us', num: true, only: has('torch_us'), cell: (shape) => shape.torch_us ? shape.torch_us.toFixed(2) : '–'},
+    {key: 'gain', name: 'gain', num: true, only: has('gain'), cell: (shape) => make('span', {class: !shape.gain ? null : shape.gain > 1.02 ? 'good' : shape.gain < 1 / 1.02 ? 'bad' : null}, times(shape.gain))},
+    {key: 'over_floor', name: 'over floor', num: true, only: has('over_floor'), cell: (shape) => times(shape.over_floor)}, {key: 'lost_us', name: 'lost us', num: true, only: has('lost_us'), cell: (shape) => shape.lost_us ? number(Math.round(shape.lost_us * 10) / 10) : '–'},
+    {key: 'ties', name: 'tied', num: true, only: has('timed')}, {key: 'timed', name: 'timed', num: true, only: has('timed')}, {key: 'failed', name: 'failed', num: true, only: has('timed')},
   ];
 
   function table() {
@@ -281,10 +282,33 @@
     const shown = columns.filter((column) => !column.only || column.only()), sorted = [...rows].sort(order);
     const head = shown.map((column) => make('th', {scope: 'col', class: column.num ? 'num' : null, 'aria-sort': sort.key === column.key ? (sort.down ? 'descending' : 'ascending') : null},
       make('button', {type: 'button', 'data-sort': column.key, onclick: () => { sort = {key: column.key, down: sort.key === column.key ? !sort.down : Boolean(column.num)}; table(); id('table').querySelector('[data-sort="' + column.key + '"]').focus(); }}, column.name)));
-    const body = sorted.slice(0, limit).map((shape) => make('tr', {}, ...shown.map((column) => make('td', {class: column.num ? 'num' : column.wide ? 'wide' : null}, column.cell ? column.cell(shape) : String(shape[column.key])))));
+    const body = sorted.slice(0, limit).map((shape) => make('tr', {}, ...shown.map((column) => make('td', {class: column.num ? 'num' : column.wide ? 'wide' : column.look || null}, column.cell ? column.cell(shape) : String(shape[column.key])))));
     fill(id('table'), make('table', {}, make('caption', {class: 'hidden'}, 'Shapes, sortable by each column'), make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...body)));
     id('more').hidden = sorted.length <= limit;
     id('more').textContent = 'Show ' + number(Math.min(PAGE, sorted.length - limit)) + ' more of ' + number(sorted.length - limit);
+  }
+
+  function grid(headings, lines, label) {
+    const cell = (tag, value, index, more = {}) => make(tag, {class: headings[index][1] || null, ...more}, value);
+    const head = make('tr', {}, ...headings.map(([name], index) => cell('th', name, index, {scope: 'col'})));
+    return make('div', {class: 'scroll', role: 'region', tabindex: '0', 'aria-label': label}, make('table', {}, make('thead', {}, head), make('tbody', {}, ...lines.map((line) => make('tr', {}, ...line.map((value, index) => cell('td', value, index)))))));
+  }
+
+  function coverage() {
+    const found = report.coverage;
+    id('coverage').hidden = !found;
+    if (!found) return;
+    if (found.why) { fill(id('coverage-facts'), make('p', {class: 'muted'}, found.why)); return; }
+    const meter = (share) => { const bar = make('div', {class: 'meter', 'aria-hidden': 'true'}, make('i')); bar.firstChild.style.width = (share * 100).toFixed(1) + '%'; return make('div', {}, percent(share), bar); };
+    const parts = [make('p', {}, found.headline + ' (' + plural(found.calls, 'call') + ', on ' + found.device + ').'),
+      make('p', {class: 'muted'}, "By the tables named here, above those of the machine that made this page, and with the backends installed there."),
+      grid([['served by', 'wide'], ['shapes', 'num'], ['calls', 'num'], ['of calls'], ['of time']], found.ways.map((way) => [way.word + ': ' + way.meaning, number(way.shapes), number(way.count), meter(way.calls), meter(way.time)]), 'Calls by what serves them')];
+    for (const text of found.regrets) parts.push(make('p', {}, text));
+    if (found.unused.length) parts.push(make('h3', {}, 'Rows that are not used'), grid([['calls', 'num'], ['backend'], ['reason', 'wide']], found.unused.map((each) => [number(each.calls), each.libtype, each.reason]), 'Rows that are not used'),
+      make('p', {class: 'muted'}, 'With all of these in use, rows of exactly their M would serve ' + percent(found.with_unused) + ' of the calls.'));
+    if (found.next.length) parts.push(make('h3', {}, 'What to tune next'), grid([['layer', 'wide'], ['of time', 'num'], ['M', 'wide']], found.next.map((each) => [each.layer, percent(each.share), each.m]), 'What to tune next'));
+    for (const note of found.notes) parts.push(make('p', {class: 'muted'}, note));
+    fill(id('coverage-facts'), ...parts);
   }
 
   function about() {
@@ -316,13 +340,14 @@
     report = {...newer, shapes: unpacked(newer.shapes)};
     report.ops = new Set(report.shapes.map((shape) => shape.op)).size;
     report.layers = report.summary.weighted && report.shapes.some((shape) => !shape.text.includes(shape.layer));
-    headline(); filters(); show(); about();
+    headline(); filters(); show(); coverage(); about();
   }
 
   for (const name of ['f-op', 'f-m', 'f-libtype']) id(name).addEventListener('change', () => { limit = PAGE; show(); });
   id('f-text').addEventListener('input', () => { limit = PAGE; show(); });
   id('filters').addEventListener('submit', (event) => event.preventDefault());
   id('strip-shape').addEventListener('change', strip);
+  id('compare-more').addEventListener('click', () => { compared += PAGE; compare(); });
   id('more').addEventListener('click', () => { limit += PAGE; table(); });
   id('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
   theme(matchMedia('(prefers-color-scheme: dark)').matches);

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.analysis.report.charts import CONFIG, charts
+from tunedgemm.analysis.report.charts import CONFIG, MOST_LAYERS, MOST_SHAPES, charts
 from tunedgemm.errors import UserError
-from tunedgemm.libtypes import BUILTIN
 
 #: The command that installs the library of the plots.
 INSTALL = "pip install 'tunedgemm[report]'"
@@ -60,8 +59,8 @@ def page(document: Mapping[str, Any], *, live: str = "") -> str:
     filled = {
         "POLICY": _policy(scripts, bool(live)),
         "TITLE": html.escape(str(document["title"])),
-        "STYLE": _text("page.css"),
-        "DATA": json_text({"report": _packed(document), "charts": drawn, "builtin": BUILTIN}),
+        "STYLE": style(),
+        "DATA": json_text({"report": _packed(document), "charts": drawn, "most_shapes": MOST_SHAPES, "most_layers": MOST_LAYERS}),
         "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     return re.sub(r"@@([A-Z]+)@@", lambda found: filled[found[1]], _text("page.html"))
@@ -70,7 +69,13 @@ def page(document: Mapping[str, Any], *, live: str = "") -> str:
 def plots(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Vega-Lite specification of each plot of a document, by its name."""
     won = {shape["libtype"] for shape in document["shapes"]}
-    return charts(document["libtypes"], [name for name in document["libtypes"] if name in won])
+    several = len({shape["op"] for shape in document["shapes"]}) > 1
+    return charts(document["libtypes"], [name for name in document["libtypes"] if name in won], several_ops=several)
+
+
+def style() -> str:
+    """Return the style sheet of the page."""
+    return _text("page.css")
 
 
 def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
