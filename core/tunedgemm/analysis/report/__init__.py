@@ -93,10 +93,13 @@ def read_sides(
     return None, read_campaign(paths, op=op, device=device, replays=replays)
 
 
-def report_page(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, live: str = "") -> str:
+def report_page(
+    paths: Sequence[str | Path], against: Sequence[str | Path] = (), *, op: str = "", device: Device | None = None, live: str = ""
+) -> str:
     """Return the page of some files; see `read_sides`.
 
     Args:
+        paths, against, op, device: as of `read_sides`.
         live: a script of a live page; see `tunedgemm.analysis.report.page.page`.
 
     Raises:
@@ -106,7 +109,7 @@ def report_page(paths: Sequence[str | Path], *, op: str = "", device: Device | N
     from tunedgemm.analysis.report.document import document
     from tunedgemm.analysis.report.page import page
 
-    first, second = read_sides(paths, op=op, device=device)
+    first, second = read_sides(paths, against, op=op, device=device)
     return page(document(second, against=first, coverage=covered(second, op)), live=live)
 
 

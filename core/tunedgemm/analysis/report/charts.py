@@ -126,7 +126,10 @@ def _names(field: str, *, lines: bool = False, **more: Any) -> Spec:
 
 def _one(axis: str) -> Spec:
     """Return the line at a ratio of 1."""
-    return {"mark": {"type": "rule", "color": "var(--fg)", "strokeWidth": 1, "tooltip": None}, "encoding": {axis: {"datum": 1}}}
+    return {
+        "mark": {"type": "rule", "color": "var(--fg)", "strokeWidth": 1, "tooltip": None, "aria": False},
+        "encoding": {axis: {"datum": 1}},
+    }
 
 
 def _gain_by_m(scale: Spec) -> Spec:
@@ -141,7 +144,7 @@ def _gain_by_m(scale: Spec) -> Spec:
     ]
     line = {
         "transform": [{"filter": f"datum.groups <= {_JOINED}"}],
-        "mark": {"type": "line", "color": "var(--line)", "strokeWidth": 1, "tooltip": None},
+        "mark": {"type": "line", "color": "var(--line)", "strokeWidth": 1, "tooltip": None, "aria": False},
         "encoding": {"x": x, "y": y, "detail": {"field": "group"}},
     }
     points = {
@@ -173,7 +176,7 @@ def _gain_by_layer(scale: Spec, named: str) -> Spec:
     }
     means = {
         "transform": [{"filter": "datum.nth == 1"}],
-        "mark": {"type": "tick", "thickness": 2.5, "color": "var(--fg)", "size": 18, "tooltip": None},
+        "mark": {"type": "tick", "thickness": 2.5, "color": "var(--fg)", "size": 18, "tooltip": None, "aria": False},
         "encoding": {"y": y, "x": {**gain, "field": "mean"}},
     }
     data = {"data": {"name": "shapes"}, "transform": transforms}
@@ -185,7 +188,7 @@ def _roofline(scale: Spec) -> Spec:
     tips = _tips("text", "point", *_OF_SHAPE[2:])
     roof = {
         "data": {"name": "roofs"},
-        "mark": {"type": "line", "color": "var(--fg)", "strokeWidth": 1.5, "tooltip": None},
+        "mark": {"type": "line", "color": "var(--fg)", "strokeWidth": 1.5, "tooltip": None, "aria": False},
         "encoding": {"x": x, "y": y, "detail": {"field": "roof"}},
     }
 
@@ -196,7 +199,7 @@ def _roofline(scale: Spec) -> Spec:
 
     reach = {
         "transform": [{"filter": "isValid(datum.tflops) && isValid(datum.floor_tflops)"}],
-        "mark": {"type": "rule", "color": "var(--line)", "strokeWidth": 1, "tooltip": None},
+        "mark": {"type": "rule", "color": "var(--line)", "strokeWidth": 1, "tooltip": None, "aria": False},
         "encoding": {"x": x, "y": y, "y2": {"field": "floor_tflops"}},
     }
     bar = {"type": "tick", "color": "var(--fg)", "thickness": 2, "size": 12, "orient": "horizontal"}
@@ -246,7 +249,7 @@ def _candidates(scale: Spec) -> Spec:
     place = {"y": y, "yOffset": {"field": "jitter", "type": "quantitative", "scale": {"domain": [0, 1]}}}
     tips = _tips("solution", "us_text", "status")
     noise = {
-        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7, "tooltip": None},
+        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7, "tooltip": None, "aria": False},
         "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, **place, "color": _colour(scale, False)},
     }
     opacity = {"condition": {"test": "datum.rough", "value": 0.3}, "value": 0.9}
@@ -259,8 +262,8 @@ def _candidates(scale: Spec) -> Spec:
         "mark": {"type": "point", "size": 170, "color": "var(--fg)", "strokeWidth": 1.5, "filled": False},
         "encoding": {"x": x, **place, "tooltip": tips},
     }
-    rule = {"type": "rule", "color": "var(--fg)", "strokeDash": [4, 3], "tooltip": None}
-    label = {"type": "text", "align": "left", "dx": 4, "baseline": "top", "color": "var(--muted)", "y": 2, "tooltip": None}
+    rule = {"type": "rule", "color": "var(--fg)", "strokeDash": [4, 3], "tooltip": None, "aria": False}
+    label = {"type": "text", "align": "left", "dx": 4, "baseline": "top", "color": "var(--muted)", "y": 2, "tooltip": None, "aria": False}
     marks = {
         "data": {"name": "marks"},
         "layer": [{"mark": rule, "encoding": {"x": x}}, {"mark": label, "encoding": {"x": x, "text": {"field": "label"}}}],
