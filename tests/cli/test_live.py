@@ -328,18 +328,14 @@ def test_an_interrupt_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Return a headless Chromium that logs all messages of its console."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("chromium and chromedriver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(service=webdriver.ChromeService(shutil.which("chromedriver")), options=options)
-    yield driver
-    driver.quit()
+    """Return a page of a headless Chromium."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not shutil.which("chromium"):
+        pytest.skip("chromium is not installed")
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--disable-gpu", "--disable-dev-shm-usage"])
+        yield chromium.new_page()
+        chromium.close()
 
 
 @pytest.mark.slow
@@ -351,24 +347,26 @@ def test_an_open_page_updates_itself(browser, shown, trial_log, monkeypatch):
     monkeypatch.setattr(live_module, "LAST", 5.0)
 
     def text(name: str) -> str:
-        return str(browser.execute_script(f"return document.getElementById({name!r}).textContent"))
+        return str(browser.locator(f"#{name}").text_content())  # waits where the page loads again
 
-    browser.get(report.url)
+    messages: list[str] = []
+    browser.on("console", lambda message: messages.append(message.text))
+    browser.on("pageerror", lambda error: messages.append(str(error)))
+    browser.goto(report.url)
     until(lambda: text("shown").startswith("1 of 1 shape"), "the first shape")
-    assert text("live").startswith("Tuning: ")
-    browser.execute_script(
-        "window.kept = true; const text = document.getElementById('f-text'); text.value = 'M=4'; text.dispatchEvent(new Event('input'))"
-    )
+    until(lambda: text("live").startswith("Tuning: "), "the state of the run")
+    browser.evaluate("window.kept = true")
+    browser.fill("#f-text", "M=4")
     trial_log(*((shape, "k_v1", 0, 5.0) for shape in SHAPES))
     finish(report, GPU)
     report._next = 0.0
 
     until(lambda: text("shown").startswith("1 of 3 shapes"), "the other shapes")
-    assert browser.execute_script("return window.kept")
+    assert browser.evaluate("window.kept")
     report.end("Finished.")
     report.__exit__(None, None, None)
     until(lambda: text("live").startswith("Finished."), "the end")
     assert "To keep this page:tunedgemm report " in text("live")
     assert text("shown").startswith("1 of 3 shapes")
-    time.sleep(1.5)  # a page that asked on would log the refused connection
-    assert browser.get_log("browser") == []
+    browser.wait_for_timeout(1500)  # a page that asked on would log the refused connection
+    assert messages == []

@@ -153,7 +153,7 @@ def test_columns_sort_by_keyboard(h200: Path, visit: Open) -> None:
 
 
 def test_a_shape_shows_its_candidates(visit: Open, tmp_path: Path) -> None:
-    """Show the candidates of a picked shape, with reasons of refused ones, lines left out, and all by keyboard."""
+    """Show a picked shape's candidates with their reasons, and the damaged lines; all by keyboard."""
     lines = log_lines()
     path = tmp_path / "tuned.trials.jsonl"
     path.write_text("".join([*lines, "{damaged\n"]))
