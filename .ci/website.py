@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "tunedgemm"
 PAGES = ("*.md", "docs/**/*.md", "plugins/*/*.md", "examples/*/*.md", "benchmarks/**/*.md", "core/**/configs/**/*.md")
 LINK = re.compile(r"(?<=\]\()[^)\s#]+(?=[)#])")
+#: The names in front of a description in a section of a docstring, where they are several.
+SHARED = re.compile(r"^ {4}\w+(?:, \w+)+(?=: )", re.MULTILINE)
 #: Linked files that a browser shows. Any other linked file gets a page with its text.
 SHOWN = {".csv", ".html", ".json", ".png", ".svg"}
 #: room of the core -> heading of the public names that it defines
@@ -149,6 +151,11 @@ class OpFunctions(griffe.Extension):
                     agent.current = mod
                     agent.visit_functiondef(inner)
                     self._returned[inner.name] = f"{mod.path}.{inner.name}"
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Keep names that share a description together: griffe takes the second one for a type."""
+        if obj.docstring is not None:
+            obj.docstring.value = SHARED.sub(lambda names: names[0].replace(", ", ",\N{NO-BREAK SPACE}"), obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Add the ops' functions to the package, under each of their public names."""

@@ -190,6 +190,20 @@ def test_the_end_waits_for_open_pages(shown, monkeypatch):
     assert time.monotonic() - before < 2
 
 
+def test_a_slow_document_is_not_made_at_the_end(shown, monkeypatch):
+    """End at once where the last document of a huge log took longer than the end may wait."""
+    report = shown()
+    ask(report.url)
+    finish(report)
+    report._cost = 30.0
+    finish(report)
+    made: list[int] = []
+    monkeypatch.setattr(report, "_made", made.append)
+    report.__exit__(None, None, None)
+
+    assert made == [] and report._document.version == 1
+
+
 def test_tables_of_several_ops_are_one_report(shown, tmp_path, trial_log):
     """Name the files of all runs of a command in the command that keeps the page."""
     report = shown()
@@ -354,7 +368,7 @@ def test_an_open_page_updates_itself(browser, shown, trial_log, monkeypatch):
     browser.on("pageerror", lambda error: messages.append(str(error)))
     browser.goto(report.url)
     until(lambda: text("shown").startswith("1 of 1 shape"), "the first shape")
-    until(lambda: text("live").startswith("Tuning: "), "the state of the run")
+    until(lambda: text("live").startswith("Tuning a16w16: "), "the state of the run")
     browser.evaluate("window.kept = true")
     browser.fill("#f-text", "M=4")
     trial_log(*((shape, "k_v1", 0, 5.0) for shape in SHAPES))

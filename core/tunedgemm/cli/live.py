@@ -29,7 +29,8 @@ from tunedgemm.tuner.trial import Event, Outcome, Place, Planned
 EVERY, PAUSE = 3.0, 20.0
 #: A page that has not asked for this many seconds is closed.
 CLOSED = 5.0
-#: Most seconds that the end of a run waits for open pages to fetch its last state.
+#: Most seconds that the end of a run waits for open pages to fetch its last state. A document that
+#: takes longer is not made at the end.
 LAST = 3.0
 #: Most pages that are remembered, and the longest name of one.
 _PAGES, _LONGEST = 64, 32
@@ -69,11 +70,11 @@ class LiveReport:
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._progress: Progress | None = None
-        self._ops: set[str] = set()
+        self._ops: list[str] = []
         self._tables: list[Path] = []
         self._lists: list[Path] = []
         self._on_cpu = True
-        self._is_stale, self._next = False, 0.0
+        self._is_stale, self._next, self._cost = False, 0.0, 0.0
         self._pages: dict[str, _Page] = {}
         self._ending, self._ended, self._fault = "The run has failed.", "", ""
         self._document = self._made(0)
@@ -114,7 +115,7 @@ class LiveReport:
         """
         with self._lock:
             self._progress = progress
-            self._ops.add(op)
+            self._ops += [op]
             self._lists += [path for path in lists if path not in self._lists]
 
     def receive(self, _: Place | None, event: Event) -> None:
@@ -151,7 +152,7 @@ class LiveReport:
     def _state(self) -> dict[str, Any]:
         """Return what a page asks for each second."""
         progress = self._progress
-        text = self._ended or (f"Tuning: {progress.status()}" if progress is not None else "Starting.")
+        text = self._ended or (f"Tuning {self._ops[-1]}: {progress.status()}" if progress is not None else "Starting.")
         if self._fault and self._document.version:
             text += f" The report is not current: {self._fault}."
         return {"version": self._document.version, "finished": bool(self._ended), "text": text, "command": self._command()}
@@ -179,7 +180,8 @@ class LiveReport:
         """Make a newer document if there is news, a page is open, and the previous one is old enough."""
         now = time.monotonic()
         with self._lock:
-            wanted = self._is_stale and bool(self._open_pages()) and (last or now >= self._next)
+            due = now >= self._next or (last and self._cost < LAST)
+            wanted = due and self._is_stale and bool(self._open_pages())
         if not wanted or not self._making.acquire(blocking=last):
             return
         pause = 0.0
@@ -190,7 +192,8 @@ class LiveReport:
         except (TunedGemmError, OSError) as error:  # before the first shape, or another program changed a file
             self._fault = str(error)
         finally:
-            self._next = time.monotonic() + max(pause, PAUSE * (time.monotonic() - now))
+            self._cost = time.monotonic() - now
+            self._next = time.monotonic() + max(pause, PAUSE * self._cost)
             self._making.release()
 
     def _made(self, version: int) -> _Document:
@@ -202,7 +205,7 @@ class LiveReport:
 
         with self._lock:
             tables, lists, names = self._files(), list(self._lists), [table.name for table in self._tables]
-            op = next(iter(self._ops)) if len(self._ops) == 1 else ""
+            op = self._ops[0] if len(self._ops) == 1 else ""  # of several, names and columns decide
         campaign = read_campaign([*tables, *lists], op=op) if tables else Campaign()
         made = document(campaign, title=", ".join(names) or "tunedgemm tune")
         drawn = [made["libtypes"], sorted({shape["libtype"] for shape in made["shapes"]})]
