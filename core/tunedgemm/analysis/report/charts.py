@@ -110,7 +110,7 @@ def _tips(*fields: str) -> list[Spec]:
 
 def _ratio_axis(title: str, field: str = "gain") -> Spec:
     axis = {"labelExpr": "format(datum.value, '.3~r') + 'x'", "title": title, "tickCount": 6, "grid": True}
-    return {"field": field, "type": "quantitative", "scale": {"type": "log", "nice": False, "padding": 14}, "axis": axis}
+    return {"field": field, "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False, "padding": 14}, "axis": axis}
 
 
 def _log(field: str, title: str, form: str = "~r") -> Spec:
@@ -120,7 +120,7 @@ def _log(field: str, title: str, form: str = "~r") -> Spec:
 
 def _names(field: str, *, lines: bool = False, **more: Any) -> Spec:
     """Return an axis of names, without ticks and line."""
-    axis = {"title": None, "labelLimit": 230, "ticks": False, "domain": False, "grid": lines, "labelPadding": 6}
+    axis = {"title": None, "labelLimit": 430, "ticks": False, "domain": False, "grid": lines, "labelPadding": 6}
     return {"field": field, "type": "nominal", "axis": axis, **more}
 
 
@@ -151,11 +151,11 @@ def _gain_by_m(scale: Spec) -> Spec:
         "mark": {"type": "circle", "size": 70, "opacity": 0.9},
         "encoding": {"x": x, "y": y, "color": _colour(scale), "tooltip": _tips(*_OF_SHAPE)},
     }
-    return {"width": "container", "height": 250, "data": {"name": "shapes"}, "transform": transforms, "layer": [_one("y"), line, points]}
+    return {"width": "container", "height": 300, "data": {"name": "shapes"}, "transform": transforms, "layer": [_one("y"), line, points]}
 
 
 def _gain_by_layer(scale: Spec, named: str) -> Spec:
-    gain = _ratio_axis("speed-up over torch; the bar is the geometric mean")
+    gain = _ratio_axis("speed-up over torch")
     y = _names("group", lines=True, sort={"field": "total", "op": "max", "order": "descending"})
     sums = [{"op": "sum", "field": field, "as": field + "s"} for field in ("weight", "log")]
     transforms = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from tunedgemm import __version__
-from tunedgemm.analysis.coverage.result import layer_of
 from tunedgemm.analysis.report.campaign import Campaign
 from tunedgemm.analysis.report.difference import VERDICTS, difference
 from tunedgemm.analysis.report.entry import TIMED, UNKNOWN, Entry, gain_of
@@ -43,7 +44,8 @@ def document(
     strips = [strip(entry, room, names) for entry in entries]
     devices = campaign.devices
     read = [campaign] if against is None else [against, campaign]
-    shapes = [_shape(number, entry, len(devices) > 1) for number, entry in enumerate(entries)]
+    texts = _Texts.of([entry for each in read for entry in each.entries.values()])
+    shapes = [_shape(number, entry, texts, len(devices) > 1) for number, entry in enumerate(entries)]
     return {
         "schema": "tunedgemm.report",
         "version": VERSION,
@@ -51,6 +53,7 @@ def document(
         "made": {"by": __version__, "at": _now()},
         "files": [{"path": printable_line(str(path)), "kind": kind} for each in read for path, kind in each.files],
         "devices": [device_text(device) for device in devices],
+        "shared": {op: " ".join(sorted(fields)) for op, fields in texts.shared.items() if fields},
         "libtypes": sorted({shape["libtype"] for shape in shapes if shape["libtype"]} | _tried(entries), key=rank),
         "versions": sorted(map(printable_line, campaign.versions)),
         "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in campaign.runs],
@@ -60,7 +63,7 @@ def document(
         "roof_lines": _roof_lines(roofs, shapes),
         "search": _search(entries),
         "candidates": {"names": list(names.texts), "of": strips, "room": room},
-        "compare": None if against is None else _compared(against, campaign, devices),
+        "compare": None if against is None else _compared(against, campaign, texts),
         "coverage": coverage,
         "faults": [_faults(faults) for each in read for faults in each.faults],
         "notes": list(dict.fromkeys(printable_line(note) for each in read for note in each.notes)),
@@ -97,7 +100,35 @@ def device_text(device: Device) -> str:
     return "a device that the files do not name" if device.gfx == UNKNOWN else str(device)
 
 
-def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
+@attrs.frozen
+class _Texts:
+    """Texts of shapes, without the fields that all shapes of an op share, apart from sizes and dtypes.
+
+    Attributes:
+        shared: op to these fields, as ``name=value``.
+    """
+
+    shared: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> _Texts:
+        """Find the fields that all shapes of an op share; a single shape keeps all."""
+        fields: dict[str, list[frozenset[str]]] = {}
+        for entry in entries:
+            words = sizes(entry.shape).split()[3:]
+            fields.setdefault(entry.op.name, []).append(frozenset(word for word in words if "=" in word))
+        return cls({op: frozenset.intersection(*each) if len(each) > 1 else frozenset() for op, each in fields.items()})
+
+    def shape(self, entry: Entry) -> str:
+        """Return a shape as text."""
+        return " ".join(word for word in sizes(entry.shape).split() if word not in self.shared[entry.op.name])
+
+    def layer(self, entry: Entry) -> str:
+        """Return the names of a shape's layers, else the shape without its M."""
+        return printable_line(entry.layer) or self.shape(entry).partition(" ")[2]
+
+
+def _shape(number: int, entry: Entry, texts: _Texts, several: bool) -> dict[str, Any]:
     shape, winner, floor, torch_us = entry.shape, entry.winner, entry.floor_us, entry.torch_us
     flops, moved = entry.op.flops(shape), entry.op.bytes_moved(shape)
     us = winner.us if winner is not None else 0.0
@@ -108,8 +139,8 @@ def _shape(number: int, entry: Entry, several: bool) -> dict[str, Any]:
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
-        "text": sizes(shape) + (f" on {_place(entry.device)}" if several else ""),
-        "layer": _layer(entry),
+        "text": texts.shape(entry) + (f" on {_place(entry.device)}" if several else ""),
+        "layer": texts.layer(entry),
         "calls": entry.calls,
         "winner": printable_line(winner.solution) if winner is not None else "",
         "libtype": printable_line(winner.libtype) if winner is not None else "",
@@ -183,17 +214,17 @@ def _roof_lines(roofs: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str
     return lines
 
 
-def _compared(first: Campaign, second: Campaign, devices: Sequence[Device]) -> dict[str, Any]:
+def _compared(first: Campaign, second: Campaign, texts: _Texts) -> dict[str, Any]:
     """Return the changes from one campaign to another."""
     found = difference(first, second)
     mean, time = found.gain
-    several = len({*first.devices, *devices}) > 1
+    several = len({*first.devices, *second.devices}) > 1
     rows = [
         {
             "op": change.entry.op.name,
             "m": change.entry.shape.m,
-            "text": sizes(change.entry.shape) + (f" on {_place(change.entry.device)}" if several and not found.across else ""),
-            "layer": _layer(change.entry),
+            "text": texts.shape(change.entry) + (f" on {_place(change.entry.device)}" if several and not found.across else ""),
+            "layer": texts.layer(change.entry),
             "calls": change.weight,
             "verdict": change.verdict,
             "ratio": _rounded(change.ratio),
@@ -224,10 +255,6 @@ def _side(name: str, entry: Entry | None) -> dict[str, Any]:
 
 def _place(device: Device) -> str:
     return device.name or device.gfx
-
-
-def _layer(entry: Entry) -> str:
-    return printable_line(entry.layer) or sizes(layer_of(entry.shape)).replace("M=0 ", "", 1)
 
 
 def _search(entries: Sequence[Entry]) -> dict[str, Any]:

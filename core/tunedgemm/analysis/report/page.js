@@ -103,9 +103,16 @@
     } else if (!views[chart]) draw(chart, figure);
   }
 
+  // Names and legends leave room for the plot on a narrow screen.
+  function fit(spec, width) {
+    spec.axes = (spec.axes || []).map((axis) => axis.labelLimit ? {...axis, labelLimit: Math.min(axis.labelLimit, width * 0.4)} : axis);
+    if (width < 560) spec.legends = (spec.legends || []).map((legend) => ({...legend, columns: 3, title: undefined}));
+  }
+
   function draw(chart, figure) {
     const pending = views[chart] = {finalize() {}};
     const sets = data[chart], spec = {...charts[chart], data: charts[chart].data.map((each) => each.name in sets ? {...each, values: sets[each.name]} : each)};
+    fit(spec, figure.clientWidth);
     vegaEmbed(figure, spec, {mode: 'vega', ast: true, logLevel: ERROR, actions: false, renderer: 'svg', defaultStyle: false, tooltip: {theme: 'none', disableDefaultStyle: true}}).then((result) => {
       if (views[chart] !== pending) { result.finalize(); return; }
       views[chart] = result;
@@ -130,7 +137,7 @@
     for (const shape of known) { const key = (report.ops > 1 ? shape.op + ' ' : '') + shape.layer; by.set(key, [...(by.get(key) || []), shape]); }
     const left = by.size - MOST_LAYERS;
     id('layers').hidden = !report.summary.gain;
-    id('layer-note').textContent = known.length ? 'Layers with the most time under torch first; a point is one M.' + (left > 0 ? ' ' + plural(left, 'further layer') + ' with less time ' + (left > 1 ? 'are' : 'is') + ' in the table alone.' : '') : '';
+    id('layer-note').textContent = known.length ? 'Layers with the most time under torch first; a dot is one M, the bar their geometric mean.' + (left > 0 ? ' ' + plural(left, 'further layer') + ' with less time ' + (left > 1 ? 'are' : 'is') + ' in the table alone.' : '') : '';
     put('gain-by-layer', {shapes: known}, known.length ? 'Speed-up over torch by layer: ' + [...by].slice(0, 8).map(([name, shapes]) => name + ' ' + times(meanGain(shapes))).join('; ') : NO_GAIN);
   }
 
@@ -158,7 +165,7 @@
       const own = timed.filter((shape) => shape.libtype === name);
       return make('tr', {}, make('th', {scope: 'row'}, name), ...ops.map((op) => make('td', {class: 'num'}, number(counts.get(op + ' ' + name) || 0))), make('td', {class: 'num'}, time ? percent(sum(own.map((shape) => weight(shape) * shape.us)) / time) : '–'), make('td', {class: 'num'}, times(meanGain(own))));
     };
-    const head = make('tr', {}, ...['backend', ...ops].map((text, index) => make('th', {scope: 'col', class: index ? 'num' : null}, text)), make('th', {scope: 'col', class: 'num'}, '% of time'), make('th', {scope: 'col', class: 'num'}, 'mean gain where it won'));
+    const head = make('tr', {}, ...['backend', ...ops].map((text, index) => make('th', {scope: 'col', class: index ? 'num' : null}, text)), make('th', {scope: 'col', class: 'num'}, '% of time'), make('th', {scope: 'col', class: 'num'}, 'mean gain'));
     fill(id('won-table'), make('table', {}, make('thead', {}, head), make('tbody', {}, ...names.map(line))));
   }
 
@@ -206,6 +213,12 @@
     strip();
     id('strip').scrollIntoView({behavior: matchMedia('(prefers-reduced-motion: reduce)').matches ? 'auto' : 'smooth'});
     id('strip-shape').focus({preventScroll: true});
+  }
+  // Long fields go below the sizes.
+  function named(shape, text) {
+    const words = text.split(' '), at = words.findIndex((word, index) => index > 3 && word.includes('=') && !/^[MNK]=/.test(word));
+    if (at < 0 || text.length < 60) return link(shape, text);
+    return make('span', {}, link(shape, words.slice(0, at).join(' ')), make('span', {class: 'fields'}, words.slice(at).join(' ')));
   }
   const link = (shape, text) => shape.timed + shape.failed > 0 ? make('button', {type: 'button', class: 'link', onclick: () => pick(shape), title: 'Show its candidates'}, text) : text;
 
@@ -255,19 +268,19 @@
       const nums = [us(shape.us), shape.over_floor ? times(shape.over_floor) + ' the floor' : null, shape.gain ? times(shape.gain) + ' torch' : null, 'by ' + shape.libtype].filter(Boolean).join(' · ');
       const bar = share ? make('div', {class: 'meter', 'aria-hidden': 'true'}, make('i')) : null;
       if (bar) bar.firstChild.style.width = (share * 100).toFixed(1) + '%';
-      const name = link(shape, (report.ops > 1 ? shape.op + ' ' : '') + shape.text);
+      const name = named(shape, (report.ops > 1 ? shape.op + ' ' : '') + shape.text);
       return make('li', {}, make('div', {class: 'head'}, make('span', {}, name), share ? make('span', {class: 'nums'}, percent(share)) : null), make('div', {class: 'nums'}, nums), bar);
     }));
   }
 
   const has = (key) => () => report.shapes.some((shape) => shape[key]);
   const columns = [
-    {key: 'op', name: 'op', only: () => report.ops > 1}, {key: 'text', name: 'shape', cell: (shape) => link(shape, shape.text), look: 'shape'},
+    {key: 'op', name: 'op', only: () => report.ops > 1}, {key: 'text', name: 'shape', cell: (shape) => named(shape, shape.text), look: 'shape'},
     {key: 'layer', name: 'layer', only: () => report.layers}, {key: 'm', name: 'M', num: true}, {key: 'calls', name: 'calls', num: true, only: () => report.summary.weighted, cell: (shape) => number(shape.calls)},
     {key: 'winner', name: 'winner', cell: (shape) => make('code', {}, shape.winner || 'no solution passed'), wide: true}, {key: 'us', name: 'us', num: true, cell: (shape) => shape.us ? shape.us.toFixed(2) : '–'},
     {key: 'noise', name: '± %', num: true, only: has('noise'), cell: (shape) => shape.noise ? (shape.noise * 100).toFixed(1) : '–'}, {key: 'torch_us', name: 'torch us', num: true, only: has('torch_us'), cell: (shape) => shape.torch_us ? shape.torch_us.toFixed(2) : '–'},
     {key: 'gain', name: 'gain', num: true, only: has('gain'), cell: (shape) => make('span', {class: !shape.gain ? null : shape.gain > 1.02 ? 'good' : shape.gain < 1 / 1.02 ? 'bad' : null}, times(shape.gain))},
-    {key: 'over_floor', name: 'over floor', num: true, only: has('over_floor'), cell: (shape) => times(shape.over_floor)}, {key: 'lost_us', name: 'lost us', num: true, only: has('lost_us'), cell: (shape) => shape.lost_us ? number(Math.round(shape.lost_us * 10) / 10) : '–'},
+    {key: 'over_floor', name: 'over floor', num: true, only: has('over_floor'), cell: (shape) => times(shape.over_floor)}, {key: 'lost_us', name: 'lost us', num: true, only: has('lost_us'), cell: (shape) => shape.lost_us ? shape.lost_us.toLocaleString('en-US', {minimumFractionDigits: 1, maximumFractionDigits: 1}) : '–'},
     {key: 'ties', name: 'tied', num: true, only: has('timed')}, {key: 'timed', name: 'timed', num: true, only: has('timed')}, {key: 'failed', name: 'failed', num: true, only: has('timed')},
   ];
 
@@ -322,6 +335,7 @@
     const runs = report.runs.slice(0, 20).map((run) => [run.op, run.version && 'tunedgemm ' + run.version, run.started, ...Object.entries(run.identity).map(([name, value]) => name + ' ' + value)].filter(Boolean).join(', '));
     if (runs.length) parts.push(make('h3', {}, 'Runs'), list([...runs, ...(report.runs.length > 20 ? [plural(report.runs.length - 20, 'further run')] : [])]));
     parts.push(make('h3', {}, 'Terms'), list([
+      ...Object.entries(report.shared).map(([op, fields]) => 'every shape of ' + op + ': ' + fields),
       "gain: the time of torch's own call over the winner's, cold weights, medians", 'equal: within 2 %, which noise alone makes',
       'floor: launch, and the larger of bytes over bandwidth and operations over the peak rate, both measured', 'lost us: the time over the floor, times the calls where they are known',
       'tied: solutions as fast as the winner within noise', 'geometric mean: weighted by calls where a list of captured shapes was given',
