@@ -54,7 +54,7 @@ def compiled(kept_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Compile all kernels of this file together, into a cache for the session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEDGEMM_CACHE", kept_cache or str(tmp_path_factory.mktemp("deepgemm-experts")))
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda case: deepgemm.prepare(Solution("deepgemm", case[0]), case[1], GPU), CASES))
         yield os.environ["TUNEDGEMM_CACHE"]
 
@@ -140,7 +140,7 @@ def test_a_call_launches_few_kernels(name: str, shape: Shape, launches: int) -> 
     given, call = OP.make_inputs(shape, GPU.torch_device, 0), bound(name, shape).call
     call(*given)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         call(*given)
         torch.cuda.synchronize()
     names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
