@@ -157,6 +157,19 @@ def test_a_fault_of_a_file_stops_no_run(shown, tmp_path):
     assert state["version"] == 2 and "not current" not in state["text"]
 
 
+def test_a_bug_of_the_report_stops_no_run(shown, monkeypatch):
+    """Name the exception in the page, and let the run go on."""
+    report = shown()
+    ask(report.url)
+    finish(report)
+    monkeypatch.setattr(report, "_made", lambda version: {}[version])
+    report._next = 0.0
+    finish(report)
+
+    state = ask(report.url)
+    assert state["version"] == 1 and "The report is not current: KeyError" in state["text"]
+
+
 def test_nothing_is_shown_before_the_first_shape(shown, tmp_path):
     """Serve an empty page without a fault while the log has the run's header alone."""
     report = shown()

@@ -22,6 +22,7 @@ import attrs
 
 from tunedgemm.cli.liveserver import LiveServer, Resource
 from tunedgemm.errors import TunedGemmError, UserError
+from tunedgemm.process.foreign import described
 from tunedgemm.tuner.progress import Progress
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned
 
@@ -189,8 +190,8 @@ class LiveReport:
             self._is_stale = False
             self._document = self._made(self._document.version + 1)
             self._fault, pause = "", EVERY
-        except (TunedGemmError, OSError) as error:  # before the first shape, or another program changed a file
-            self._fault = str(error)
+        except Exception as error:  # no shape yet, or a damaged file; not even a bug here may stop the run
+            self._fault = str(error) if isinstance(error, TunedGemmError) else described(error)
         finally:
             self._cost = time.monotonic() - now
             self._next = time.monotonic() + max(pause, PAUSE * self._cost)

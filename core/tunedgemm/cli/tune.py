@@ -135,7 +135,9 @@ def _lists_of(request: _TuneRequest) -> list[Path]:
     from tunedgemm.table.folders import untuned_path
 
     path = untuned_path(op_named(request.op)) if request.source is None else request.source
-    return [path] if isinstance(path, Path) and path.is_file() and kind_of(path) == "list" else []
+    with contextlib.suppress(UserError):  # the tuner names what is wrong with it
+        return [path] if isinstance(path, Path) and path.is_file() and kind_of(path) == "list" else []
+    return []
 
 
 def _last_of(request: _TuneRequest) -> _TuneRequest:
