@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 from tunedgemm.process.interrupt import is_interrupt
@@ -72,7 +73,7 @@ def _installed(folders: tuple[tuple[str, int], ...]) -> EntryPoints:  # noqa: AR
 def _changed_at(folder: str) -> int:
     """Return when a folder of the search path last changed, in ns; 0 where it is absent."""
     try:
-        return os.stat(folder or ".").st_mtime_ns
+        return Path(folder).stat().st_mtime_ns
     except OSError:
         return 0
 
