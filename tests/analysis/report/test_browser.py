@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tunedgemm.analysis.report import read_campaign, report_page
 from tunedgemm.analysis.report.document import document
+from tunedgemm.device import Device
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 
@@ -121,6 +122,17 @@ def test_filters_change_table_and_plots(h200: Path, visit: Open) -> None:
         page.select_option(control, "")
     page.fill("#f-text", "")
     page.wait_for_function("document.querySelectorAll('[data-chart=gain-by-m] .mark-symbol.role-mark path').length === 12")
+
+
+def test_devices_are_filtered(visit: Open, log: Callable[..., Path], tmp_path: Path) -> None:
+    """Tell the devices of several logs apart, and leave floors out where no ceilings are known."""
+    other = Device("gfx942", 304, "amd-instinct-mi300x")
+    report = tmp_path / "report.html"
+    report.write_text(report_page([log(log_lines() + log_lines(device=other), "both.jsonl")]))
+    page = visit(report)
+    page.select_option("#f-device", str(other))
+    assert all(text.endswith(" on amd-instinct-mi300x") for text in cells(page, "shape")) and len(cells(page, "shape")) == 2
+    assert set(cells(page, "over floor")) == {"\N{EN DASH}"}
 
 
 def test_hover_shows_the_solution(h200: Path, visit: Open) -> None:

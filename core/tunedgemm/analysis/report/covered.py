@@ -7,6 +7,7 @@ from typing import Any
 from tunedgemm.analysis.coverage import PADDED, UNTUNED, WORDS, Coverage, Next, Replays, coverage
 from tunedgemm.analysis.coverage.show import headline
 from tunedgemm.analysis.report.campaign import Campaign
+from tunedgemm.device import as_present
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.text.printable import printable_line
 from tunedgemm.tuner.report import sizes
@@ -35,7 +36,7 @@ def covered(campaign: Campaign, op: str = "", replays: Replays | str = "1") -> d
     try:
         called = {op or op_of_file(path).name for path in lists}
         used = [path for path in tables if (op or op_of_file(path).name) in called]
-        return _facts(coverage(lists, op=op, device=campaign.devices[0], replays=replays, tables=used))
+        return _facts(coverage(lists, op=op, device=as_present(campaign.devices[0]), replays=replays, tables=used))
     except (TunedGemmError, ValueError) as error:
         return {"why": printable_line(f"Coverage could not be determined: {error}")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -67,7 +68,10 @@ def kind_of(path: Path) -> str:
     first = next((text for _, text in lines_of(path, Faults(path)) if text.strip() and not text.startswith("#")), "")
     if first.lstrip().startswith("{"):
         return "log"
-    columns = {column.strip() for column in next(csv.reader([first]), [])}
+    header = first.splitlines()[:1]  # a lone carriage return also ends a line
+    with contextlib.suppress(csv.Error):
+        header = next(csv.reader(header), [])
+    columns = {column.strip() for column in header}
     if columns >= _OF_PROFILE:
         return "profile"
     if any({*sizes(op)} <= columns for op in ops().values()):

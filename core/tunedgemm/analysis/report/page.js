@@ -66,14 +66,16 @@
   function filters() {
     const distinct = (key) => [...new Set(report.shapes.map((shape) => shape[key]))];
     options(id('f-op'), distinct('op'), 'all');
+    options(id('f-device'), report.devices, 'all');
+    id('f-device').closest('label').hidden = report.devices.length < 2;
     options(id('f-m'), distinct('m').sort((a, b) => a - b), 'all');
     options(id('f-libtype'), report.libtypes.filter((name) => report.shapes.some((shape) => shape.libtype === name)), 'any backend');
     id('f-op').closest('label').hidden = distinct('op').length < 2;
   }
 
   function chosen() {
-    const op = id('f-op').value, m = id('f-m').value, libtype = id('f-libtype').value, text = id('f-text').value.trim().toLowerCase();
-    return report.shapes.filter((shape) => (!op || shape.op === op) && (!m || shape.m === Number(m)) && (!libtype || shape.libtype === libtype) &&
+    const device = id('f-device').value, op = id('f-op').value, m = id('f-m').value, libtype = id('f-libtype').value, text = id('f-text').value.trim().toLowerCase();
+    return report.shapes.filter((shape) => (!device || shape.device === device) && (!op || shape.op === op) && (!m || shape.m === Number(m)) && (!libtype || shape.libtype === libtype) &&
       (!text || [shape.op, shape.text, shape.layer, shape.winner].join(' ').toLowerCase().includes(text)));
   }
 
@@ -160,6 +162,8 @@
     const names = report.libtypes.filter((name) => ops.some((op) => counts.get(op + ' ' + name)) || report.search.candidates.some((each) => each.libtype === name));
     const winners = rows.filter((shape) => shape.libtype).map(({op, libtype}) => ({op, libtype}));
     put('won', {all: winners}, winners.length ? 'Shapes won: ' + [...counts].map(([key, count]) => key + ' ' + count).join(', ') : 'No chosen shape has a winner.');
+    const tied = rows.filter((shape) => shape.ties).length;
+    id('won-note').textContent = rows.some((shape) => shape.timed) ? number(tied) + ' of ' + plural(winners.length, 'winner') + ' tied with others within noise.' : '';
     const timed = rows.filter((shape) => shape.us), time = sum(timed.map((shape) => weight(shape) * shape.us));
     const line = (name) => {
       const own = timed.filter((shape) => shape.libtype === name);
@@ -357,7 +361,7 @@
     headline(); filters(); show(); coverage(); about();
   }
 
-  for (const name of ['f-op', 'f-m', 'f-libtype']) id(name).addEventListener('change', () => { limit = PAGE; show(); });
+  for (const name of ['f-device', 'f-op', 'f-m', 'f-libtype']) id(name).addEventListener('change', () => { limit = PAGE; show(); });
   id('f-text').addEventListener('input', () => { limit = PAGE; show(); });
   id('filters').addEventListener('submit', (event) => event.preventDefault());
   id('strip-shape').addEventListener('change', strip);
