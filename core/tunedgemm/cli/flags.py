@@ -68,7 +68,7 @@ def add_model(group: argparse._ArgumentGroup) -> None:
 
 
 def _names(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Parse ``--models``: names or folders, each with its degrees of parallelism; () for those of ``--tp``."""
+    """Parse ``--models``: names or folders, each with its own degrees of parallelism, if any."""
     ranks: dict[str, tuple[int, ...]] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, colon, tp = part.rpartition(":")
@@ -197,7 +197,10 @@ def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace) 
 
 
 def _wanted(model: ModelShapes, arguments: argparse.Namespace, *, several: bool) -> dict[str, tuple[Untuned, ...]]:
-    """Return a model's shapes of the requested op, with the requested changes; {} if one of *several* has none."""
+    """Return a model's shapes of the requested op, with the requested changes.
+
+    One of *several* models may have none; a single one is an error then.
+    """
     from tunedgemm.ops import op_named, ops
     from tunedgemm.workload.lists import override_shapes
 

@@ -225,7 +225,7 @@ def _check_several(arguments: argparse.Namespace, requests: list[_TuneRequest]) 
 
 
 def _with_outputs(requests: list[_TuneRequest], text: str) -> list[_TuneRequest]:
-    """Return the requests with their tables: those of the text, or in its folder AITER's name for each op's."""
+    """Return the requests with their tables: those of the text, or one for each op in its folder."""
     from tunedgemm.ops import op_named
 
     if not text:

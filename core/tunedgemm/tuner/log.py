@@ -156,7 +156,7 @@ def read_log(path: Path, *, kinds: Collection[str] = (), without: Collection[str
     """Yield the lines of a trial log in order; skip a killed writer's partial line with a warning.
 
     Args:
-        kinds: the kinds of lines to yield; () for all. Those that `line` wrote are skipped unparsed.
+        kinds: the kinds of lines to yield; () for all. Lines of `line` are skipped unparsed.
         without: skip likewise the trials of these runs, which may be most of a log.
 
     Raises:
