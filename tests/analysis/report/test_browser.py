@@ -58,8 +58,9 @@ def visit(browser: Any) -> Iterator[Open]:
     faults: list[str] = []
     contexts = []
 
-    def run(path: Path, *, width: int = 1280, scheme: str = "light") -> Any:
+    def run(path: Path, *, width: int = 1280, scheme: str = "light", first: str = "") -> Any:
         context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
+        context.add_init_script(first)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
@@ -122,6 +123,18 @@ def test_filters_change_table_and_plots(h200: Path, visit: Open) -> None:
         page.select_option(control, "")
     page.fill("#f-text", "")
     page.wait_for_function("document.querySelectorAll('[data-chart=gain-by-m] .mark-symbol.role-mark path').length === 12")
+
+
+def test_a_filter_before_the_first_drawing_counts(h200: Path, visit: Open) -> None:
+    """Draw what is chosen by the time that a plot is ready."""
+    choose = "const m = document.getElementById('f-m'); m.value = '1024'; m.dispatchEvent(new Event('change'));"
+    at_once = (
+        f"let kept; Object.defineProperty(window, 'tunedgemmReport', {{get: () => kept, set: (value) => {{ kept = value; {choose} }}}})"
+    )
+    page = visit(h200, first=at_once)
+
+    assert cells(page, "M") == ["1024"] * 4
+    page.wait_for_function("document.querySelectorAll('[data-chart=gain-by-m] .mark-symbol.role-mark path').length === 4")
 
 
 def test_devices_are_filtered(visit: Open, log: Callable[..., Path], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_many_candidates_are_thinned(log):
     """Keep the fastest, the winner and torch, and count what is left out."""
     fast = TRIALS[WIDE][1]
     many = [attrs.evolve(with_name(fast, f"k{index:04}"), us=9.0 + index) for index in range(2000)]
-    lines = [trial_line(timing) for timing in (TRIALS[WIDE][0], *many)]
+    lines = [trial_line(timing) for timing in (attrs.evolve(TRIALS[WIDE][0], us=1500.3), *many)]
 
     made = document(read_campaign([log(lines)]))
     [strip] = made["candidates"]["of"]
@@ -70,6 +70,25 @@ def test_many_candidates_are_thinned(log):
     assert names[:2] == ["asm:k0000 splitK=2", "asm:k0001 splitK=2"] and "torch:native" in names
     assert strip["us"] == sorted(strip["us"]) and strip["us"][-1] == 9.0 + 1999
     assert made["shapes"][0]["timed"] == 2001
+
+
+def test_fields_that_all_shapes_share_are_named_once(log):
+    """Leave fields that all shapes of an op share out of their texts; sizes and dtypes always stay."""
+    tail = {"scale": "row"}
+    shapes = [attrs.evolve(WIDE, **tail), attrs.evolve(WIDE, m=3, **tail), attrs.evolve(WIDE, m=4, layout="aiter16x16", **tail)]
+    lines = [trial_line(attrs.evolve(TRIALS[WIDE][0], shape=shape)) for shape in shapes]
+
+    made, single = document(read_campaign([log(lines)])), document(read_campaign([log(lines[:1])]))
+
+    assert made["shared"] == {"a16w16": "scale=row"}
+    assert [shape["text"] for shape in made["shapes"]] == [
+        "M=3 N=2048 K=4096 bf16",
+        "M=4 N=2048 K=4096 bf16 layout=aiter16x16",
+        "M=64 N=2048 K=4096 bf16",
+    ]
+    assert [(shape["text"], shape["layer"]) for shape in single["shapes"]] == [
+        ("M=64 N=2048 K=4096 bf16 scale=row", "N=2048 K=4096 bf16 scale=row")
+    ]
 
 
 def test_control_characters_are_shown(log):

@@ -61,6 +61,7 @@ def test_text_of_files_is_data(log, tmp_path):
     plain, parsed = Tags(report_page([log()])), Tags(report_page([path]))
 
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in plain.tags]
+    assert not {"<", ">", "&"} & set(parsed.scripts[0])
     assert json.loads(parsed.scripts[0])["report"]["shapes"]["winner"] == [f"asm:{EVIL} splitK=2"]
     assert json.loads(parsed.scripts[0])["report"]["title"] == "a<script>.trials.jsonl"
 

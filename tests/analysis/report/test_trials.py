@@ -15,7 +15,7 @@ from tunedgemm.table.untuned import Untuned, write_untuned
 from tunedgemm.tuner.store import Store
 from tunedgemm.tuner.trial import Outcome, Place, Task
 
-from .conftest import H200, TALL, TRIALS, WIDE, WINNERS, log_lines, trial_line
+from .conftest import H200, TALL, TRIALS, WIDE, WINNERS, log_lines, outcome_line, trial_line
 
 
 def winners(campaign) -> dict[int, str]:
@@ -65,6 +65,23 @@ def test_what_the_store_writes_is_read(tmp_path):
         assert {name: trial.us for name, trial in entry.trials.items()} == {
             name: trial.us for name, trial in from_profile.entries[key].trials.items()
         }
+
+
+def test_a_failed_shape_has_its_reason(log):
+    """Respect the outcome that no solution passed, and keep its reason."""
+    lines = [*log_lines({WIDE: TRIALS[WIDE]}), outcome_line(WIDE, None, reason="its baseline ended the worker")]
+    campaign = read_campaign([log(lines)])
+
+    entry = campaign.entries[H200, WIDE]
+    assert (entry.winner, entry.gain, entry.reason) == (None, 0.0, "its baseline ended the worker")
+
+
+def test_an_endless_line_is_an_error(log, monkeypatch):
+    """Refuse a line that no tuner writes, before it fills the memory."""
+    monkeypatch.setattr("tunedgemm.analysis.report.files._LONGEST", 1000)
+
+    with pytest.raises(UserError, match=r"jsonl:11: longer than this command reads"):
+        read_campaign([log([*log_lines(), "x" * 2000])])
 
 
 DAMAGE = {

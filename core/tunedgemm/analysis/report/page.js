@@ -13,7 +13,7 @@
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
       if (name === 'onclick') node.addEventListener('click', value);
-      else if (value !== null && value !== false) node.setAttribute(name, value === true ? '' : value);
+      else if (value !== null) node.setAttribute(name, value);
     }
     for (const child of children) if (child !== null) node.append(child);
     return node;
