@@ -9,7 +9,7 @@ from tunedgemm.shape import Shape
 
 #: Device slug -> bytes/s of reading alone, and dense 16-bit FLOP/s of large products; both
 #: measured.
-CEILINGS = {"nvidia-h200": (4.65e12, 8.0e14)}
+CEILINGS = {"nvidia-h200": (4.65e12, 8.0e14), "nvidia-h100-80gb-hbm3": (3.3e12, 8.0e14)}
 #: A call's fixed share: launch and ramp, in microseconds.
 LAUNCH_US = 1.5
 #: Kind of device -> bytes/s and FLOP/s that any solution worth having exceeds.
