@@ -226,7 +226,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
     [
         ("", "no model is named; pass --model_dir"),
         ("--tp 2", "--tp: requires a model; name one with --model_dir"),
-        ("--model_dir nobodys", "nobodys: no such model folder; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
+        ("--model_dir nobodys", "nobodys: no such model folder; shipped: dsv3, gptoss120B, llama405B, llama70B, llama70B-fp8, "),
         ("--model_dir {tmp}/absent", "absent: no such folder"),
         ("--model_dir {tmp}", "no config.json in it"),
         ("--model_dir {tmp}/unknown", "does not know the architecture 'martian'"),

@@ -115,12 +115,12 @@ def test_a_model_is_tuned_with_its_counts(asked, dense: str, tmp_path: Path) -> 
 
 
 def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:
-    """By the number of their shapes; one op's unused time goes to the next."""
+    """The op with the most valuable shape comes first, and an op's unused time goes to the next."""
     assert main(["tune", "--model_dir", experts, "--nsets", "1", "--budget", "100"]) == 0
 
     first, second = (run["options"].budget for run in asked)
-    assert [len(run["shapes"]) for run in asked] == [4, 1]
-    assert 79 < first <= 80 and 90 < second <= 100
+    assert [(run["op"], len(run["shapes"])) for run in asked] == [("fmoe", 1), ("a16w16", 4)]
+    assert 19 < first <= 20 and 90 < second <= 100
 
 
 def test_an_op_that_cannot_be_tuned_is_left_out(
@@ -217,7 +217,9 @@ def test_shapes_that_become_equal_are_merged(asked, tmp_path: Path) -> None:
         ("--tp 8 -i {listed}", "--tp: requires a model; name one with --model_dir"),
         ("--no-fuse", "--no-fuse: requires a model"),
         ("--nsets 1,2", "--nsets: requires a model"),
-        ("--model_dir {experts} -o {tmp}/t.csv", "is one file, and the shapes are of several ops (a16w16, fmoe); pick one with --op"),
+        ("--model_dir {experts} -o {tmp}/t.csv", "the shapes are of several ops (a16w16, fmoe); name a folder, as {tmp}/t.csv/"),
+        ("--models {dense} --model_dir {dense}", "--model_dir and --models: are mutually exclusive"),
+        ("--models {dense},{experts} --op batched_bf16", "no product of {dense}, {experts} is of this op"),
         ("--model_dir {experts} -o2 {tmp}/p.csv", "-o2 {tmp}/p.csv: is one file"),
         ("--model_dir {dense} --run_config {listed}", "leave out --model_dir"),
         ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; it has products of a16w16"),

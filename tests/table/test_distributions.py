@@ -19,6 +19,7 @@ from tunedgemm.cli import main
 from tunedgemm.device import Device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
+from tunedgemm.process import foreign
 from tunedgemm.process.paths import user_folder
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -103,8 +104,6 @@ def test_no_code_of_theirs_is_imported(install) -> None:
     assert "acme_tables" not in sys.modules
     assert f"{package / NAME}:5 (distribution acme-tables 1.2), 5.00 us, exact M=1" in str(explanation)
     (package / NAME).rename(package / "mine.csv")
-    (package / "again.csv").touch()
-    os.utime(package.parent)
     assert named_file("mine.csv") == package / "mine.csv"
 
 
@@ -134,7 +133,7 @@ def later(package: Path) -> str:
     return "published in a later format (got 7; this tunedgemm reads 1)"
 
 
-def foreign(package: Path) -> str:
+def unknown_op(package: Path) -> str:
     (package / NAME).write_text(published_text(Provenance("relu16"), "M,N,K\n"))
     return "a table of an unknown op (got 'relu16')"
 
@@ -149,7 +148,7 @@ def empty(package: Path) -> str:
     return "no table in"
 
 
-@pytest.mark.parametrize("spoil", [tampered, plain, later, foreign, removed, empty])
+@pytest.mark.parametrize("spoil", [tampered, plain, later, unknown_op, removed, empty])
 def test_a_bad_table_is_named_and_serves_nothing(install, spoil, caplog: pytest.LogCaptureFixture) -> None:
     """A warning and the doctor name the file or distribution with the remedy, and other tables serve."""
     fault = spoil(install("acme"))
@@ -206,7 +205,7 @@ def test_a_first_call_takes_few_milliseconds_more(install) -> None:
     table_layers(OP)  # imports what the first look needs, apart from the distribution
     taken = []
     for _ in range(5):
-        distributions.__globals__["_found"].cache_clear()
+        foreign._installed.cache_clear()
         start = time.perf_counter()
         found = next(iter(Table.load(OP).candidates(attrs.evolve(SHAPE, m=7), H200)))
         taken.append(time.perf_counter() - start)

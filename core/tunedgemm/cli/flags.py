@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -46,6 +47,8 @@ def add_model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     folder = "a folder with config.json, or the bare name of a shipped one; default: GTUNE_MODEL"
     add("--model_dir", default="", metavar="DIR", help=folder)
+    several = "several models, each as --model_dir, with a TP of its own if stated; counts are calls if each M serves as many tokens"
+    add("--models", type=_names, default=(), metavar="NAME[:TP],…", help=several)
     add(
         "--tp",
         type=whole_numbers,
@@ -62,6 +65,17 @@ def add_model(group: argparse._ArgumentGroup) -> None:
         "--no-fuse", action="store_true", help="list each product separately, as transformers runs it; default: fused as in serving engines"
     )
     add("--fuse-shared-experts", action="store_true", help="count shared experts among the routed ones")
+
+
+def _names(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Parse ``--models``: names or folders, each with its own degrees of parallelism, if any."""
+    ranks: dict[str, tuple[int, ...]] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, colon, tp = part.rpartition(":")
+        if not (colon and tp.isdecimal()):
+            name, tp = part, ""
+        ranks[name] = (*ranks.get(name, ()), *((int(tp),) if tp else ()))
+    return tuple(ranks.items())
 
 
 def _nsets(text: str) -> tuple[int, ...] | str:
@@ -94,30 +108,33 @@ def default(flag_value: _Value | None, variable: str, kind: Callable[[str], _Val
         raise UserError(f"{variable}={text}: {error}") from None
 
 
-def model_of(arguments: argparse.Namespace, other: str | None = None) -> str:
-    """Return the model of the flag, else of the environment unless *other* is given; "" for none.
+def models_of(arguments: argparse.Namespace, other: str | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the models of the flags, else of the environment unless *other* is given, with each one's TP.
 
     Args:
         other: the file of shapes on the command line.
 
     Raises:
-        UserError: both are given, or flags of a model without a model.
+        UserError: several of these are given, or flags of a model without a model.
     """
-    if arguments.model_dir and other:
-        raise UserError("-i and --model_dir: are mutually exclusive; leave out one of them")
-    model: str = arguments.model_dir or ("" if other else os.environ.get("GTUNE_MODEL", "").strip())
-    if flags_set := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
+    given = {"-i": other, "--model_dir": arguments.model_dir, "--models": arguments.models}
+    if len(named := [flag for flag, value in given.items() if value]) > 1:
+        raise UserError(f"{' and '.join(named)}: are mutually exclusive; leave out one of them")
+    model: str = arguments.model_dir or ("" if named else os.environ.get("GTUNE_MODEL", "").strip())
+    models = dict(arguments.models) or ({model: ()} if model else {})
+    if flags_set := [name for name in _OF_A_MODEL if getattr(arguments, name) and not models]:
         flag = flags_set[0] if flags_set[0] in ("batch_size", "nsets") else flags_set[0].replace("_", "-")
         raise UserError(f"--{flag}: requires a model; name one with --model_dir")
-    return model
+    ranks = tuple(dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))) if models else ()
+    return {name: tuple(dict.fromkeys(own)) or ranks for name, own in models.items()}
 
 
 @attrs.frozen
 class Listed:
-    """The selected shapes of a model.
+    """The selected shapes of one model or several.
 
     Attributes:
-        models: the model at each degree of tensor parallelism.
+        models: each model at each of its degrees of tensor parallelism.
         by_op: the selected shapes of all of them, by the name of the op.
         rows: the values of M.
         commands: the command line of the engine that runs these M, one for each model.
@@ -134,26 +151,30 @@ class Listed:
         return tuple(dict.fromkeys(note for model in self.models for note in model.notes))
 
     def __str__(self) -> str:
-        first = self.models[0]
-        ranks = ", ".join(str(model.tp) for model in self.models)
+        ranks: dict[str, list[str]] = {}
+        for model in self.models:
+            ranks.setdefault(f"{model.architecture} of {model.folder}", []).append(str(model.tp))
+        models = "; ".join(f"{model} at TP {', '.join(degrees)}" for model, degrees in ranks.items())
         counts = ", ".join(f"{len(rows)} of {name}" for name, rows in self.by_op.items())
-        return f"{first.architecture} of {first.folder} at TP {ranks}, {_of_rows(self.rows)}; shapes: {counts}"
+        return f"{models}, {_of_rows(self.rows)}; shapes: {counts}"
 
 
 def _of_rows(rows: tuple[int, ...]) -> str:
     return f"M = {', '.join(map(str, rows))}" if len(rows) <= 16 else f"{len(rows)} M in {rows[0]}..{rows[-1]}"
 
 
-def listed(model: str, arguments: argparse.Namespace) -> Listed:
+def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace) -> Listed:
     """Return the shapes selected by the flags of `add_model`, `add_overrides`, ``--op``, ``--preshuffle``.
 
+    Args:
+        named: models with the degrees of parallelism of each; see `models_of`.
+
     Raises:
-        UserError: the model or a flag cannot be used, or no shape is left.
+        UserError: a model or a flag cannot be used, or no shape is left.
     """
-    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
+    from tunedgemm.workload.models import NSETS, Formats, by_tokens, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
     from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
 
-    ranks = dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))
     engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
     limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
     if not engine and (arguments.max_num_seqs or arguments.max_num_batched_tokens):
@@ -162,18 +183,24 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
     rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
     formats = Formats(fp8=_fp8(arguments), preshuffle=arguments.preshuffle)
     patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
-    models = []
-    for tp in ranks:
+    models: dict[str, list[ModelShapes]] = {}
+    for model, tp in ((model, tp) for model, ranks in named.items() for tp in ranks):
         layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
         shaped = with_shapes(select_layers(layers, patterns) if patterns else layers, rows, formats)
-        models.append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments)))
-    by_op = merge_lists(rank.by_op for rank in models)
-    commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
-    return Listed(tuple(models), by_op, rows, commands)
+        models.setdefault(model, []).append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments, several=len(named) > 1)))
+    by_op = merge_lists((merge_lists(rank.by_op for rank in ranks) for ranks in models.values()), operator.add)
+    if not by_op:
+        raise UserError(f"--op {arguments.op}: no product of {', '.join(named)} is of this op; leave --op out to see their ops")
+    commands = tuple(command_of(engine, model, tp, *limits) for model, ranks in named.items() for tp in ranks) if engine else ()
+    every = tuple(rank for ranks in models.values() for rank in ranks)
+    return Listed(every, by_tokens(by_op) if arguments.models else by_op, rows, commands)
 
 
-def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:
-    """Return a model's shapes of the requested op, with the requested changes."""
+def _wanted(model: ModelShapes, arguments: argparse.Namespace, *, several: bool) -> dict[str, tuple[Untuned, ...]]:
+    """Return a model's shapes of the requested op, with the requested changes.
+
+    One of *several* models may have none; a single one is an error then.
+    """
     from tunedgemm.ops import op_named, ops
     from tunedgemm.workload.lists import override_shapes
 
@@ -183,6 +210,8 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tupl
     if name:
         op_named(name)
         name = name + SHUFFLED if arguments.preshuffle and name + SHUFFLED in ops() else name
+        if name not in by_op and several:
+            return {}
         if name not in by_op:
             raise UserError(f"{model.folder}: has no products of the op {name}; it has products of {', '.join(by_op)}")
         by_op = {name: by_op[name]}

@@ -37,17 +37,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.cli.flags import listed, model_of
+    from tunedgemm.cli.flags import listed, models_of
     from tunedgemm.ops import op_named
     from tunedgemm.table.untuned import write_untuned
     from tunedgemm.text.console import console
     from tunedgemm.tuner.report import number_of
     from tunedgemm.workload.lists import list_paths
 
-    model = model_of(arguments)
-    if not model:
+    models = models_of(arguments)
+    if not models:
         raise UserError("no model is named; pass --model_dir: a folder with config.json, or a shipped model")
-    selected = listed(model, arguments)
+    selected = listed(models, arguments)
     for note in selected.notes:
         print(f"tunedgemm: note: {note}", file=sys.stderr)
     for line in selected.commands:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
     from tunedgemm.cli.live import LiveReport
     from tunedgemm.tuner import Options
+    from tunedgemm.tuner.campaign import Campaign
     from tunedgemm.tuner.plan import Source
     from tunedgemm.tuner.progress import Progress
+    from tunedgemm.workload.lists import ShapeOverrides
 
 #: Options that are flags of the same name.
 _SAME = (
@@ -46,11 +48,13 @@ class _TuneRequest:
         op: the op's name.
         source: its shapes.
         captured: neither op nor source was named, so captured shapes of other ops are listed, too.
+        output: the table to write, and tables whose rows count; None for the op's.
     """
 
     op: str
     source: Source
     captured: bool = False
+    output: Path | tuple[Path, ...] | None = None
 
 
 def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -83,8 +87,8 @@ def _run_all(arguments: argparse.Namespace) -> int:
     profile = expanded(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
-    arguments.output = default(arguments.output, "GTUNE_TUNED", tables, None)
-    requests = _requests(arguments)
+    arguments.output = default(arguments.output, "GTUNE_TUNED", str, "")
+    requests = _with_outputs(_requests(arguments), arguments.output)
     if arguments.last and not options.all:
         requests, options = [_last_of(request) for request in requests], attrs.evolve(options, all=True)
     if len(requests) > 1:
@@ -105,27 +109,30 @@ def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], o
     from tunedgemm.tuner.progress import Progress
 
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
-    progress = Progress()
-    end = time.monotonic() + options.budget
-    code, refused, index = 0, 0, 0
+    progress, done, refused, code = Progress(), list[str](), set[str](), 0
+    several = len(requests) > 1 or arguments.models or (arguments.input and Path(arguments.input).is_dir())
+    campaign = _campaign_of(requests, options, refused) if several and work is _tune else None
+    parts = _waves(campaign, requests, options) if campaign else _in_turn(requests, options)
     try:
         with stopped_by_sigterm():
-            for index, request in enumerate(requests):
-                if options.budget and len(requests) > 1:
-                    options = attrs.evolve(options, budget=_part_of_budget(end - time.monotonic(), requests[index:]))
-                progress = Progress(verbose=arguments.verbose, budget=options.budget, then=live.receive if live else None)
+            for request, budget in parts:
+                progress = Progress(verbose=arguments.verbose, budget=budget, then=live.receive if live else None)
                 if live is not None:
                     live.watch(progress, request.op, _lists_of(request))
                 try:
-                    code = max(code, work(arguments, request, options, progress))
+                    code = max(code, work(arguments, request, attrs.evolve(options, budget=budget), progress))
                 except UserError as error:
-                    refused += 1
-                    if refused == len(requests):
+                    refused.add(request.op)
+                    if refused == {request.op for request in requests}:
                         raise
                     print(f"tunedgemm: {request.op}: left out: {error}", file=sys.stderr)
+                done.append(request.op)
     except KeyboardInterrupt as stop:
-        return _report_interrupt(stop, arguments, progress, [request.op for request in requests[:index]])
-    return max(code, int(refused > 0))
+        return _report_interrupt(stop, arguments, progress, list(dict.fromkeys(done)))
+    if campaign:
+        left = len(campaign.left())
+        print(f"campaign: {left} of {campaign.shapes} shapes are left" + ("; the same command goes on" if left else ""))
+    return max(code, int(bool(refused)))
 
 
 def _lists_of(request: _TuneRequest) -> list[Path]:
@@ -149,10 +156,40 @@ def _last_of(request: _TuneRequest) -> _TuneRequest:
     return attrs.evolve(request, source=attrs.evolve(asked, shapes=asked.shapes[-1:], last=True))
 
 
-def _part_of_budget(left: float, requests: list[_TuneRequest]) -> float:
-    """Return the next run's share of the remaining seconds, by its number of shapes; never 0."""
-    counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
-    return max(left * counts[0] / sum(counts), 0.001)
+def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[str]) -> Campaign | None:
+    """Return the campaign of requests with a budget; None where rows do not show what is done."""
+    from tunedgemm.device import current_device, device_of
+    from tunedgemm.ops import op_named
+    from tunedgemm.table.folders import table_paths, tuned_path
+    from tunedgemm.tuner.campaign import Campaign, Part
+    from tunedgemm.tuner.plan import requested
+
+    whole = options.all or options.stale or options.whole or options.batch_invariant or options.shard != (1, 1)
+    if not options.budget or whole or options.executor != "local":
+        return None
+    first = options.device.partition(",")[0].strip()
+    device = device_of(int(first) if first.isdecimal() else -1) if first else current_device()
+    parts = []
+    for request in requests:
+        op = op_named(request.op)
+        parts.append(Part(op, requested(op, request.source).on(op, device), table_paths(request.output) or (tuned_path(op),)))
+    return Campaign(tuple(parts), device, options, refused)
+
+
+def _waves(campaign: Campaign, requests: list[_TuneRequest], options: Options) -> Iterator[tuple[_TuneRequest, float]]:
+    """Yield the requests for the waves of a campaign, each with its seconds."""
+    by_op = {request.op: request for request in requests}
+    for wave in campaign.waves(time.monotonic() + options.budget):
+        yield attrs.evolve(by_op[wave.part.op.name], source=wave.shapes), wave.budget
+
+
+def _in_turn(requests: list[_TuneRequest], options: Options) -> Iterator[tuple[_TuneRequest, float]]:
+    """Yield each request with its share of the seconds left, by its number of shapes; 0 without a budget."""
+    end = time.monotonic() + options.budget
+    for index, request in enumerate(requests):
+        counts = [len(each.source) if isinstance(each.source, Mapping) else 1 for each in requests[index:]]
+        share = max((end - time.monotonic()) * counts[0] / sum(counts), 0.001)
+        yield request, share if options.budget and len(requests) > 1 else options.budget
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -166,8 +203,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--run_config and --compare: are mutually exclusive; --run_config tunes nothing; choose one of them")
     if arguments.live is not None and arguments.run_config is not None:
         raise UserError("--live: shows a run of tuning, and --run_config tunes nothing; leave one of them out")
-    if arguments.run_config and arguments.model_dir:
-        raise UserError("--run_config with a table: takes the table's shapes; leave out --model_dir or the table")
+    if arguments.run_config and (arguments.model_dir or arguments.models):
+        flag = "--model_dir" if arguments.model_dir else "--models"
+        raise UserError(f"--run_config with a table: takes the table's shapes; leave out {flag} or the table")
     if not arguments.min_improvement_pct >= 0:
         raise UserError(f"--min_improvement_pct: must be at least 0 (got {arguments.min_improvement_pct:g})")
 
@@ -175,22 +213,36 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_several(arguments: argparse.Namespace, requests: list[_TuneRequest]) -> None:
     """Raise UserError for flags that name one file for several ops."""
     names = ", ".join(request.op for request in requests)
-    files = {"-o (or GTUNE_TUNED)": arguments.output, "-o2": arguments.profile}
+    one_file = len({request.output for request in requests}) == 1 and requests[0].output
+    files = {"-o (or GTUNE_TUNED)": one_file and arguments.output, "-o2": arguments.profile}
+    remedy = {
+        "-o (or GTUNE_TUNED)": f"name a folder, as {arguments.output}/, or pick one with --op",
+        "-o2": "pick one with --op, or leave it out",
+    }
     for flag, file in files.items():
         if file and arguments.run_config is None:
-            raise UserError(f"{flag} {file}: is one file, and the shapes are of several ops ({names}); pick one with --op, or leave it out")
+            raise UserError(f"{flag} {file}: is one file, and the shapes are of several ops ({names}); {remedy[flag]}")
+
+
+def _with_outputs(requests: list[_TuneRequest], text: str) -> list[_TuneRequest]:
+    """Return the requests with their tables: those of the text, or one for each op in its folder."""
+    from tunedgemm.ops import op_named
+
+    if not text:
+        return requests
+    if not text.endswith("/"):
+        return [attrs.evolve(request, output=tables(text)) for request in requests]
+    return [attrs.evolve(request, output=expanded(text) / op_named(request.op).columns.tuned_file) for request in requests]
 
 
 def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
-    from tunedgemm.cli.flags import default, listed, model_of, overrides_of
-    from tunedgemm.ops import op_named
-    from tunedgemm.tuner.plan import requested
-    from tunedgemm.workload.lists import override_shapes
+    from tunedgemm.cli.flags import default, listed, models_of, overrides_of
 
-    input_path = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
-    if model := "" if arguments.run_config else model_of(arguments, input_path):
-        selected = listed(model, arguments)
+    of_model = arguments.model_dir or arguments.models
+    input_path = arguments.input or ("" if of_model else default(None, "GTUNE_INPUT", str, ""))
+    if models := {} if arguments.run_config else models_of(arguments, input_path):
+        selected = listed(models, arguments)
         with _tolerate_closed_output():
             print(selected, flush=True)
         for note in selected.notes:
@@ -199,13 +251,34 @@ def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
             print(f"serve with: {line}", file=sys.stderr)
         return [_TuneRequest(name, {row.shape: row.calls for row in rows}) for name, rows in selected.by_op.items()]
     source = _existing_file(input_path, "-i takes a CSV with the columns of the op's key, such as M,N,K,bias,dtype,outdtype")
-    name = _op(arguments, source)
+    sources = _lists_in(source, arguments.op) if source is not None and source.is_dir() else {_op(arguments, source): source}
     overrides = overrides_of(arguments)
+    return [_changed(name, path, overrides, captured=path is None and not arguments.op) for name, path in sources.items()]
+
+
+def _lists_in(folder: Path, only: str) -> dict[str, Path | None]:
+    """Return the lists of shapes in a folder by op, as `tunedgemm shapes -o FOLDER/` names them."""
+    from tunedgemm.ops import ops
+    from tunedgemm.table.sheet import present
+
+    names = [op for op in ops().values() if only in ("", op.name)]
+    found: dict[str, Path | None] = {op.name: path for op in names if present(path := folder / op.columns.untuned_file)}
+    if not found:
+        raise UserError(f"{folder}: no list of shapes of {only or 'any op'}; `tunedgemm shapes --models … -o {folder}/` writes them")
+    return found
+
+
+def _changed(name: str, source: Path | None, overrides: ShapeOverrides | None, *, captured: bool) -> _TuneRequest:
+    """Return the request for a file's shapes, or the captured ones, with the changes of the flags."""
+    from tunedgemm.ops import op_named
+    from tunedgemm.tuner.plan import requested
+    from tunedgemm.workload.lists import override_shapes
+
     if overrides is None:
-        return [_TuneRequest(name, source, captured=source is None and not arguments.op)]
+        return _TuneRequest(name, source, captured=captured)
     op = op_named(name)
     request = requested(op, source)
-    return [_TuneRequest(name, attrs.evolve(request, shapes=override_shapes(op, request.shapes, overrides), path=None))]
+    return _TuneRequest(name, attrs.evolve(request, shapes=override_shapes(op, request.shapes, overrides), path=None))
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -240,7 +313,7 @@ def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options
     from tunedgemm.tuner.report import summary
 
     with progress:
-        report = tune(request.op, request.source, arguments.output, options, progress=progress)
+        report = tune(request.op, request.source, request.output, options, progress=progress)
     with _tolerate_closed_output():
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
@@ -256,7 +329,7 @@ def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Opti
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
         compared = compare(
-            request.op, request.source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress
+            request.op, request.source, request.output, options, update=update, min_improvement_pct=percent, progress=progress
         )
     with _tolerate_closed_output():
         print_compared(compared, console())

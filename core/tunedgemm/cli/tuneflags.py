@@ -57,10 +57,12 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     captured = "those captured with AITER_TUNE_GEMM=1"
     add("--op", default="", help="op to tune; default: the op that the columns of -i fit, a16w16 for M,N,K alone and without -i")
-    shapes = f"shapes: a file, or the bare name of a shipped one; default: GTUNE_INPUT, else {captured}"
+    shapes = f"shapes: a file, the bare name of a shipped one, or a folder of lists; default: GTUNE_INPUT, else {captured}"
     add("-i", "--untune_file", "--input_file", dest="input", help=shapes)
-    table = "table to write; of A:B it is A, and B's rows count as tuned; default: GTUNE_TUNED, else the op's in the user folder"
-    add("-o", "--tune_file", "--tuned_file", dest="output", type=tables, help=table)
+    table = (
+        "table, or FOLDER/ for one of each op; of A:B it is A, and B's rows count; default: GTUNE_TUNED, else the op's in the user folder"
+    )
+    add("-o", "--tune_file", "--tuned_file", dest="output", help=table)
     add("-o2", "--profile_file", dest="profile", default="", help="CSV to which every candidate's result is appended")
     add("--all", action="store_true", help="also tune shapes that the table already has")
     add("--last", action="store_true", help="tune only the last shape, even if the table has it; --all precedes it")

@@ -6,10 +6,6 @@ tables. Torch-free.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -45,23 +41,7 @@ class Distribution:
 
 
 def distributions() -> tuple[Distribution, ...]:
-    """Return the distributions with tables by name; found again once something was installed."""
-    return _found(tuple(_with_times()))
-
-
-def _with_times() -> list[tuple[str, int]]:
-    """Return the folders of modules, each with the time of its last change."""
-    times = []
-    for folder in sys.path:
-        time = 0
-        with contextlib.suppress(OSError, ValueError):
-            time = os.stat(folder or ".").st_mtime_ns  # noqa: PTH116
-        times.append((folder, time))
-    return times
-
-
-@functools.lru_cache(maxsize=1)
-def _found(_: tuple[tuple[str, int], ...]) -> tuple[Distribution, ...]:
+    """Return the distributions with tables by name; warn once of what is not used."""
     found = tuple(sorted(map(_of_entry, entry_points(group=GROUP)), key=lambda distribution: (distribution.label, distribution.paths)))
     for fault in (fault for distribution in found for fault in distribution.faults):
         warn_once(f"a table that is not used: {fault}")

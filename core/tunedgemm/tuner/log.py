@@ -36,6 +36,9 @@ _log = logging.getLogger("tunedgemm")
 #: disk.
 _BEGINNING = '{"schema": '
 
+#: How `line` begins a line of a kind, and its run.
+_WRITTEN = re.compile(r'\{"schema": \d+, "kind": "(\w+)", "run": "([^"\\]*)"')
+
 #: Kinds of lines, each with the fields that it cannot do without; schema 1 names no kind.
 _KINDS = {
     "run": ("run", "op"),
@@ -149,8 +152,12 @@ def _check_shape(shape: Shape, gfx: str) -> None:
 _MOVE = "move the file away, and the next run starts a new one"
 
 
-def read_log(path: Path) -> Iterator[Line]:
+def read_log(path: Path, *, kinds: Collection[str] = (), without: Collection[str] = ()) -> Iterator[Line]:
     """Yield the lines of a trial log in order; skip a killed writer's partial line with a warning.
+
+    Args:
+        kinds: the kinds of lines to yield; () for all. Lines of `line` are skipped unparsed.
+        without: skip likewise the trials of these runs, which may be most of a log.
 
     Raises:
         TableError: the file cannot be read, is not a trial log, or is newer; names the line.
@@ -160,8 +167,13 @@ def read_log(path: Path) -> Iterator[Line]:
             for number, raw in enumerate(file, 1):
                 # a power cut leaves zero bytes behind on some file systems
                 text = raw.decode("utf-8", "replace").strip("\0 \t\r\n\ufeff")
+                beginning = _WRITTEN.match(text) if kinds or without else None
+                if beginning and ((kinds and beginning[1] not in kinds) or (beginning[1] == "trial" and beginning[2] in without)):
+                    continue
                 if text and (fields := _fields(path, number, text)) is not None:
-                    yield Line(path, number, text, fields)
+                    entry = Line(path, number, text, fields)
+                    if not kinds or entry.kind in kinds:
+                        yield entry
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}; {_MOVE}") from error
 
@@ -274,12 +286,11 @@ class History:
         history = cls()
         if not present(path):
             return history
-        for entry in read_log(path):
+        history.ended = {entry.run for entry in read_log(path, kinds=("end",))}
+        for entry in read_log(path, without=history.ended):
             if entry.kind == "run":
                 history.runs[entry.run] = entry
-            elif entry.kind == "end":
-                history.ended.add(entry.run)
-            elif entry.run in history.runs:
+            elif entry.kind != "end" and entry.run in history.runs:
                 history.lines.append(entry)
         history.lines = [entry for entry in history.lines if entry.kind == "shape" or entry.run not in history.ended]
         return history

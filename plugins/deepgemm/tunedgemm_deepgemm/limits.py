@@ -20,7 +20,7 @@ GFX = ("sm_90",)
 _NEEDS = ("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer")
 PLATFORMS = (
     Platform(GFX, needs=_NEEDS, ran=("H100",), ops=("a16w16", "a8w8_blockscale")),
-    Platform(GFX, needs=(*_NEEDS, "Triton"), ops=("fmoe",)),
+    Platform(GFX, needs=(*_NEEDS, "Triton"), ran=("H100",), ops=("fmoe",)),
 )
 #: Rows of an operand in memory are multiples of these bytes, a limit of TMA.
 ROW_BYTES = 16

@@ -34,7 +34,7 @@ class Quack:
 
     CONTRACT = 1
     OPS = limits.OPS
-    PLATFORMS = (Platform((limits.GFX,), needs=("quack-kernels 0.6.2 or later", "nvidia-cutlass-dsl, [cu13] for CUDA 13")),)
+    PLATFORMS = (Platform((limits.GFX,), ran=("H100",), needs=("quack-kernels 0.6.2 or later", "nvidia-cutlass-dsl, [cu13] for CUDA 13")),)
     VARIABLES = ("TUNEDGEMM_QUACK_COMPILE",)
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002

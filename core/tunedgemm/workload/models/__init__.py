@@ -14,7 +14,7 @@ from tunedgemm.table.folders import named_model
 from tunedgemm.workload.models.architecture import architecture_of
 from tunedgemm.workload.models.fuse import fused
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.listing import Formats, listed, merge_lists, rows_of
+from tunedgemm.workload.models.listing import Formats, by_tokens, listed, merge_lists, rows_of
 from tunedgemm.workload.models.parallel import sharded
 from tunedgemm.workload.models.scheme import REFUSED
 from tunedgemm.workload.models.walk import generic
@@ -28,6 +28,7 @@ __all__ = [
     "Formats",
     "Layer",
     "ModelShapes",
+    "by_tokens",
     "layers_of_model",
     "merge_lists",
     "rows_of",

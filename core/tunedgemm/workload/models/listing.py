@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
@@ -94,18 +94,32 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     return {name: tuple(shapes.values()) for name, shapes in by_op.items()}, tuple(notes)
 
 
-def merge_lists(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
-    """Merge the lists of several models or degrees of parallelism; a shape gets its highest count."""
+def merge_lists(
+    lists: Iterable[Mapping[str, tuple[Untuned, ...]]], together: Callable[[int, int], int] = max
+) -> dict[str, tuple[Untuned, ...]]:
+    """Merge the lists of several degrees of parallelism, or of several models.
+
+    Args:
+        together: combines the counts of a shape that several lists have: `max` for one model, whose
+            degrees are alternatives, `operator.add` for several.
+    """
     merged: dict[str, dict[Shape, Untuned]] = {}
     for by_op in lists:
         for name, rows in by_op.items():
             shapes = merged.setdefault(name, {})
             for row in rows:
-                earlier = shapes.get(row.shape, row)
-                shapes[row.shape] = attrs.evolve(
-                    earlier, count=max(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer)
-                )
+                if (earlier := shapes.get(row.shape)) is not None:
+                    row = attrs.evolve(row, count=together(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer))  # noqa: PLW2901
+                shapes[row.shape] = row
     return {name: tuple(sorted(shapes.values(), key=_by_sizes)) for name, shapes in merged.items()}
+
+
+def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untuned, ...]]:
+    """Multiply counts by passes, as if each M of a list served as many tokens: M = 1 runs most often."""
+    most = max((row.shape.m for rows in by_op.values() for row in rows), default=1)
+    return {
+        name: tuple(attrs.evolve(row, count=row.count * max(1, round(most / row.shape.m))) for row in rows) for name, rows in by_op.items()
+    }
 
 
 def _by_sizes(row: Untuned) -> tuple[int, int, int]:

@@ -1,0 +1,122 @@
+"""Campaign: the shapes of several ops in waves that fit a budget, the most valuable first.
+
+A wave is a part of one op's list, small enough to end in the time that is left. Tables and trial
+logs hold what is done, so the next campaign goes on where this one stopped or was killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from tunedgemm.device import Device
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import key_shape
+from tunedgemm.table.sheet import present
+from tunedgemm.table.untuned import Untuned
+from tunedgemm.tuner.log import read_log, trials_path
+from tunedgemm.tuner.plan import plan
+from tunedgemm.tuner.roofline import guess_us
+from tunedgemm.tuner.trial import Options, Task
+
+#: Seconds of a shape before any was timed, relative to `Options.seconds`.
+_PACE = 2.5
+#: Fewest shapes of an op in a wave, as a share of all: starting its worker takes seconds, too.
+_LEAST = 0.1
+
+
+@attrs.frozen
+class Part:
+    """The shapes of one op.
+
+    Attributes:
+        op: the op.
+        listed: its shapes with their calls.
+        tables: its tables; the first is written.
+    """
+
+    op: Op
+    listed: tuple[Untuned, ...]
+    tables: tuple[Path, ...]
+
+
+@attrs.frozen
+class Wave:
+    """The next shapes of one op, with their calls.
+
+    Attributes:
+        part: the op's part of the campaign.
+        shapes: the shapes, the most valuable first.
+        budget: wall seconds for them.
+    """
+
+    part: Part
+    shapes: Mapping[Shape, int]
+    budget: float
+
+
+@attrs.define
+class Campaign:
+    """The shapes of several ops that are left, ordered by value: calls times estimated time.
+
+    Attributes:
+        parts: the ops, each once.
+        device: the device that tunes.
+        options: options of the tuner.
+        refused: names of the ops that cannot be tuned.
+    """
+
+    parts: tuple[Part, ...]
+    device: Device
+    options: Options
+    refused: set[str] = attrs.field(factory=set)
+
+    @property
+    def shapes(self) -> int:
+        """Return the number of all shapes, done or not."""
+        return sum(len({key_shape(listed.shape) for listed in part.listed}) for part in self.parts)
+
+    def left(self) -> list[tuple[Part, Task]]:
+        """Return the shapes without a row and without a failure, the most valuable first."""
+        tasks: list[tuple[float, Part, Task]] = []
+        for part in (part for part in self.parts if part.op.name not in self.refused):
+            failed = self._failures(part)
+            for task in plan(part.op, part.listed, part.tables, self.device, self.options).tasks:
+                if key_shape(task.shape) not in failed:
+                    tasks.append((task.count * guess_us(part.op, task.shape, self.device), part, task))
+        return [(part, task) for _, part, task in sorted(tasks, key=lambda entry: (-entry[0], str(entry[2].shape)))]
+
+    def waves(self, end: float) -> Iterator[Wave]:
+        """Yield what to tune next until nothing is left, nothing changes, or it is *end* by `time.monotonic`.
+
+        The caller tunes a wave before it takes the next.
+        """
+        begun, tasks = time.monotonic(), self.left()
+        total, before = len(tasks), 0
+        while len(tasks) not in (0, before) and (seconds := end - time.monotonic()) > 0:
+            ended = total - len(tasks)
+            pace = (time.monotonic() - begun) / ended if ended else _PACE * self.options.seconds
+            groups: dict[Op, list[tuple[Part, Task]]] = {}
+            for part, task in tasks[: max(1, int(seconds / max(pace, 1e-3)))]:
+                groups.setdefault(part.op, []).append((part, task))
+            least = _LEAST * sum(map(len, groups.values()))
+            several = [group for group in groups.values() if len(group) >= least]
+            for index, group in enumerate(several):
+                share = len(group) / sum(map(len, several[index:]))
+                if (budget := (end - time.monotonic()) * share) > 0:
+                    yield Wave(group[0][0], {task.shape: task.count for _, task in group}, budget)
+            before, tasks = len(tasks), self.left()
+
+    def _failures(self, part: Part) -> set[Shape]:
+        """Return the shapes whose last outcome in the trial log is that no solution passed."""
+        log = trials_path(part.tables[0])
+        won: dict[Shape, bool] = {}
+        for entry in read_log(log, kinds=("shape",)) if self.options.resume and present(log) else ():
+            if entry.fields["shape"].get("op") == part.op.name:
+                device, shape = entry.where()
+                won |= {key_shape(shape): entry.fields["winner"] is not None} if device == self.device else {}
+        return {shape for shape, has_winner in won.items() if not has_winner}
