@@ -313,7 +313,7 @@ class TestCalls:
         for _ in range(2):
             torch.testing.assert_close(gemm.mm(x, weight, bias), torch.nn.functional.linear(x, weight, bias), atol=5e-1, rtol=5e-2)
         assert asked == [5, 5, 5]
-        assert "not mine:k+add splitK=2: failed in this process: RuntimeError: boom" in str(gemm.dispatcher.explain(BIASED))
+        assert "not mine:k+add splitK=2: failed in this process: RuntimeError: boom" in str(gemm.dispatcher.explain(BIASED, self.here))
 
     def test_a_call_runs_the_tuners_winner(self, tmp_path):
         """A kernel that takes no bias wins as its split solution, whose row is found for the shape by name."""
@@ -324,4 +324,5 @@ class TestCalls:
         gemm = self.instance(path, backend)
         out = gemm.mm(*self.operands)
         torch.testing.assert_close(out, torch.nn.functional.linear(*self.operands), atol=5e-2, rtol=5e-2)
-        assert gemm.dispatcher.explain(BIASED).offer.solution == SPLIT and gemm.dispatcher.explain(BIASED).tuned
+        explanation = gemm.dispatcher.explain(BIASED, self.here)
+        assert explanation.offer.solution == SPLIT and explanation.tuned

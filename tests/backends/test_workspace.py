@@ -73,7 +73,7 @@ def test_streams_do_not_share():
     device = torch.device("cuda", 0)
     here = workspace(1024, device)
     assert workspace(1024, device).data_ptr() == here.data_ptr()
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(torch.cuda.Stream(device)):
         assert workspace(1024, device).data_ptr() != here.data_ptr()
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(workspace(1024, device).data_ptr()))  # on the same stream, the default one

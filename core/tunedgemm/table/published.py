@@ -86,7 +86,7 @@ def provenance_of(path: Path) -> Provenance | None:
 def refuse_published(path: Path) -> None:
     """Raise TableError if a file to be changed is a published table, whose checksum would be wrong."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             published = is_published(file.read(len(_BOM) + len(_MARK)))
     except OSError:
         return
