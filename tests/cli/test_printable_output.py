@@ -82,7 +82,7 @@ def test_a_coverage_file_names_any_path(tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("M,N,K,bias,dtype,outdtype\n1,64,128,False,fp32,fp32\n")
     output = tmp_path / "out.csv"
     assert main(["coverage", str(tmp_path / "u.csv"), "--table", str(table), "--csv", str(output), "--device", "gfx942:304"]) == 0
-    assert r"t\udcff .csv:2, 1.00 us" in output.read_text()
+    assert r"t\udcff .csv:2 (instance), 1.00 us" in output.read_text()
 
 
 #: A name that begins another line of output.
