@@ -79,10 +79,14 @@ def test_lists_begin_with_the_librarys_choice() -> None:
 
 
 def test_neighbours_differ_in_one_setting() -> None:
-    """Each is one step away, and served."""
-    near = [solution.kernel_name for solution in deepgemm.refine(Solution("deepgemm", "n64_s120"), SCALED, H200)]
-    assert near == ["n64_s120_pdl", "n64_s120_mnk", "n48_s120", "n80_s120", "n64_s128", "n64_s112"]
-    assert "n144" in [solution.kernel_name for solution in deepgemm.refine(Solution("deepgemm", "n128"), SCALED, H200)]
+    """Yield served solutions one step away, none with both fewer SMs and M as a constant."""
+
+    def near(name: str) -> list[str]:
+        return [solution.kernel_name for solution in deepgemm.refine(Solution("deepgemm", name), SCALED, H200)]
+
+    assert near("n64_s120") == ["n48_s120", "n80_s120", "n64_s128", "n64_s112"]
+    assert near("n128_mnk") == ["n128", "n112_mnk", "n144_mnk"]
+    assert near("pdl") == ["native", "pdl_mnk", "n16_pdl", "s128_pdl"]
     assert not list(deepgemm.refine(Solution("deepgemm", "unknown"), SCALED, H200))
 
 
