@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunedgemm.analysis.report import read_campaign
+from tunedgemm.analysis.report import read_findings
 from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
@@ -23,7 +23,7 @@ from tunedgemm.tuner.trial import Outcome, Place, Task
 NAMES = {"log": "bf16_tuned_gemm.trials.jsonl", "profile": "profile.csv", "table": "bf16_tuned_gemm.csv"}
 
 
-def campaign_files(folder: Path) -> dict[str, bytes]:
+def files_of_a_run(folder: Path) -> dict[str, bytes]:
     """Write the files of a run of two shapes, and return their contents."""
     store = Store(op_named("a16w16"), folder / NAMES["table"], profile=folder / NAMES["profile"])
     store.open({"torch": "2.11.0"})
@@ -44,20 +44,20 @@ def campaign_files(folder: Path) -> dict[str, bytes]:
 def test_reports(fuzz: Any, mutations: ModuleType, tmp_path: Path, kind: str) -> None:
     """Every line of a changed file is used, or counted as damaged, or the error names the file."""
     (tmp_path / "seed").mkdir()
-    seed = campaign_files(tmp_path / "seed")[kind]
+    seed = files_of_a_run(tmp_path / "seed")[kind]
     path = tmp_path / NAMES[kind]
 
     def check(content: bytes) -> None:
         path.write_bytes(content)
         try:
-            campaign = read_campaign([path], op="" if kind == "log" else "a16w16")
+            findings = read_findings([path], op="" if kind == "log" else "a16w16")
         except UserError as error:
             assert str(path) in str(error), error
             assert "\n" not in str(error), error
             return
-        made = document(campaign)
+        made = document(findings)
         assert json.loads(json.dumps(made, allow_nan=False)) == made
-        for entry in campaign.entries.values():
+        for entry in findings.entries.values():
             assert math.isfinite(entry.gain) and entry.gain >= 0.0
             assert all(0.0 <= trial.us < math.inf for trial in entry.trials.values())
 

@@ -199,16 +199,16 @@ class LiveReport:
 
     def _made(self, version: int) -> _Document:
         """Return the document of what the files say now."""
-        from tunedgemm.analysis.report import read_campaign
-        from tunedgemm.analysis.report.campaign import Campaign
+        from tunedgemm.analysis.report import read_findings
         from tunedgemm.analysis.report.document import document
+        from tunedgemm.analysis.report.findings import Findings
         from tunedgemm.analysis.report.page import json_text, page
 
         with self._lock:
             tables, lists, names = self._files(), list(self._lists), [table.name for table in self._tables]
             op = self._ops[0] if len(self._ops) == 1 else ""  # of several, names and columns decide
-        campaign = read_campaign([*tables, *lists], op=op) if tables else Campaign()
-        made = document(campaign, title=", ".join(names) or "tunedgemm tune")
+        findings = read_findings([*tables, *lists], op=op) if tables else Findings()
+        made = document(findings, title=", ".join(names) or "tunedgemm tune")
         drawn = [made["libtypes"], sorted({shape["libtype"] for shape in made["shapes"]})]
         given = {"version": version, "drawn": json.dumps(drawn)}
         script = _SCRIPT.read_text(encoding="utf-8").replace("'@@GIVEN@@'", json_text(given))

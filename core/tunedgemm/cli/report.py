@@ -1,4 +1,4 @@
-"""``tunedgemm report``: a campaign's results as one HTML page that opens from disk."""
+"""``tunedgemm report``: the results of tuning as one HTML page that opens from disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tables (with the trial log next to each), trial logs, profiles of `tune -o2`, and lists of captured shapes, "
         "logs and profiles also packed with gzip; default: every tuned table of the user folder")  # fmt: skip
     add("--against", action="append", default=[], metavar="FILE",
-        help="a file of an earlier campaign, which is shown side by side; repeat for its other files. "
+        help="a file of earlier results, which is shown side by side; repeat for its other files. "
         "Of two tables or two logs of one op, the first is that by itself")  # fmt: skip
     add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of captured graphs, or by their M (default: 1)")
     add("--plots", type=expanded, metavar="DIR", help="also draw each plot as PNG and SVG into a folder")
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
     first, second = read_sides(given, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
     made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays))
     _write(arguments.output, page(made).encode())
-    faults = [each for campaign in (first, second) if campaign is not None for each in campaign.faults]
+    faults = [each for findings in (first, second) if findings is not None for each in findings.faults]
     for each in faults:
         print(f"left out: {each.path}: {number_of(each.count, 'line')}; the page names the first: {each.named[0]}")
     summary, compared = made["summary"], made["compare"]
@@ -91,4 +91,4 @@ def _write(path: Path, content: bytes) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}; name another file with -o") from error
 
 
-command = Command("report", "write a campaign's results as one HTML page: gains, roofline, candidates, cost", _add_arguments, _run)
+command = Command("report", "write the results of tuning as one HTML page: gains, roofline, candidates, cost", _add_arguments, _run)

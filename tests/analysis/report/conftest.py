@@ -1,4 +1,4 @@
-"""Files of small campaigns, as the tuner writes them."""
+"""Files of small runs, as the tuner writes them."""
 
 from __future__ import annotations
 

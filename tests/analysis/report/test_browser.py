@@ -1,4 +1,4 @@
-"""The page in a browser: Debian's Chromium, headless, on the committed campaign of the H200."""
+"""The page in a browser: Debian's Chromium, headless, on committed results of an H200."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunedgemm.analysis.report import read_campaign, report_page
+from tunedgemm.analysis.report import read_findings, report_page
 from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
 
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the page of the committed campaign."""
+    """Write the page of the committed results."""
     path = tmp_path_factory.mktemp("h200") / "report.html"
     path.write_text(report_page(FILES))
     return path
@@ -259,7 +259,19 @@ def test_the_policy_blocks_what_is_injected(h200: Path, browser: Any) -> None:
     assert failed == {"http://127.0.0.1:9/x": "csp"}
 
 
-def test_two_campaigns_side_by_side(visit: Open, tmp_path: Path) -> None:
+def test_a_table_alone_shows_its_floor(visit: Open, tmp_path: Path) -> None:
+    """Plot the time over the floor by M where no file has torch's time, and say what is missing."""
+    report = tmp_path / "report.html"
+    report.write_text(report_page(FILES[:1]))
+    page = visit(report)
+
+    assert page.inner_text("#h-m") == "Time over the floor by M" and dots(page, "floor-by-m") == 12
+    assert "name the trial log or the profile, too" in page.inner_text("#tiles")
+    assert page.locator("#layers").is_hidden() and page.locator("[data-chart=gain-by-m]").is_hidden()
+    assert not {"gain", "torch us", "tied"} & {text.strip() for text in page.locator("#table th").all_inner_texts()}
+
+
+def test_two_sides(visit: Open, tmp_path: Path) -> None:
     """List slower and faster shapes with both solutions, filtered like all others."""
     report = tmp_path / "report.html"
     report.write_text(report_page([FILES[0]], EARLIER))
@@ -275,7 +287,7 @@ def test_two_campaigns_side_by_side(visit: Open, tmp_path: Path) -> None:
 def test_a_live_page_takes_newer_documents(h200: Path, visit: Open, log: Callable[..., Path]) -> None:
     """Replace all that the page shows by another document."""
     page = visit(h200)
-    newer = document(read_campaign([log()]))
+    newer = document(read_findings([log()]))
 
     page.evaluate("(newer) => tunedgemmReport.update(newer)", json.loads(json.dumps(newer)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tunedgemm.analysis.report import read_campaign
+from tunedgemm.analysis.report import read_findings
 from tunedgemm.analysis.report.covered import covered
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Solution
@@ -22,7 +22,7 @@ def calls(tmp_path):
 
 def test_rows_serve_calls(table, calls):
     """State the share of calls and time by what serves them."""
-    found = covered(read_campaign([table(m64=Solution("torch", "native")), calls]))
+    found = covered(read_findings([table(m64=Solution("torch", "native")), calls]))
 
     assert found["why"] == "" and found["calls"] == 10
     assert [(way["word"], way["shapes"], way["count"], way["calls"]) for way in found["ways"]] == [("exact", 2, 10, 1.0)]
@@ -30,7 +30,7 @@ def test_rows_serve_calls(table, calls):
 
 def test_unused_rows_have_reasons(table, calls):
     """Name the rows of backends that cannot be used here."""
-    found = covered(read_campaign([table(m64=Solution("nobackend", "x")), calls]))
+    found = covered(read_findings([table(m64=Solution("nobackend", "x")), calls]))
 
     assert [(each["libtype"], each["calls"]) for each in found["unused"]] == [("nobackend", 4)]
     assert found["with_unused"] == 1.0
@@ -38,13 +38,13 @@ def test_unused_rows_have_reasons(table, calls):
 
 def test_graphs_count_their_replays(table, calls):
     """Repeat recorded calls by the number of replays, in coverage and in weights."""
-    campaign = read_campaign([table(m64=Solution("torch", "native")), calls], replays="100")
+    findings = read_findings([table(m64=Solution("torch", "native")), calls], replays="100")
 
-    assert covered(campaign, replays="100")["calls"] == 505
-    assert {entry.shape.m: entry.calls for entry in campaign.entries.values()} == {64: 4, 4096: 501}
+    assert covered(findings, replays="100")["calls"] == 505
+    assert {entry.shape.m: entry.calls for entry in findings.entries.values()} == {64: 4, 4096: 501}
 
 
 def test_coverage_needs_lists_and_a_table(table, log, calls):
     """Return nothing without a list, and the reason without a table."""
-    assert covered(read_campaign([table()])) is None
-    assert "needs the table" in covered(read_campaign([log(name="x.jsonl"), calls]))["why"]
+    assert covered(read_findings([table()])) is None
+    assert "needs the table" in covered(read_findings([log(name="x.jsonl"), calls]))["why"]

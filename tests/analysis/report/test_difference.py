@@ -1,10 +1,10 @@
-"""Two campaigns side by side."""
+"""Two sides, compared."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
-from tunedgemm.analysis.report import read_campaign, read_sides
+from tunedgemm.analysis.report import read_findings, read_sides
 from tunedgemm.analysis.report.difference import difference
 from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
@@ -13,26 +13,26 @@ from tunedgemm.solution import Solution
 from .conftest import TALL, TRIALS, WIDE, log_lines
 
 
-def test_two_tables_of_one_op_are_two_campaigns(table):
+def test_two_tables_of_one_op_are_two_sides(table):
     """Compare the second with the first; times within 2 % are equal."""
     first, second = read_sides([table("a.csv"), table("b.csv", scale=0.5)])
     found = difference(first, second)
 
     assert found.counts == {"slower": 0, "faster": 2, "equal": 0, "new": 0, "gone": 0}
     assert found.gain == pytest.approx((2.0, 2.0))
-    assert difference(first, read_campaign([table("c.csv", scale=0.985)])).counts["equal"] == 2
+    assert difference(first, read_findings([table("c.csv", scale=0.985)])).counts["equal"] == 2
     assert difference(second, first).counts["slower"] == 2
 
 
-def test_a_table_and_its_profile_are_one_campaign(table, log):
-    """Take files of two kinds for one campaign, and files of two ops as well."""
+def test_a_table_and_its_profile_are_one_side(table, log):
+    """Take files of two kinds for one side, and files of two ops as well."""
     single, _ = read_sides([table(), log(name="other.jsonl")])
 
     assert single is None
 
 
 def test_against_names_the_earlier_files(table, log):
-    """Compare campaigns of several files each."""
+    """Compare sides of several files each."""
     first, second = read_sides([table("b.csv", scale=0.5)], [table("a.csv"), log(name="a.jsonl")])
 
     assert first.timings == 6 and difference(first, second).counts["faster"] == 2
@@ -41,15 +41,15 @@ def test_against_names_the_earlier_files(table, log):
 def test_noise_makes_no_change(log):
     """Count a change within the noise of both as equal."""
     noisy = {WIDE: [attrs.evolve(timing, us=timing.us * 1.025, noise=0.05) for timing in TRIALS[WIDE][:3]]}
-    found = difference(read_campaign([log(log_lines({WIDE: TRIALS[WIDE]}))]), read_campaign([log(log_lines(noisy), "noisy.jsonl")]))
+    found = difference(read_findings([log(log_lines({WIDE: TRIALS[WIDE]}))]), read_findings([log(log_lines(noisy), "noisy.jsonl")]))
 
     assert found.changes[0].ratio == pytest.approx(1 / 1.025)
     assert found.counts["equal"] == 1
 
 
 def test_new_and_gone(log):
-    """Name shapes that only one campaign has; they have no ratio."""
-    first, second = (read_campaign([log(log_lines({shape: TRIALS[shape]}), f"{shape.m}.jsonl")]) for shape in (WIDE, TALL))
+    """Name shapes that only one side has; they have no ratio."""
+    first, second = (read_findings([log(log_lines({shape: TRIALS[shape]}), f"{shape.m}.jsonl")]) for shape in (WIDE, TALL))
     found = difference(first, second)
 
     assert found.counts == {"slower": 0, "faster": 0, "equal": 0, "new": 1, "gone": 1}

@@ -6,7 +6,7 @@ import json
 
 import attrs
 import pytest
-from tunedgemm.analysis.report import read_campaign
+from tunedgemm.analysis.report import read_findings
 from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
 
@@ -15,7 +15,7 @@ from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 
 def test_the_first_screen(log):
     """Sum up gains, the floor, and who was faster."""
-    made = document(read_campaign([log()]))
+    made = document(read_findings([log()]))
 
     assert made["summary"]["gain"] == {"shapes": 2, "mean": pytest.approx(1.5**0.5, rel=1e-4), "time": pytest.approx(212 / 208, rel=1e-4)}
     assert [made["summary"][word] for word in ("faster", "equal", "slower", "without_winner", "weighted")] == [1, 1, 0, 0, False]
@@ -26,7 +26,7 @@ def test_the_first_screen(log):
 
 def test_a_shape_has_all_that_its_hover_shows(log):
     """List shape, solution, times, noise and floor of each shape."""
-    made = document(read_campaign([log()]))
+    made = document(read_findings([log()]))
     shape = next(shape for shape in made["shapes"] if shape["m"] == 64)
 
     assert shape["winner"] == "asm:fast splitK=2" and shape["libtype"] == "asm"
@@ -38,7 +38,7 @@ def test_a_shape_has_all_that_its_hover_shows(log):
 
 def test_unknown_ceilings_are_not_guessed(log):
     """Leave floor and roof out for a device without measured ceilings."""
-    made = document(read_campaign([log(log_lines(device=Device("gfx942", 304, "amd-instinct-mi300x")))]))
+    made = document(read_findings([log(log_lines(device=Device("gfx942", 304, "amd-instinct-mi300x")))]))
 
     assert made["roofs"] == [] and made["summary"]["floor"] is None
     assert {shape["floor_us"] for shape in made["shapes"]} == {None}
@@ -47,7 +47,7 @@ def test_unknown_ceilings_are_not_guessed(log):
 
 def test_failures_keep_their_reasons(log):
     """Group refused solutions by backend, status and reason."""
-    made = document(read_campaign([log()]))
+    made = document(read_findings([log()]))
     names = made["candidates"]["names"]
     failed = [each for strip in made["candidates"]["of"] for each in strip["failed"]]
 
@@ -62,7 +62,7 @@ def test_many_candidates_are_thinned(log):
     many = [attrs.evolve(with_name(fast, f"k{index:04}"), us=9.0 + index) for index in range(2000)]
     lines = [trial_line(timing) for timing in (attrs.evolve(TRIALS[WIDE][0], us=1500.3), *many)]
 
-    made = document(read_campaign([log(lines)]))
+    made = document(read_findings([log(lines)]))
     [strip] = made["candidates"]["of"]
     names = [made["candidates"]["names"][number] for number in strip["name"]]
 
@@ -78,7 +78,7 @@ def test_fields_that_all_shapes_share_are_named_once(log):
     shapes = [attrs.evolve(WIDE, **tail), attrs.evolve(WIDE, m=3, **tail), attrs.evolve(WIDE, m=4, layout="aiter16x16", **tail)]
     lines = [trial_line(attrs.evolve(TRIALS[WIDE][0], shape=shape)) for shape in shapes]
 
-    made, single = document(read_campaign([log(lines)])), document(read_campaign([log(lines[:1])]))
+    made, single = document(read_findings([log(lines)])), document(read_findings([log(lines[:1])]))
 
     assert made["shared"] == {"a16w16": "scale=row"}
     assert [shape["text"] for shape in made["shapes"]] == [
@@ -94,7 +94,7 @@ def test_fields_that_all_shapes_share_are_named_once(log):
 def test_control_characters_are_shown(log):
     """Escape the characters of names that hide or reverse text; markup stays text for the page to show."""
     evil = with_name(TRIALS[WIDE][1], "<script>alert(1)</script>\u202egnp\x1b[2J")
-    made = document(read_campaign([log([trial_line(evil)])]))
+    made = document(read_findings([log([trial_line(evil)])]))
 
     assert made["shapes"][0]["winner"] == "asm:<script>alert(1)</script>\\u202egnp\\x1b[2J splitK=2"
     assert json.loads(json.dumps(made, allow_nan=False)) == made
@@ -102,7 +102,7 @@ def test_control_characters_are_shown(log):
 
 def test_search_cost(log):
     """Count solutions by backend and status, and add up the seconds."""
-    search = document(read_campaign([log()]))["search"]
+    search = document(read_findings([log()]))["search"]
 
     counts = {(each["libtype"], each["status"]): each["count"] for each in search["candidates"]}
     assert counts == {("asm", "ok"): 1, ("asm", "screened"): 1, ("triton", "ok"): 1, ("triton", "unsupported"): 1, ("torch", "ok"): 2}

@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from tunedgemm.analysis.report import read_campaign, report_page
+from tunedgemm.analysis.report import read_findings, report_page
 from tunedgemm.analysis.report.document import document
 from tunedgemm.analysis.report.page import page
 from tunedgemm.errors import UserError
@@ -68,7 +68,7 @@ def test_text_of_files_is_data(log, tmp_path):
 
 def test_a_live_page_may_ask_its_own_server_alone(log):
     """Add the script of a live page, and allow requests to the page's own server."""
-    text = page(document(read_campaign([log()])), live="tunedgemmReport.update")
+    text = page(document(read_findings([log()])), live="tunedgemmReport.update")
 
     assert "<script>tunedgemmReport.update</script>" in text
     assert "connect-src 'self'" in text

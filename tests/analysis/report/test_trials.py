@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tunedgemm.analysis.report import read_campaign
+from tunedgemm.analysis.report import read_findings
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
@@ -18,32 +18,32 @@ from tunedgemm.tuner.trial import Outcome, Place, Task
 from .conftest import H200, TALL, TRIALS, WIDE, WINNERS, log_lines, outcome_line, trial_line
 
 
-def winners(campaign) -> dict[int, str]:
+def winners(findings) -> dict[int, str]:
     """Return the winner of each M."""
-    return {shape.m: entry.winner.solution for (_, shape), entry in campaign.entries.items()}
+    return {shape.m: entry.winner.solution for (_, shape), entry in findings.entries.items()}
 
 
 def test_a_log_has_all(log):
     """Read trials, outcomes, seconds and the run's header."""
-    campaign = read_campaign([log()])
+    findings = read_findings([log()])
 
-    assert winners(campaign) == {64: "asm:fast splitK=2", 4096: "torch:native"}
-    assert campaign.timings == 6 and campaign.devices == [H200] and not campaign.faults
-    wide = campaign.entries[H200, WIDE]
+    assert winners(findings) == {64: "asm:fast splitK=2", 4096: "torch:native"}
+    assert findings.timings == 6 and findings.devices == [H200] and not findings.faults
+    wide = findings.entries[H200, WIDE]
     assert wide.gain == pytest.approx(1.5) and wide.ties == 1 and wide.seconds == {"compile": 1.5}
     assert wide.trials["triton:bad"].detail == "K must be a multiple of 96"
-    assert [(run.version, run.started[:10]) for run in campaign.runs] == [("0.1.0", "2026-11-23")]
+    assert [(run.version, run.started[:10]) for run in findings.runs] == [("0.1.0", "2026-11-23")]
 
 
 def test_a_table_brings_its_log(table, log):
     """Read the log next to a table, whose rows win."""
     log()
-    campaign = read_campaign([table(scale=0.9)])
+    findings = read_findings([table(scale=0.9)])
 
-    assert [kind for _, kind in campaign.files] == ["table", "log"]
-    assert campaign.entries[H200, WIDE].winner.us == pytest.approx(7.2)
-    assert campaign.entries[H200, WIDE].gain == pytest.approx(12 / 7.2)
-    assert campaign.versions == {"asm 9.1", "torch 9.1"}
+    assert [kind for _, kind in findings.files] == ["table", "log"]
+    assert findings.entries[H200, WIDE].winner.us == pytest.approx(7.2)
+    assert findings.entries[H200, WIDE].gain == pytest.approx(12 / 7.2)
+    assert findings.versions == {"asm 9.1", "torch 9.1"}
 
 
 def test_what_the_store_writes_is_read(tmp_path):
@@ -57,8 +57,8 @@ def test_what_the_store_writes_is_read(tmp_path):
         store.record(Outcome(Task(shape), by_solution[WINNERS[shape]], timings[0], timings, place=place))
     store.finish()
 
-    from_log = read_campaign([tmp_path / "bf16_tuned_gemm.trials.jsonl"])
-    from_profile = read_campaign([tmp_path / "profile.csv"], device=H200)
+    from_log = read_findings([tmp_path / "bf16_tuned_gemm.trials.jsonl"])
+    from_profile = read_findings([tmp_path / "profile.csv"], device=H200)
 
     assert winners(from_log) == winners(from_profile) == {64: "asm:fast splitK=2", 4096: "torch:native"}
     for key, entry in from_log.entries.items():
@@ -70,9 +70,9 @@ def test_what_the_store_writes_is_read(tmp_path):
 def test_a_failed_shape_has_its_reason(log):
     """Respect the outcome that no solution passed, and keep its reason."""
     lines = [*log_lines({WIDE: TRIALS[WIDE]}), outcome_line(WIDE, None, reason="its baseline ended the worker")]
-    campaign = read_campaign([log(lines)])
+    findings = read_findings([log(lines)])
 
-    entry = campaign.entries[H200, WIDE]
+    entry = findings.entries[H200, WIDE]
     assert (entry.winner, entry.gain, entry.reason) == (None, 0.0, "its baseline ended the worker")
 
 
@@ -81,7 +81,7 @@ def test_an_endless_line_is_an_error(log, monkeypatch):
     monkeypatch.setattr("tunedgemm.analysis.report.files._LONGEST", 1000)
 
     with pytest.raises(UserError, match=r"jsonl:11: longer than this command reads"):
-        read_campaign([log([*log_lines(), "x" * 2000])])
+        read_findings([log([*log_lines(), "x" * 2000])])
 
 
 DAMAGE = {
@@ -108,10 +108,10 @@ def test_damaged_lines_are_counted_and_named(log):
     whole = log_lines()
     lines = [*whole[:2], *(f"{text}\n" for text in DAMAGE.values()), "\n", *whole[2:]]
 
-    campaign = read_campaign([log(lines)])
+    findings = read_findings([log(lines)])
 
-    assert winners(campaign) == {64: "asm:fast splitK=2", 4096: "torch:native"}
-    [faults] = campaign.faults
+    assert winners(findings) == {64: "asm:fast splitK=2", 4096: "torch:native"}
+    [faults] = findings.faults
     assert faults.count == len(DAMAGE)
     assert faults.named[0].startswith("line 3: not JSON")
     assert len(faults.named) == 5
@@ -125,11 +125,11 @@ def test_damaged_lines_of_a_profile(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text(header + "".join(start + text for text in lines))
 
-    campaign = read_campaign([path], device=H200)
+    findings = read_findings([path], device=H200)
 
-    [faults] = campaign.faults
+    [faults] = findings.faults
     assert [text.partition(":")[0] for text in faults.named] == ["line 5", "line 6"]
-    assert campaign.entries[H200, WIDE].trials["torch:native"].detail == "one\ntwo"
+    assert findings.entries[H200, WIDE].trials["torch:native"].detail == "one\ntwo"
 
 
 def test_an_unclosed_quote_costs_what_it_hides(tmp_path):
@@ -139,10 +139,10 @@ def test_an_unclosed_quote_costs_what_it_hides(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text(header + line.format(0, "") + line.format(1, '"') + "".join(line.format(n, "") for n in range(2, 99)))
 
-    campaign = read_campaign([path], op="a16w16")
+    findings = read_findings([path], op="a16w16")
 
-    assert campaign.timings == 1
-    assert campaign.faults[0].named == ["line 3: an unclosed quote hides the lines up to 100"]
+    assert findings.timings == 1
+    assert findings.faults[0].named == ["line 3: an unclosed quote hides the lines up to 100"]
 
 
 def test_packed_files(log, tmp_path):
@@ -150,12 +150,12 @@ def test_packed_files(log, tmp_path):
     packed = tmp_path / "trials.jsonl.gz"
     content = gzip.compress(log().read_bytes() * 50)
     packed.write_bytes(content)
-    assert read_campaign([packed]).timings == 300
+    assert read_findings([packed]).timings == 300
 
     packed.write_bytes(content[: len(content) // 2])
-    campaign = read_campaign([packed])
-    assert 0 < campaign.timings < 300
-    assert "the gzip file is damaged" in campaign.faults[0].named[-1]
+    findings = read_findings([packed])
+    assert 0 < findings.timings < 300
+    assert "the gzip file is damaged" in findings.faults[0].named[-1]
 
 
 def test_a_nameless_device_is_that_of_the_others(log, table):
@@ -164,13 +164,13 @@ def test_a_nameless_device_is_that_of_the_others(log, table):
            for t in TRIALS[WIDE]]  # fmt: skip
     nameless = log([f"{text}\n" for text in old], "old.jsonl")
 
-    campaign = read_campaign([nameless, table()])
-    assert campaign.devices == [H200] and "count as sm_90, 132 SMs (nvidia-h200)" in campaign.notes[0]
-    assert campaign.entries[H200, WIDE].gain == pytest.approx(1.5)
+    findings = read_findings([nameless, table()])
+    assert findings.devices == [H200] and "count as sm_90, 132 SMs (nvidia-h200)" in findings.notes[0]
+    assert findings.entries[H200, WIDE].gain == pytest.approx(1.5)
 
     other = Device("sm_90", 132, "nvidia-h100")
-    campaign = read_campaign([nameless, table(), table("bf16_tuned_gemm2.csv", device=other)])
-    assert {device.gfx for device in campaign.devices} == {"unknown", "sm_90"} and not campaign.notes
+    findings = read_findings([nameless, table(), table("bf16_tuned_gemm2.csv", device=other)])
+    assert {device.gfx for device in findings.devices} == {"unknown", "sm_90"} and not findings.notes
 
 
 def test_calls_of_captured_shapes_count(log, tmp_path):
@@ -178,10 +178,10 @@ def test_calls_of_captured_shapes_count(log, tmp_path):
     listed = tmp_path / "bf16_untuned_gemm.csv"
     write_untuned(listed, op_named("a16w16"), [Untuned(WIDE, 7, 3, "mlp.up"), Untuned(TALL, 5), Untuned(WIDE.with_m(3), 9)])
 
-    campaign = read_campaign([log(), listed])
+    findings = read_findings([log(), listed])
 
-    assert campaign.entries[H200, WIDE].calls == 10 and campaign.entries[H200, WIDE].layer == "mlp.up"
-    assert campaign.notes == ["9 captured calls are of shapes that these files do not have; the gains leave them out"]
+    assert findings.entries[H200, WIDE].calls == 10 and findings.entries[H200, WIDE].layer == "mlp.up"
+    assert findings.notes == ["9 captured calls are of shapes that these files do not have; the gains leave them out"]
 
 
 @pytest.mark.parametrize("content", ["", "hello\n", "a,b,c\n1,2,3\n", "\x7fELF\0\0"])
@@ -191,7 +191,7 @@ def test_other_files_are_refused(tmp_path, content):
     path.write_text(content)
 
     with pytest.raises(UserError, match=r"other\.bin: not a table, trial log, profile or list of shapes"):
-        read_campaign([path])
+        read_findings([path])
 
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -208,8 +208,8 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
     ],
 )
 def test_committed_results(names, shapes, timings):
-    """Read every line of the committed campaigns."""
-    campaign = read_campaign([RESULTS / name for name in names])
+    """Read every line of the committed results."""
+    findings = read_findings([RESULTS / name for name in names])
 
-    assert (len(campaign.entries), campaign.timings, campaign.faults) == (shapes, timings, [])
-    assert all(entry.winner is not None for entry in campaign.entries.values())
+    assert (len(findings.entries), findings.timings, findings.faults) == (shapes, timings, [])
+    assert all(entry.winner is not None for entry in findings.entries.values())

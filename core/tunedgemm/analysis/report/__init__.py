@@ -1,6 +1,6 @@
-"""Report: what a tuning campaign found, read from its files, for a page that opens from disk.
+"""Report: what tuning found, read from its files, for a page that opens from disk.
 
-`read_campaign` reads tables, trial logs, profiles and lists of shapes. `document.document` turns it
+`read_findings` reads tables, trial logs, profiles and lists of shapes. `document.document` turns it
 into plain values, and `page.page` these into one HTML file; `report_page` does all three.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.report.campaign import Campaign
 from tunedgemm.analysis.report.entry import UNKNOWN, Winner
 from tunedgemm.analysis.report.files import Faults, is_packed, kind_of, op_of_table
+from tunedgemm.analysis.report.findings import Findings
 from tunedgemm.analysis.report.trials import read_log_into, read_profile_into
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
@@ -29,7 +29,7 @@ from tunedgemm.workload.lists import op_of_file
 _ORDER = ("table", "log", "profile", "list")
 
 
-def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, replays: str = "1") -> Campaign:
+def read_findings(paths: Sequence[str | Path], *, op: str = "", device: Device | None = None, replays: str = "1") -> Findings:
     """Read what some files say; a table's trial log in its folder is read with it.
 
     Args:
@@ -43,54 +43,54 @@ def read_campaign(paths: Sequence[str | Path], *, op: str = "", device: Device |
         UserError: a file cannot be read, is none of these, or its op is not certain; or no file has
             a shape.
     """
-    campaign, per_graph = Campaign(), Replays.of(replays)
+    findings, per_graph = Findings(), Replays.of(replays)
     for path, kind in _with_logs([named_file(str(path)) for path in paths]):
-        campaign.files.append((path, kind))
+        findings.files.append((path, kind))
     listed: list[Untuned] = []
-    for path, kind in sorted(campaign.files, key=lambda file: _ORDER.index(file[1])):
+    for path, kind in sorted(findings.files, key=lambda file: _ORDER.index(file[1])):
         faults = Faults(path)
         if kind == "log":
-            read_log_into(path, campaign, faults)
+            read_log_into(path, findings, faults)
         elif kind == "profile":
-            read_profile_into(path, campaign, faults, op)
+            read_profile_into(path, findings, faults, op)
         elif kind == "table":
-            _read_table(path, campaign, faults, op)
+            _read_table(path, findings, faults, op)
         else:
             shapes, problems = read_listed(path, op_named(op) if op else op_of_file(path), device.gfx if device else "")
             listed += shapes
             faults.add_all(problems)
-        campaign.faults += [faults] if faults.count else []
-    if not campaign.entries:
-        named = "; ".join(f"{faults.path}: {faults.named[0]}" for faults in campaign.faults)
+        findings.faults += [faults] if faults.count else []
+    if not findings.entries:
+        named = "; ".join(f"{faults.path}: {faults.named[0]}" for faults in findings.faults)
         raise UserError(f"{', '.join(map(str, paths)) or 'report'}: no tuned shape{f' ({named})' if named else ''}; name a table or a log")
-    campaign.name_devices(device)
-    if missing := campaign.count_calls(listed, per_graph):
-        campaign.notes.append(f"{missing:,} captured calls are of shapes that these files do not have; the gains leave them out")
-    return campaign
+    findings.name_devices(device)
+    if missing := findings.count_calls(listed, per_graph):
+        findings.notes.append(f"{missing:,} captured calls are of shapes that these files do not have; the gains leave them out")
+    return findings
 
 
 def read_sides(
     paths: Sequence[str | Path], against: Sequence[str | Path] = (), *, op: str = "", device: Device | None = None, replays: str = "1"
-) -> tuple[Campaign | None, Campaign]:
-    """Read one campaign, or two to compare; see `read_campaign`.
+) -> tuple[Findings | None, Findings]:
+    """Read the findings of one side, or of two to compare; see `read_findings`.
 
-    Two tables, or two logs or profiles, that share an op are two campaigns. All other files without
+    Two tables, or two logs or profiles, that share an op are two sides. All other files without
     *against* are one.
 
     Args:
-        against: the files of the earlier campaign.
+        against: the files of the earlier side.
 
     Returns:
-        The earlier campaign, None for a single one, and the other.
+        The earlier findings, None for a single side, and the others.
     """
     if against:
-        return read_campaign(against, op=op, device=device), read_campaign(paths, op=op, device=device, replays=replays)
+        return read_findings(against, op=op, device=device), read_findings(paths, op=op, device=device, replays=replays)
     kinds = ["table" if kind_of(named_file(str(path))) == "table" else "trials" for path in paths] if len(paths) == 2 else []
     if len(set(kinds)) == 1:
-        first, second = (read_campaign([path], op=op, device=device) for path in paths)
+        first, second = (read_findings([path], op=op, device=device) for path in paths)
         if {entry.op.name for entry in first.entries.values()} & {entry.op.name for entry in second.entries.values()}:
             return first, second
-    return None, read_campaign(paths, op=op, device=device, replays=replays)
+    return None, read_findings(paths, op=op, device=device, replays=replays)
 
 
 def report_page(
@@ -127,18 +127,18 @@ def _with_logs(paths: Iterable[Path]) -> list[tuple[Path, str]]:
     return list(found.values())
 
 
-def _read_table(path: Path, campaign: Campaign, faults: Faults, op: str) -> None:
+def _read_table(path: Path, findings: Findings, faults: Faults, op: str) -> None:
     family = op_of_table(path, op)
     rows, problems = read_rows(path, family)
     faults.add_all(problems)
     for row in rows:
         if not row.valid:
             continue
-        entry = campaign.entry(Device(row.gfx or UNKNOWN, row.cu_num, row.device), family, row.shape)
+        entry = findings.entry(Device(row.gfx or UNKNOWN, row.cu_num, row.device), family, row.shape)
         entry.put_row(Winner(str(row.solution), row.solution.libtype, row.us))
         if row.libver:
             libtype = row.solution.libtype
-            campaign.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
+            findings.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
 
 
-__all__ = ["Campaign", "read_campaign", "read_sides", "report_page"]
+__all__ = ["Findings", "read_findings", "read_sides", "report_page"]

@@ -81,7 +81,8 @@ def charts(libtypes: Sequence[str], won: Sequence[str], *, several_ops: bool = F
     scale = {**colours(libtypes), "won": list(won)}
     named = "datum.op + ' ' + datum.layer" if several_ops else "datum.layer"
     return {
-        "gain-by-m": _gain_by_m(scale),
+        "gain-by-m": _by_m(scale, "gain", "speed-up over torch"),
+        "floor-by-m": _by_m(scale, "over_floor", "time over the floor"),
         "gain-by-layer": _gain_by_layer(scale, named),
         "roofline": _roofline(scale),
         "won": _won(scale),
@@ -132,12 +133,13 @@ def _one(axis: str) -> Spec:
     }
 
 
-def _gain_by_m(scale: Spec) -> Spec:
+def _by_m(scale: Spec, field: str, title: str) -> Spec:
+    """Return a plot of a ratio by M, in which lines join the M of few layers."""
     axis = {"title": "M, rows of the batch (log scale)", "format": "d", "labelOverlap": True, "grid": False}
     x = {"field": "m", "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False, "padding": 18}, "axis": axis}
-    y = _ratio_axis("speed-up over torch")
+    y = _ratio_axis(title, field)
     transforms = [
-        {"filter": "isValid(datum.gain) && datum.m > 0"},
+        {"filter": f"isValid(datum.{field}) && datum.m > 0"},
         {"calculate": "datum.op + ' ' + datum.layer", "as": "group"},
         {"joinaggregate": [{"op": "distinct", "field": "group", "as": "groups"}]},
         *_TEXTS,

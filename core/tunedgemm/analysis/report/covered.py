@@ -6,7 +6,7 @@ from typing import Any
 
 from tunedgemm.analysis.coverage import PADDED, UNTUNED, WORDS, Coverage, Next, Replays, coverage
 from tunedgemm.analysis.coverage.show import headline
-from tunedgemm.analysis.report.campaign import Campaign
+from tunedgemm.analysis.report.findings import Findings
 from tunedgemm.device import as_present
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.text.printable import printable_line
@@ -17,8 +17,8 @@ from tunedgemm.workload.lists import op_of_file
 _MOST_NEXT, _MOST_UNUSED, _MOST_M = 8, 8, 12
 
 
-def covered(campaign: Campaign, op: str = "", replays: Replays | str = "1") -> dict[str, Any] | None:
-    """Return what serves the captured calls of a campaign, by its tables and this machine's.
+def covered(findings: Findings, op: str = "", replays: Replays | str = "1") -> dict[str, Any] | None:
+    """Return what serves the captured calls among the findings, by its tables and this machine's.
 
     Args:
         op: the op of all files, where the user named one.
@@ -27,8 +27,8 @@ def covered(campaign: Campaign, op: str = "", replays: Replays | str = "1") -> d
     Returns:
         None without lists of shapes; only ``why`` where coverage cannot be determined.
     """
-    lists = [path for path, kind in campaign.files if kind == "list"]
-    tables = [path for path, kind in campaign.files if kind == "table"]
+    lists = [path for path, kind in findings.files if kind == "list"]
+    tables = [path for path, kind in findings.files if kind == "table"]
     if not lists:
         return None
     if not tables:
@@ -36,7 +36,7 @@ def covered(campaign: Campaign, op: str = "", replays: Replays | str = "1") -> d
     try:
         called = {op or op_of_file(path).name for path in lists}
         used = [path for path in tables if (op or op_of_file(path).name) in called]
-        return _facts(coverage(lists, op=op, device=as_present(campaign.devices[0]), replays=replays, tables=used))
+        return _facts(coverage(lists, op=op, device=as_present(findings.devices[0]), replays=replays, tables=used))
     except (TunedGemmError, ValueError) as error:
         return {"why": printable_line(f"Coverage could not be determined: {error}")}
 

@@ -1,4 +1,4 @@
-"""Two campaigns side by side: which shapes got faster, slower, new, or are gone."""
+"""Two sides: which shapes got faster, slower, new, or are gone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.analysis.report.campaign import Campaign
 from tunedgemm.analysis.report.entry import Entry, Winner
+from tunedgemm.analysis.report.findings import Findings
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.report import SLOWER
 from tunedgemm.tuner.select import tie_margin
@@ -27,7 +27,7 @@ VERDICTS = {
 
 @attrs.frozen
 class Change:
-    """One shape in both campaigns; an entry is None where a campaign has no winner for it."""
+    """One shape on both sides; an entry is None where a side has no winner for it."""
 
     first: Entry | None
     second: Entry | None
@@ -63,7 +63,7 @@ class Change:
 
 @attrs.frozen
 class Difference:
-    """The changes between two campaigns.
+    """The changes between two sides.
 
     Attributes:
         changes: a change for each shape, the largest first.
@@ -98,8 +98,8 @@ def _winner(entry: Entry) -> Winner:
     return winner
 
 
-def difference(first: Campaign, second: Campaign) -> Difference:
-    """Compare the winners of two campaigns, by device and shape.
+def difference(first: Findings, second: Findings) -> Difference:
+    """Compare the winners of two sides, by device and shape.
 
     Without a common device they are compared by shape alone, if each has one device.
     """
@@ -119,8 +119,8 @@ def difference(first: Campaign, second: Campaign) -> Difference:
     return Difference(tuple(sorted(changes, key=size)), across)
 
 
-def _won(campaign: Campaign) -> dict[Any, Entry]:
-    return {key: entry for key, entry in campaign.entries.items() if entry.winner is not None and entry.winner.us}
+def _won(findings: Findings) -> dict[Any, Entry]:
+    return {key: entry for key, entry in findings.entries.items() if entry.winner is not None and entry.winner.us}
 
 
 def _by_shape(entries: Mapping[Any, Entry]) -> dict[Shape, Entry]:

@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 
 from tunedgemm import __version__
-from tunedgemm.analysis.report.campaign import Campaign
 from tunedgemm.analysis.report.difference import VERDICTS, difference
 from tunedgemm.analysis.report.entry import TIMED, UNKNOWN, Entry, gain_of
 from tunedgemm.analysis.report.files import Faults
+from tunedgemm.analysis.report.findings import Findings
 from tunedgemm.analysis.report.strips import Names, room_of_shape, strip
 from tunedgemm.device import Device
 from tunedgemm.libtypes import rank
@@ -30,40 +30,40 @@ _MOST_NAMES = 4
 
 
 def document(
-    campaign: Campaign, *, title: str = "", against: Campaign | None = None, coverage: Mapping[str, Any] | None = None
+    findings: Findings, *, title: str = "", against: Findings | None = None, coverage: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return all that a page shows of a campaign, as JSON's types.
+    """Return all that a page shows of some findings, as JSON's types.
 
     Args:
         title: the heading; by default the names of the files.
-        against: an earlier campaign, with which this one is compared.
+        against: earlier findings, with which these are compared.
         coverage: what `tunedgemm.analysis.report.covered.covered` found.
     """
-    entries = sorted(campaign.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
+    entries = sorted(findings.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))
     strips = [strip(entry, room, names) for entry in entries]
-    devices = campaign.devices
-    read = [campaign] if against is None else [against, campaign]
+    devices = findings.devices
+    read = [findings] if against is None else [against, findings]
     texts = _Texts.of([entry for each in read for entry in each.entries.values()])
     shapes = [_shape(number, entry, texts, len(devices) > 1) for number, entry in enumerate(entries)]
     return {
         "schema": "tunedgemm.report",
         "version": VERSION,
-        "title": printable_line(title) or _title(campaign, against),
+        "title": printable_line(title) or _title(findings, against),
         "made": {"by": __version__, "at": _now()},
         "files": [{"path": printable_line(str(path)), "kind": kind} for each in read for path, kind in each.files],
         "devices": [device_text(device) for device in devices],
         "shared": {op: " ".join(sorted(fields)) for op, fields in texts.shared.items() if fields},
         "libtypes": sorted({shape["libtype"] for shape in shapes if shape["libtype"]} | _tried(entries), key=rank),
-        "versions": sorted(map(printable_line, campaign.versions)),
-        "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in campaign.runs],
+        "versions": sorted(map(printable_line, findings.versions)),
+        "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in findings.runs],
         "summary": _summary(entries),
         "shapes": shapes,
         "roofs": (roofs := _roofs(entries)),
         "roof_lines": _roof_lines(roofs, shapes),
         "search": _search(entries),
         "candidates": {"names": list(names.texts), "of": strips, "room": room},
-        "compare": None if against is None else _compared(against, campaign, texts),
+        "compare": None if against is None else _compared(against, findings, texts),
         "coverage": coverage,
         "faults": [_faults(faults) for each in read for faults in each.faults],
         "notes": list(dict.fromkeys(printable_line(note) for each in read for note in each.notes)),
@@ -74,20 +74,20 @@ def _faults(faults: Faults) -> dict[str, Any]:
     return {"path": printable_line(str(faults.path)), "count": faults.count, "named": faults.named}
 
 
-def _title(campaign: Campaign, against: Campaign | None) -> str:
-    """Return the names of a campaign's files, and of those that it is compared with."""
+def _title(findings: Findings, against: Findings | None) -> str:
+    """Return the names of the files, and of those that they are compared with."""
     if against is None:
-        return _named(campaign)
-    names = _named(campaign), _named(against)
+        return _named(findings)
+    names = _named(findings), _named(against)
     if names[0] == names[1]:  # of different folders
-        names = _named(campaign, whole=True), _named(against, whole=True)
+        names = _named(findings, whole=True), _named(against, whole=True)
     return " against ".join(names)
 
 
-def _named(campaign: Campaign, *, whole: bool = False) -> str:
-    """Return the names, or whole paths, of a campaign's tables; without tables of its other files."""
-    tables = [path for path, kind in campaign.files if kind == "table"]
-    names = [str(path) if whole else path.name for path in tables or [path for path, _ in campaign.files]]
+def _named(findings: Findings, *, whole: bool = False) -> str:
+    """Return the names, or whole paths, of the tables; without tables, of the other files."""
+    tables = [path for path, kind in findings.files if kind == "table"]
+    names = [str(path) if whole else path.name for path in tables or [path for path, _ in findings.files]]
     return printable_line(", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""))
 
 
@@ -215,8 +215,8 @@ def _roof_lines(roofs: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str
     return lines
 
 
-def _compared(first: Campaign, second: Campaign, texts: _Texts) -> dict[str, Any]:
-    """Return the changes from one campaign to another."""
+def _compared(first: Findings, second: Findings, texts: _Texts) -> dict[str, Any]:
+    """Return the changes from the first side to the second."""
     found = difference(first, second)
     mean, time = found.gain
     several = len({*first.devices, *second.devices}) > 1

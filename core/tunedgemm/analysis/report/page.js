@@ -129,9 +129,14 @@
   const limited = (shapes) => shapes.length > MOST_SHAPES ? 'The ' + number(MOST_SHAPES) + ' shapes with the most time of ' + number(shapes.length) + '. ' : '';
   const NO_GAIN = "No chosen shape has a time of torch's own call; trial logs and profiles have it.";
 
+  // Without any time of torch, the distance to the floor takes the place of the gain.
   function gains() {
-    const known = heaviest(rows.filter((shape) => shape.gain && shape.m)).sort((a, b) => a.m - b.m);
-    put('gain-by-m', {shapes: known}, known.length ? 'Speed-up over torch of ' + plural(known.length, 'shape') + ' by M; the table of shapes has the numbers.' : NO_GAIN);
+    const instead = !report.summary.gain && Boolean(report.summary.floor), field = instead ? 'over_floor' : 'gain';
+    const known = heaviest(rows.filter((shape) => shape[field] && shape.m)).sort((a, b) => a.m - b.m);
+    id('h-m').textContent = instead ? 'Time over the floor by M' : 'Gain by M';
+    document.querySelector('[data-chart=gain-by-m]').hidden = instead;
+    document.querySelector('[data-chart=floor-by-m]').hidden = !instead;
+    put(instead ? 'floor-by-m' : 'gain-by-m', {shapes: known}, known.length ? (instead ? 'Time over the floor' : 'Speed-up over torch') + ' of ' + plural(known.length, 'shape') + ' by M; the table of shapes has the numbers.' : instead ? 'No chosen shape has a time.' : NO_GAIN);
   }
 
   function layers() {
@@ -226,7 +231,7 @@
   }
   const link = (shape, text) => shape.timed + shape.failed > 0 ? make('button', {type: 'button', class: 'link', onclick: () => pick(shape), title: 'Show its candidates'}, text) : text;
 
-  // ---- two campaigns
+  // ---- two sides
   function compare() {
     const section = id('compare'), found = report.compare;
     section.hidden = !found;

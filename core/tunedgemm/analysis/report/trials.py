@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.analysis.report.campaign import Campaign, Run
 from tunedgemm.analysis.report.entry import UNKNOWN, Entry, Trial, Winner
 from tunedgemm.analysis.report.files import Faults, lines_of, op_of_profile
+from tunedgemm.analysis.report.findings import Findings, Run
 from tunedgemm.device import Device
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.libtypes import canonical
@@ -32,13 +32,13 @@ _REASON = 300
 _LINES_OF_FIELD = 60
 
 
-def read_log_into(path: Path, campaign: Campaign, faults: Faults) -> None:
+def read_log_into(path: Path, findings: Findings, faults: Faults) -> None:
     """Read a trial log; count and name the lines that cannot be used.
 
     Raises:
         TableError: the file cannot be read.
     """
-    reader = _LogReader(campaign)
+    reader = _LogReader(findings)
     for number, text in lines_of(path, faults):
         if text.strip() and (fault := reader.take(text)):
             faults.add(number, fault)
@@ -48,7 +48,7 @@ def read_log_into(path: Path, campaign: Campaign, faults: Faults) -> None:
 class _LogReader:
     """Takes the lines of one log; shapes and texts that repeat are parsed once."""
 
-    campaign: Campaign
+    findings: Findings
     _entries: dict[tuple[Any, ...], Entry | str] = attrs.field(factory=dict, init=False)
     _texts: dict[str, str] = attrs.field(factory=dict, init=False)
 
@@ -86,7 +86,7 @@ class _LogReader:
         detail = self._kept(detail[:_REASON]) if type(detail) is str else ""
         trial = Trial(libtype, self._kept(status), float(us), float(noise), samples if type(samples) is int else 0, detail)
         entry.trials[name[0]] = trial
-        self.campaign.timings += 1
+        self.findings.timings += 1
         return ""
 
     def _outcome(self, fields: dict[str, Any]) -> str:
@@ -112,7 +112,7 @@ class _LogReader:
         identity = fields.get("identity")
         pairs = tuple((str(name), str(value)) for name, value in identity.items()) if type(identity) is dict else ()
         run, op, version, started = (str(fields.get(name, ""))[:_REASON] for name in ("run", "op", "version", "started"))
-        self.campaign.runs.append(Run(run, op, version, started, pairs))
+        self.findings.runs.append(Run(run, op, version, started, pairs))
         return ""
 
     def _entry(self, fields: dict[str, Any]) -> Entry | str:
@@ -138,7 +138,7 @@ class _LogReader:
         except (TunedGemmError, ValueError, TypeError) as error:
             return reason(error)
         op = ops().get(parsed.op)
-        return f"no such op: {parsed.op}" if op is None else self.campaign.entry(device, op, parsed)
+        return f"no such op: {parsed.op}" if op is None else self.findings.entry(device, op, parsed)
 
     def _solution(self, fields: Any) -> tuple[str, str] | None:
         """Return the text and the libtype of a solution; None where it has none."""
@@ -162,7 +162,7 @@ def _solution_text(libtype: str, kernel: str, split: int) -> str:
     return f"{libtype}:{kernel} splitK={split}" if split else f"{libtype}:{kernel}"
 
 
-def read_profile_into(path: Path, campaign: Campaign, faults: Faults, op: str = "") -> None:
+def read_profile_into(path: Path, findings: Findings, faults: Faults, op: str = "") -> None:
     """Read a profile, which the tuner writes with ``-o2``; count and name unusable lines.
 
     Raises:
@@ -172,7 +172,7 @@ def read_profile_into(path: Path, campaign: Campaign, faults: Faults, op: str = 
     records = _records(path, faults)
     _, header = next(records, (0, []))
     columns = [column.strip() for column in header]
-    reader = _ProfileReader(campaign, columns, op_of_profile(path, columns, op))
+    reader = _ProfileReader(findings, columns, op_of_profile(path, columns, op))
     for line, record in records:
         if fault := reader.take(record):
             faults.add(line, fault)
@@ -200,7 +200,7 @@ def _records(path: Path, faults: Faults) -> Iterator[tuple[int, list[str]]]:
 class _ProfileReader:
     """Takes the records of one profile; shapes and texts that repeat are parsed once."""
 
-    campaign: Campaign
+    findings: Findings
     columns: list[str]
     op: Op
     _entries: dict[tuple[str, ...], Entry | str] = attrs.field(factory=dict, init=False)
@@ -237,7 +237,7 @@ class _ProfileReader:
         name = self._kept(_solution_text(libtype, record[cell["kernelName"]], split))
         detail = record[cell["detail"]][:_REASON] if "detail" in cell else ""
         entry.trials[name] = Trial(self._kept(libtype), self._kept(status), max(us, 0.0), noise, samples, self._kept(detail))
-        self.campaign.timings += 1
+        self.findings.timings += 1
         return ""
 
     def _new_entry(self, record: Sequence[str]) -> Entry | str:
@@ -245,7 +245,7 @@ class _ProfileReader:
         shaped = Record(cells={column: text for column, text in cells.items() if text.lower() not in NOTHING})
         try:
             gfx, units = named_device(shaped)
-            return self.campaign.entry(Device(gfx or UNKNOWN, units, cells.get("device", "")), self.op, shape_of(shaped, self.op))
+            return self.findings.entry(Device(gfx or UNKNOWN, units, cells.get("device", "")), self.op, shape_of(shaped, self.op))
         except (TunedGemmError, ValueError) as error:
             return reason(error)
 

@@ -1,4 +1,4 @@
-"""A campaign: all that some tables, trial logs, profiles and lists of shapes say about shapes."""
+"""Findings: all that some tables, trial logs, profiles and lists of shapes say about shapes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Run:
 
 
 @attrs.define
-class Campaign:
-    """What the files of one report say.
+class Findings:
+    """What the files of one side say.
 
     Attributes:
         files: each file with its kind.
@@ -112,5 +112,5 @@ class Campaign:
         return [] if op is None else [key_shape(other) for other in op.equivalent_shapes(shape)]
 
 
-#: Reads one file into a campaign.
-Reader = Callable[[Path, Campaign, Faults], Any]
+#: Reads one file into findings.
+Reader = Callable[[Path, Findings, Faults], Any]
