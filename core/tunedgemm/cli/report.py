@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "logs and profiles also packed with gzip; default: every tuned table of the user folder")  # fmt: skip
     add("--against", action="append", default=[], metavar="FILE",
         help="a file of earlier results, which is shown side by side; repeat for its other files. "
-        "Of two tables or two logs of one op, the first is that by itself")  # fmt: skip
+        "Of two tables, or two logs, that share a shape, the first is that by itself")  # fmt: skip
     add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of captured graphs, or by their M (default: 1)")
     add("--plots", type=expanded, metavar="DIR", help="also draw each plot as PNG and SVG into a folder")
     add("-o", "--output", type=expanded, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)")

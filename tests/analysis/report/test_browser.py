@@ -271,6 +271,17 @@ def test_a_table_alone_shows_its_floor(visit: Open, tmp_path: Path) -> None:
     assert not {"gain", "torch us", "tied"} & {text.strip() for text in page.locator("#table th").all_inner_texts()}
 
 
+def test_a_table_of_another_device_shows_rates(visit: Open, table: Callable[..., Path], tmp_path: Path) -> None:
+    """Plot rates and list the longest calls where neither torch's time nor a floor is known."""
+    report = tmp_path / "report.html"
+    report.write_text(report_page([table(device=Device("gfx942", 304, ""))]))
+    page = visit(report)
+
+    assert page.inner_text("#h-m") == "Rate by M" and dots(page, "rate-by-m") == 2
+    assert page.inner_text("#h-slow") == "Where time goes" and "M=4096" in page.locator("#slow li").first.inner_text()
+    assert "rather than guessed" in page.inner_text("#roof-note") and "asm 1" in page.inner_text("#tiles")
+
+
 def test_two_sides(visit: Open, tmp_path: Path) -> None:
     """List slower and faster shapes with both solutions, filtered like all others."""
     report = tmp_path / "report.html"

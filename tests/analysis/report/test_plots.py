@@ -15,14 +15,14 @@ from .conftest import TRIALS, WIDE, log_lines
 OF_MARKS = ("mark-symbol role-mark", "mark-rect role-mark")
 SVG = "{http://www.w3.org/2000/svg}"
 #: Plots to the number of marks that the log of `TRIALS` draws: dots, rings and bars.
-MARKS = {"gain-by-m": 2, "floor-by-m": 2, "roofline": 6, "gain-by-layer": 4}
+MARKS = {"gain-by-m": 2, "floor-by-m": 2, "rate-by-m": 2, "roofline": 6, "gain-by-layer": 4}
 
 
 def test_each_plot_is_drawn_twice(log, tmp_path):
     """Draw every plot that has data as PNG and SVG, with a mark for each shape."""
     written = write_plots(document(read_findings([log()])), tmp_path / "plots")
 
-    names = {"candidates", "cost", "floor-by-m", "gain-by-layer", "gain-by-m", "roofline", "won"}
+    names = {"candidates", "cost", "floor-by-m", "gain-by-layer", "gain-by-m", "rate-by-m", "roofline", "won"}
     assert {path.name for path in written} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written if path.suffix == ".png")
     for name, marks in MARKS.items():
@@ -38,7 +38,7 @@ def test_two_sides_have_their_plot(table, tmp_path):
     first, second = read_sides([table("a.csv"), table("b.csv", scale=0.5)])
     written = write_plots(document(second, against=first), tmp_path / "plots")
 
-    assert {path.stem for path in written} == {"compare", "floor-by-m", "won", "roofline"}
+    assert {path.stem for path in written} == {"compare", "floor-by-m", "rate-by-m", "won", "roofline"}
 
 
 def test_names_of_backends_are_data(log, tmp_path):

@@ -74,7 +74,7 @@ def read_sides(
 ) -> tuple[Findings | None, Findings]:
     """Read the findings of one side, or of two to compare; see `read_findings`.
 
-    Two tables, or two logs or profiles, that share an op are two sides. All other files without
+    Two tables, or two logs or profiles, that share a shape are two sides. All other files without
     *against* are one.
 
     Args:
@@ -88,7 +88,7 @@ def read_sides(
     kinds = ["table" if kind_of(named_file(str(path))) == "table" else "trials" for path in paths] if len(paths) == 2 else []
     if len(set(kinds)) == 1:
         first, second = (read_findings([path], op=op, device=device) for path in paths)
-        if {entry.op.name for entry in first.entries.values()} & {entry.op.name for entry in second.entries.values()}:
+        if {shape for _, shape in first.entries} & {shape for _, shape in second.entries}:
             return first, second
     return None, read_findings(paths, op=op, device=device, replays=replays)
 

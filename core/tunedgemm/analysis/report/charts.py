@@ -81,8 +81,9 @@ def charts(libtypes: Sequence[str], won: Sequence[str], *, several_ops: bool = F
     scale = {**colours(libtypes), "won": list(won)}
     named = "datum.op + ' ' + datum.layer" if several_ops else "datum.layer"
     return {
-        "gain-by-m": _by_m(scale, "gain", "speed-up over torch"),
-        "floor-by-m": _by_m(scale, "over_floor", "time over the floor"),
+        "gain-by-m": _by_m(scale, _ratio_axis("speed-up over torch"), [_one("y")]),
+        "floor-by-m": _by_m(scale, _ratio_axis("time over the floor", "over_floor"), [_one("y")]),
+        "rate-by-m": _by_m(scale, _log("tflops", "TFLOP/s")),
         "gain-by-layer": _gain_by_layer(scale, named),
         "roofline": _roofline(scale),
         "won": _won(scale),
@@ -133,13 +134,12 @@ def _one(axis: str) -> Spec:
     }
 
 
-def _by_m(scale: Spec, field: str, title: str) -> Spec:
-    """Return a plot of a ratio by M, in which lines join the M of few layers."""
+def _by_m(scale: Spec, y: Spec, below: Sequence[Spec] = ()) -> Spec:
+    """Return a plot of a figure by M, in which lines join the M of few layers."""
     axis = {"title": "M, rows of the batch (log scale)", "format": "d", "labelOverlap": True, "grid": False}
     x = {"field": "m", "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False, "padding": 18}, "axis": axis}
-    y = _ratio_axis(title, field)
     transforms = [
-        {"filter": f"isValid(datum.{field}) && datum.m > 0"},
+        {"filter": f"isValid(datum.{y['field']}) && datum.m > 0"},
         {"calculate": "datum.op + ' ' + datum.layer", "as": "group"},
         {"joinaggregate": [{"op": "distinct", "field": "group", "as": "groups"}]},
         *_TEXTS,
@@ -153,7 +153,8 @@ def _by_m(scale: Spec, field: str, title: str) -> Spec:
         "mark": {"type": "circle", "size": 70, "opacity": 0.9},
         "encoding": {"x": x, "y": y, "color": _colour(scale), "tooltip": _tips(*_OF_SHAPE)},
     }
-    return {"width": "container", "height": 300, "data": {"name": "shapes"}, "transform": transforms, "layer": [_one("y"), line, points]}
+    layers = [*below, line, points]
+    return {"width": "container", "height": 300, "data": {"name": "shapes"}, "transform": transforms, "layer": layers}
 
 
 def _gain_by_layer(scale: Spec, named: str) -> Spec:

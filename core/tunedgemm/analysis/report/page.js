@@ -27,7 +27,7 @@
   const exact = (value) => value >= 10 ? times(value) : value.toFixed(3) + 'x';
   const percent = (share) => (share * 100).toFixed(share < 0.0995 ? 1 : 0) + ' %';
   const plural = (count, thing) => number(count) + ' ' + thing + (count === 1 ? '' : 's');
-  const unpacked = (shapes) => Array.isArray(shapes) ? shapes : (shapes.id || []).map((_, index) => Object.fromEntries(Object.entries(shapes).map(([key, values]) => [key, values[index]])));
+  const unpacked = (shapes) => Array.isArray(shapes) ? shapes : (Object.values(shapes)[0] || []).map((_, index) => Object.fromEntries(Object.entries(shapes).map(([key, values]) => [key, values[index]])));
   const weight = (shape) => Math.max(shape.calls, 1);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -46,6 +46,11 @@
       tile('All calls together', exact(all.gain.time), "torch's time over ours" + (all.weighted ? ', by calls' : ', each shape called once'));
       tile('Against torch', all.faster + ' / ' + all.equal + ' / ' + all.slower, 'faster / equal within 2 % / slower');
     } else tile('Speed-up over torch', 'unknown', "these files have no time of torch's own call; name the trial log or the profile, too");
+    if (!all.gain) {
+      const won = report.search.won.reduce((counts, each) => counts.set(each.libtype, (counts.get(each.libtype) || 0) + each.count), new Map());
+      const [first, ...others] = [...won].sort((a, b) => b[1] - a[1]).map(([name, count]) => name + ' ' + number(count));
+      if (first) tile('Shapes won', first, others.join(', ') || 'all of them');
+    }
     if (all.floor) tile('Over the floor', times(all.floor.median), 'median of winner / roofline floor; worst ' + times(all.floor.worst));
     else tile('Over the floor', 'unknown', 'no measured ceilings are known for this device');
     if (all.without_winner) tile('Without a winner', number(all.without_winner), 'no solution passed');
@@ -129,14 +134,14 @@
   const limited = (shapes) => shapes.length > MOST_SHAPES ? 'The ' + number(MOST_SHAPES) + ' shapes with the most time of ' + number(shapes.length) + '. ' : '';
   const NO_GAIN = "No chosen shape has a time of torch's own call; trial logs and profiles have it.";
 
-  // Without any time of torch, the distance to the floor takes the place of the gain.
+  // Without any time of torch, the distance to the floor takes the place of the gain, else the rate.
+  const BY_M = {'gain-by-m': ['gain', 'Gain by M'], 'floor-by-m': ['over_floor', 'Time over the floor by M'], 'rate-by-m': ['tflops', 'Rate by M']};
   function gains() {
-    const instead = !report.summary.gain && Boolean(report.summary.floor), field = instead ? 'over_floor' : 'gain';
+    const chart = report.summary.gain ? 'gain-by-m' : report.summary.floor ? 'floor-by-m' : 'rate-by-m', [field, title] = BY_M[chart];
     const known = heaviest(rows.filter((shape) => shape[field] && shape.m)).sort((a, b) => a.m - b.m);
-    id('h-m').textContent = instead ? 'Time over the floor by M' : 'Gain by M';
-    document.querySelector('[data-chart=gain-by-m]').hidden = instead;
-    document.querySelector('[data-chart=floor-by-m]').hidden = !instead;
-    put(instead ? 'floor-by-m' : 'gain-by-m', {shapes: known}, known.length ? (instead ? 'Time over the floor' : 'Speed-up over torch') + ' of ' + plural(known.length, 'shape') + ' by M; the table of shapes has the numbers.' : instead ? 'No chosen shape has a time.' : NO_GAIN);
+    id('h-m').textContent = title;
+    for (const name of Object.keys(BY_M)) document.querySelector('[data-chart=' + name + ']').hidden = name !== chart;
+    put(chart, {shapes: known}, known.length ? title + ', of ' + plural(known.length, 'shape') + '; the table of shapes has the numbers.' : chart === 'gain-by-m' ? NO_GAIN : 'No chosen shape has a time.');
   }
 
   function layers() {
@@ -268,9 +273,10 @@
       note = 'Shapes by their share of the time over the floor' + (report.summary.weighted ? ', weighted by calls' : ', each called once') + '.';
     } else {
       listed = rows.filter((shape) => shape.us).sort((a, b) => (a.gain || 9) - (b.gain || 9) || b.us - a.us);
-      note = 'Smallest speed-ups first; without measured ceilings the distance to the floor is unknown.';
+      note = (report.summary.gain ? 'Smallest speed-ups' : 'Longest calls') + ' first; without measured ceilings the distance to the floor is unknown.';
     }
     if (slower.length) note += ' ' + plural(slower.length, 'shape') + (slower.length > 1 ? ' are' : ' is') + ' slower than torch.';
+    id('h-slow').textContent = report.summary.gain || report.summary.floor ? 'Where time is left' : 'Where time goes';
     id('slow-note').textContent = listed.length ? note : 'No chosen shape has a time.';
     fill(id('slow'), ...listed.slice(0, TOP).map((shape) => {
       const share = shape.lost_us && lost ? shape.lost_us / lost : 0;
@@ -360,7 +366,7 @@
   }
 
   function update(newer) {
-    report = {...newer, shapes: unpacked(newer.shapes)};
+    report = {...newer, shapes: unpacked(newer.shapes), compare: newer.compare && {...newer.compare, rows: unpacked(newer.compare.rows)}};
     report.ops = new Set(report.shapes.map((shape) => shape.op)).size;
     report.layers = report.summary.weighted && report.shapes.some((shape) => !shape.text.includes(shape.layer));
     headline(); filters(); show(); coverage(); about();

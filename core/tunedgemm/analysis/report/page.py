@@ -12,7 +12,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,13 @@ def style() -> str:
 
 def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with its shapes as columns, half as long; the page unpacks them."""
-    shapes = document["shapes"]
-    return {**document, "shapes": {key: [shape[key] for shape in shapes] for key in (shapes[0] if shapes else ())}}
+    compared = document["compare"]
+    packed = {**document, "shapes": _columns(document["shapes"])}
+    return packed if compared is None else {**packed, "compare": {**compared, "rows": _columns(compared["rows"])}}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
 
 
 def json_text(value: Any) -> str:

@@ -18,9 +18,9 @@ _WIDTH, _SCALE = 760, 2.0
 _GOLDEN = 0.618034
 #: Plot -> a data set, and the field of it without which there is nothing to draw.
 _NEEDS = {
-    "gain-by-m": ("shapes", "gain"), "floor-by-m": ("shapes", "over_floor"), "gain-by-layer": ("shapes", "gain"),
-    "roofline": ("shapes", "tflops"), "won": ("all", "libtype"), "candidates": ("strip", "us"), "cost": ("cost", "count"),
-    "compare": ("compared", "ratio"),
+    "gain-by-m": ("shapes", "gain"), "floor-by-m": ("shapes", "over_floor"), "rate-by-m": ("shapes", "tflops"),
+    "gain-by-layer": ("shapes", "gain"), "roofline": ("shapes", "tflops"), "won": ("all", "libtype"),
+    "candidates": ("strip", "us"), "cost": ("cost", "count"), "compare": ("compared", "ratio"),
 }  # fmt: skip
 
 
