@@ -116,7 +116,7 @@ class LiveReport:
         """
         with self._lock:
             self._progress = progress
-            self._ops += [op]
+            self._ops = [*(other for other in self._ops if other != op), op]
             self._lists += [path for path in lists if path not in self._lists]
 
     def receive(self, _: Place | None, event: Event) -> None:
