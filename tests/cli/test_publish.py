@@ -42,7 +42,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lost = Timing(shape, Solution("triton", "slow"), "screened", us=30.0)
         refused = Timing(shape, Solution("triton", "refused"), "unsupported", detail="no")
         libver = "2.13.0" if best is baseline else ""
-        store.record(Outcome(Task(shape, 1), best, baseline, (baseline, lost, refused, best), libver=libver, place=PLACE))
+        store.record(Outcome(Task(shape, 1), best, baseline, (best, lost, refused, baseline), libver=libver, place=PLACE))
     store.finish()
     return tmp_path / "table.csv"
 

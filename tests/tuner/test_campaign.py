@@ -84,7 +84,7 @@ def test_waves_fit_the_time_and_share_it_by_shapes(tmp_path: Path, clock: Clock)
     for wave in waves:
         seen.append((wave.part.op.name, len(wave.shapes), round(wave.budget)))
         clock.now += 2.0 * len(tuned(wave))
-    assert seen == [("a8w8", 5, 50), ("a16w16", 5, 90), ("a8w8", 7, 40), ("a16w16", 7, 66)]
+    assert seen == [("a8w8", 5, 56), ("a16w16", 4, 90), ("a16w16", 8, 44), ("a8w8", 7, 66)]
 
 
 def test_few_shapes_of_an_op_wait(tmp_path: Path, clock: Clock) -> None:
@@ -115,3 +115,14 @@ def test_it_ends_where_nothing_changes(tmp_path: Path, clock: Clock) -> None:
     assert [wave.part.op.name for wave in found.waves(1000.0)] == ["a16w16"]
     clock.now = 2000.0
     assert not list(found.waves(1000.0))
+
+
+def test_it_ends_before_a_shape_would_be_cut_short(tmp_path: Path, clock: Clock) -> None:
+    """A campaign leaves the rest of its time where no shape fits into it, once it knows the pace."""
+    found = campaign(tmp_path, [gemm(m, 1000 - m) for m in range(1, 9)])
+    sizes = []
+    for wave in found.waves(24.0):
+        sizes.append(len(wave.shapes))
+        clock.now += 8.0 * len(tuned(wave))
+    assert sizes == [2] and len(found.left()) == 6
+    assert [len(wave.shapes) for wave in campaign(tmp_path, [gemm(9, 1)]).waves(clock.now + 1.0)] == [1]

@@ -25,6 +25,9 @@ from tunedgemm.tuner.trial import Options, Task
 
 #: Seconds of a shape before any was timed, relative to `Options.seconds`.
 _PACE = 2.5
+#: Share of the time that a wave fills. A shape that meets the end of its budget is tuned with fewer
+#: solutions, so a campaign ends where less time is left than a shape takes.
+_FILLED = 0.9
 #: Fewest shapes of an op in a wave, as a share of all: starting its worker takes seconds, too.
 _LEAST = 0.1
 
@@ -91,7 +94,7 @@ class Campaign:
         return [(part, task) for _, part, task in sorted(tasks, key=lambda entry: (-entry[0], str(entry[2].shape)))]
 
     def waves(self, end: float) -> Iterator[Wave]:
-        """Yield what to tune next until nothing is left, nothing changes, or it is *end* by `time.monotonic`.
+        """Yield what to tune next until nothing is left or changes, or *end* comes by `time.monotonic`.
 
         The caller tunes a wave before it takes the next.
         """
@@ -99,9 +102,11 @@ class Campaign:
         total, before = len(tasks), 0
         while len(tasks) not in (0, before) and (seconds := end - time.monotonic()) > 0:
             ended = total - len(tasks)
-            pace = (time.monotonic() - begun) / ended if ended else _PACE * self.options.seconds
+            pace = max((time.monotonic() - begun) / ended if ended else _PACE * self.options.seconds, 1e-3)
+            if ended and seconds < pace / _FILLED:
+                return
             groups: dict[Op, list[tuple[Part, Task]]] = {}
-            for part, task in tasks[: max(1, int(seconds / max(pace, 1e-3)))]:
+            for part, task in tasks[: max(1, int(_FILLED * seconds / pace))]:
                 groups.setdefault(part.op, []).append((part, task))
             least = _LEAST * sum(map(len, groups.values()))
             several = [group for group in groups.values() if len(group) >= least]

@@ -122,3 +122,8 @@ def test_gpt_oss():
         (5120, 2880, True, 36), (2880, 4096, True, 36), (128, 2880, True, 36), (201088, 2880, False, 1),
     ]  # fmt: skip
     assert "mlp.experts" in model.notes[0]
+
+
+def test_the_package_stays_small():
+    """Tables, lists and models of the package take less than 3 MB."""
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 3_000_000
