@@ -12,6 +12,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 
+pytest.importorskip("vl_convert")
+
 SHAPE = Shape("a16w16", 64, 2048, 4096)
 
 

@@ -32,6 +32,11 @@ COMMANDS = {
     "check a loop": ["table", "check", "loop.csv"],
     "export a loop": ["table", "export", "--aiter", "loop.csv", "table.csv"],
     "diff a long name": ["table", "diff", "table.csv", LONG],
+    "report a long name": ["report", LONG],
+    "report a loop": ["report", "loop.csv"],
+    "report into a loop": ["report", "table.csv", "-o", "loop.csv"],
+    "report into a folder": ["report", "table.csv", "-o", "/"],
+    "report against an empty name": ["report", "table.csv", "--against", " "],
     "tune a long name": ["tune", "-i", LONG],
 }
 

@@ -16,6 +16,8 @@ from tunedgemm.device import Device
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 
+pytest.importorskip("vl_convert")
+
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 

@@ -14,6 +14,8 @@ from tunedgemm.errors import UserError
 
 from .conftest import TRIALS, WIDE, trial_line, with_name
 
+pytest.importorskip("vl_convert")
+
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 

@@ -12,6 +12,8 @@ from tunedgemm.errors import UserError
 
 from .conftest import TRIALS, WIDE, log_lines
 
+pytest.importorskip("vl_convert")
+
 OF_MARKS = ("mark-symbol role-mark", "mark-rect role-mark")
 SVG = "{http://www.w3.org/2000/svg}"
 #: Plots to the number of marks that the log of `TRIALS` draws: dots, rings and bars.
