@@ -19,6 +19,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, fold, infer_op, read_rows, upsert, write_rows
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
+from tunedgemm.table.published import Provenance, is_published, provenance_of, published_text
 from tunedgemm.table.untuned import Untuned, read_listed, read_shapes, read_untuned, untuned_text, write_untuned
 
 Corpus = Callable[..., list[bytes]]
@@ -75,6 +76,29 @@ def test_tables(fuzz: Any, mutations: ModuleType, corpus: Corpus, tmp_path: Path
 
     aiters = (f"configs/{op.columns.tuned_file}",)
     fuzz([table_of(op, path), *corpus("tables" if name == "a16w16" else name, *aiters)], mutations.of_csv, check, share=SHARE)
+
+
+def test_published_tables(fuzz: Any, mutations: ModuleType, tmp_path: Path) -> None:
+    """A changed published table is refused, or gives the rows and facts that were published."""
+    op, path = op_named("a16w16"), tmp_path / "table.csv"
+    stated = Provenance(op.name, {"device": "gfx942, 304 CUs", "driver": "AMD 6.12", "tuned": "2026-11-24"})
+    content = published_text(stated, table_of(op, path).decode()).encode()
+    published = read_rows(path, op)[0]
+
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            rows, _ = read_rows(path, op)
+            found = provenance_of(path)
+        except TableError as error:
+            assert str(path) in str(error) and "\n" not in str(error), error
+            return
+        if is_published(content):
+            assert rows == published == list(open_source(path, op)) and found == stated
+            assert not _upserted(path, op) and path.read_bytes() == content
+
+    check(content)
+    fuzz([content], mutations.of_csv, check, share=SHARE)
 
 
 def _other(op: Op) -> Row:

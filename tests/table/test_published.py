@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, fold, infer_op, read_rows, upsert, write_rows
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
-from tunedgemm.table.published import Provenance, provenance_of, published_text
+from tunedgemm.table.published import Provenance, provenance_of, published_text, refuse_published
 from tunedgemm.tuner.store import Store
 
 OP = op_named("a16w16")
@@ -96,3 +97,10 @@ def test_facts_are_single_lines() -> None:
     """A fact with a line break or a control character cannot forge another line."""
     lines = published_text(Provenance("a16w16", {"driver": "1\n# sha256: 0\x1b[2J", "empty": ""}), "M\n").splitlines()
     assert lines[2] == "# driver: 1 # sha256: 0\\x1b[2J" and lines[3].startswith("# sha256: ") and lines[4] == "M"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither question about a file waits for the writer of a pipe."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    refuse_published(tmp_path / "pipe.csv")
+    assert provenance_of(tmp_path / "pipe.csv") is None
