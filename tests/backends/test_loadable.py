@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,14 @@ def library(folder: Path, name: str) -> Path:
     return file
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended may stay a zombie if no parent reaps it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_shared_object_is_loaded_in_a_child(tmp_path, name):
@@ -78,9 +87,53 @@ def test_a_load_that_hangs_is_killed(tmp_path):
     assert time.monotonic() - start < 30
     own, helper = map(int, pids.read_text().split())
     assert not Path(f"/proc/{own}").exists()
-    stat = Path(f"/proc/{helper}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":  # no parent may reap it
+    while is_running(helper):
         assert time.monotonic() - start < 30
+
+
+HANGING = """
+from tunedgemm.tools import load_fault
+from tunedgemm.plugin import Unsupported, hookimpl
+OPS = ("a16w16",)
+@hookimpl
+def supports():
+    return Unsupported(load_fault("import os, time; print(os.getpid(), file=open('pid', 'w')); time.sleep(600)"))
+@hookimpl
+def enumerate_solutions(): return []
+@hookimpl
+def bind(): return Unsupported("hangs")
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plugins", "doctor --seconds 0", "tune -i untuned.csv -o t.csv --libtype hanging"],
+    ids=lambda command: command.split()[0],
+)
+def test_an_interrupt_ends_a_load_that_hangs(importable, monkeypatch, command):
+    """Ctrl-C ends each command within seconds, though the load has a minute, and the child with it."""
+    (importable / "hanging.py").write_text(HANGING)
+    info = importable / "hanging-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hanging\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nhanging = hanging\n")
+    (importable / "untuned.csv").write_text("M,N,K,bias,dtype,outdtype\n4,64,64,False,bf16,bf16\n")
+    monkeypatch.chdir(importable)
+    pid = importable / "pid"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    asking = subprocess.Popen([sys.executable, "-m", "tunedgemm", *command.split()], **pipes)
+    start = time.monotonic()
+    while not (pid.exists() and pid.read_text().endswith("\n")):
+        assert asking.poll() is None and time.monotonic() - start < 100, asking.communicate()
+        time.sleep(0.02)
+    start = time.monotonic()
+    asking.send_signal(signal.SIGINT)
+    output, _ = asking.communicate(timeout=100)
+    assert asking.returncode == 130 and "interrupted" in output
+    while is_running(int(pid.read_text())):
+        assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 10  # less than 1 s on an idle machine
+    assert not list((importable / "cache").glob("??/*")), "the cache remembers an interrupt as the library's fault"
 
 
 @pytest.mark.parametrize(

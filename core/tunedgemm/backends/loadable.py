@@ -16,13 +16,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from tunedgemm.backends.artifact import read_cached, write_cached
 from tunedgemm.process.forksafe import ForkSafeLock
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 #: Time that a load may take, the interpreter's start and torch's import included.
 LOAD_SECONDS = 60.0
@@ -33,11 +38,13 @@ _RETRY_SECONDS = 3600.0
 _LOADED, _RAISED = 91, 92
 #: Precedes the exception on standard error, which has warnings of the library, too.
 _MARK = "its code raised "
-#: The search path is this process's; a crash leaves no core file.
+#: The search path is this process's; a crash leaves no core file; the child ends with the thread
+#: that waits for it (PR_SET_PDEATHSIG), as a killed process could not end it.
 _CHILD = """import sys
 sys.path[:] = {path!r}
-import os, resource
+import ctypes, os, resource
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+ctypes.CDLL(None).prctl(1, 9)
 try:
     exec({code!r}, {{"__name__": "__main__"}})
     status = {loaded}
@@ -49,8 +56,33 @@ except BaseException as error:
 os._exit(status)
 """
 _LONGEST_TEXT = 400
+_POLL_SECONDS = 0.02
 _known: dict[str, str] = {}
 _asking: dict[str, ForkSafeLock] = {}
+
+
+class _Thread(threading.local):
+    """Whether nothing waits for the answers of a thread any longer."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+
+_thread = _Thread()
+
+
+def in_threads(function: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_Answer]:
+    """Return a function's answers about items, each from a thread; all may ask `load_fault` at once.
+
+    If the caller is interrupted, the children of these threads end.
+    """
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(len(items), initializer=lambda: setattr(_thread, "cancelled", cancelled)) as pool:
+        try:
+            return list(pool.map(function, items))
+        except BaseException:
+            cancelled.set()
+            raise
 
 
 def load_fault(code: str, *files: Path, timeout: float = LOAD_SECONDS) -> str:
@@ -63,6 +95,9 @@ def load_fault(code: str, *files: Path, timeout: float = LOAD_SECONDS) -> str:
             ``import sys, torch; torch.ops.load_library(sys.argv[1])``.
         files: the files that decide whether it loads; the code finds them in ``sys.argv[1:]``.
         timeout: seconds until the child is killed, which counts as a failure.
+
+    Raises:
+        KeyboardInterrupt: the process was interrupted meanwhile; the child has been killed.
     """
     try:
         key = _key(code, files)
@@ -122,10 +157,13 @@ def _fault_in_child(code: str, files: Sequence[Path], timeout: float) -> str:
             )
         except OSError as error:
             return f"no process to load it in: {error}"
+        end = time.monotonic() + timeout
         try:
-            status = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return f"it does not load within {timeout:g} s"
+            while (status := child.poll()) is None:
+                if time.monotonic() > end:
+                    return f"it does not load within {timeout:g} s"
+                if _thread.cancelled.wait(_POLL_SECONDS):
+                    raise KeyboardInterrupt
         finally:
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)  # also processes that the library started

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -73,6 +72,7 @@ class _Installed:
 
 
 def _print_backends(arguments: argparse.Namespace) -> int:
+    from tunedgemm.backends.loadable import in_threads
     from tunedgemm.backends.registry import Registry
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
@@ -81,8 +81,7 @@ def _print_backends(arguments: argparse.Namespace) -> int:
     gc.freeze()  # a collection over torch's objects takes a tenth of a second
     for libtype in registry.libtypes:  # imports the plugins, one after the other
         registry.get(libtype)
-    with ThreadPoolExecutor(len(registry.libtypes)) as pool:  # each may ask a child process whether its library loads
-        found = list(pool.map(lambda libtype: _installed(libtype, registry, device, verbose=arguments.verbose), registry.libtypes))
+    found = in_threads(lambda libtype: _installed(libtype, registry, device, verbose=arguments.verbose), registry.libtypes)
     missing = {libtype: pip_hint(libtype) for libtype in owners() if libtype not in registry}
     if arguments.json:
         backends = [{**attrs.asdict(backend), "usable": not backend.reasons} for backend in found]

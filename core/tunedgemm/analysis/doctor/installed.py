@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
+from tunedgemm.backends.loadable import in_threads
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.backends.usable import unusable_reasons
 from tunedgemm.device import Device
@@ -20,8 +20,7 @@ def backends(registry: Registry, device: Device) -> Section:
     """List the backends with their reasons; a plugin that does not load is a fault."""
     for libtype in registry.libtypes:  # imports the plugins, one after the other
         registry.get(libtype)
-    with ThreadPoolExecutor(len(registry.libtypes)) as pool:  # each may ask a child process whether its library loads
-        asked = list(pool.map(lambda libtype: _asked(libtype, registry.get(libtype), device), registry.libtypes))
+    asked = in_threads(lambda libtype: _asked(libtype, registry.get(libtype), device), registry.libtypes)
     facts, faults = [fact for fact, _ in asked], [fault for _, fault in asked if fault]
     for libtype in registry.libtypes:
         remedy = "uninstall one of the two"
