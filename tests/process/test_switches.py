@@ -1,6 +1,7 @@
 """switches: variables of the environment for a block, one thread at a time."""
 
 import os
+import posix
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,3 +57,29 @@ def test_an_import_meanwhile_does_not_restore_them(monkeypatch):
         left.set()
         importing.result(10)
     assert "DG_UNSET" not in os.environ
+
+
+def test_variables_that_other_threads_set_meanwhile_stay(monkeypatch):
+    """Changes by an import and by threads that it starts are undone; those of other threads stay."""
+    for name in ("DG_DELETED", "DG_CHANGED", "DG_IMPORTS"):
+        monkeypatch.setenv(name, "before")
+    for name in ("DG_NEW", "DG_BYTES", "DG_OF_IMPORT", "DG_OF_ITS_THREAD"):
+        monkeypatch.delenv(name, raising=False)
+
+    def of_the_user():
+        os.environ.update(DG_NEW="users", DG_CHANGED="users")
+        os.environb[b"DG_BYTES"] = b"users"
+        del os.environ["DG_DELETED"]
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result(10)  # starts the thread
+        with kept_switches() as changed:
+            os.environ["DG_CHANGED"] = "imports"
+            pool.submit(of_the_user).result(10)
+            os.environ.update(DG_OF_IMPORT="imports", DG_IMPORTS="imports")
+            with ThreadPoolExecutor(1) as own:
+                own.submit(os.environ.update, DG_OF_ITS_THREAD="imports").result(10)
+    values = {name: value for name, value in os.environ.items() if name.startswith("DG_")}
+    assert values == {"DG_NEW": "users", "DG_CHANGED": "users", "DG_BYTES": "users", "DG_IMPORTS": "before"}
+    assert changed == ["DG_IMPORTS", "DG_OF_IMPORT", "DG_OF_ITS_THREAD"]
+    assert (os.putenv, os.unsetenv) == (posix.putenv, posix.unsetenv)

@@ -208,13 +208,41 @@ def _kept_variables(changed: list[str]) -> Iterator[None]:
     with _variables:
         before = os.environ.copy()
         try:
-            yield
+            with _set_by_others() as others:
+                yield
         finally:
             for name in sorted(before.keys() | os.environ.keys()):
-                if os.environ.get(name) != before.get(name):
+                if os.environ.get(name) != before.get(name) and name not in others:
                     changed.append(name)
-                    os.environ.pop(name, None)
-            os.environ.update(before)
+                    if name in before:
+                        os.environ[name] = before[name]
+                    else:
+                        del os.environ[name]
+
+
+@contextlib.contextmanager
+def _set_by_others() -> Iterator[set[str]]:
+    """Collect the variables that threads which run already set or delete meanwhile.
+
+    `os.environ` writes through two functions of `os`. Threads that the block starts do not count.
+    """
+    found: set[str] = set()
+    others = sys._current_frames().keys() - {threading.get_ident()}
+
+    def noting(write: Callable[..., None]) -> Callable[..., None]:
+        def noted(name: str | bytes, *value: str | bytes) -> None:
+            if threading.get_ident() in others:
+                found.add(os.fsdecode(name))
+            write(name, *value)
+
+        return noted
+
+    before = os.putenv, os.unsetenv
+    os.putenv, os.unsetenv = noting(os.putenv), noting(os.unsetenv)
+    try:
+        yield found
+    finally:
+        os.putenv, os.unsetenv = before
 
 
 @contextlib.contextmanager
