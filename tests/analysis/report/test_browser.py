@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.analysis.report import read_findings, report_page
 from tunedgemm.analysis.report.document import document
@@ -224,6 +225,19 @@ def test_themes_and_print(h200: Path, visit: Open) -> None:
     page.click("#theme")
     page.emulate_media(media="print")
     assert page.evaluate(ground) == "rgb(255, 255, 255)" and not page.locator("#filters").is_visible()
+
+
+def test_paper_has_all_rows(visit: Open, log: Callable[..., Path], tmp_path: Path) -> None:
+    """Show a hundred rows and a button for more on a screen, and all on paper."""
+    lines = [trial_line(attrs.evolve(TRIALS[WIDE][0], shape=WIDE.with_m(m))) for m in range(1, 151)]
+    report = tmp_path / "report.html"
+    report.write_text(report_page([log(lines)]))
+    page = visit(report)
+    assert page.inner_text("#more") == "Show 50 more of 50" and len(cells(page, "M")) == 100
+
+    page.pdf()
+
+    assert len(cells(page, "M")) == 150 and page.locator("#more").is_hidden()
 
 
 def test_markup_in_files_is_text(visit: Open, tmp_path: Path) -> None:

@@ -379,6 +379,7 @@
   id('compare-more').addEventListener('click', () => { compared += PAGE; compare(); });
   id('more').addEventListener('click', () => { limit += PAGE; table(); });
   id('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
+  window.addEventListener('beforeprint', () => { limit = Math.max(limit, MOST_SHAPES); table(); }); // paper has no button for more
   theme(matchMedia('(prefers-color-scheme: dark)').matches);
   update(report);
   window.tunedgemmReport = {update, views, get rows() { return rows; }};
