@@ -39,7 +39,7 @@ from tunedgemm_asm.ptx.space import enumerate_configs as plans
 
 RATES = (
     *("_CYCLES_A_US", "_SHARED_BYTES", "_MEMORY", "_L2", "_SM", "_LATENCY", "_MEETING", "_STORED", "_GIVING"),
-    *("_TURN", "_SHOWN_BY_ROW", "_SHOWN_BY_BLOCK", "_SHOWN_OVERLAPPED", "_WAITED", "_TOGETHER"),
+    *("_TURN", "_SHOWN_BY_ROW", "_SHOWN_BY_BLOCK", "_SHOWN_OVERLAPPED", "_FACTOR", "_WAITED", "_TOGETHER"),
 )
 MULTIPROCESSORS = 132
 #: Solutions from the beginning of a list of which the best counts; what it loses, and what the very

@@ -2,11 +2,11 @@
 
 The tensor cores of a Hopper SM do 4096 operations in a cycle. The other rates are fitted to 5072
 times of 38 products on an H200 under load, 22 and 23 November 2026: 16-bit operands, and fp8 with
-scales by row and by block (``benchmarks/asm_fit.py``). What promotion by block shows is fitted to
-1732 times of 31 products on an H100, 25 November 2026. The fit optimizes the order of kernels, so a
-rate that bounds few kernels, such as that of L2, is not a measurement. The cost of a launch, equal
-for all kernels, is part of the other rates. A stage of 8-bit operands has twice the elements at
-twice the rate, so it takes as long as one of 16 bits.
+scales by row and by block (``benchmarks/asm_fit.py``). What promotion shows by block, or
+overlapped, is fitted to 2180 times of 48 products on an H100, 25 and 26 November 2026. The fit
+optimizes the order of kernels, so a rate that bounds few kernels, such as that of L2, is not a
+measurement. The cost of a launch, equal for all kernels, is part of the other rates. A stage of
+8-bit operands has twice the elements at twice the rate, so it takes as long as one of 16 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunedgemm.plugin import Shape
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
 from tunedgemm_asm.ptx.limits import part_of, rows_of, shared_evenly, steps_of, tiles_of
-from tunedgemm_asm.ptx.names import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, KernelConfig
+from tunedgemm_asm.ptx.names import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, WGMMA_ROWS, KernelConfig
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
@@ -36,11 +36,12 @@ _GIVING = 560.0
 #: Cycles from the last wgmma of a stage to its accumulators, and from the last addition to the next
 #: wgmma.
 _TURN = 117.0
-#: Share of the promotion's cycles that stays visible while another consumer multiplies. Scales by
-#: block add loads and multiplications.
-_SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 1.16
+#: Share of the promotion's cycles that stays visible while another consumer multiplies.
+_SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.8
 #: Share of a turn that stays visible where the next portion is multiplied meanwhile.
-_SHOWN_OVERLAPPED = 0.93
+_SHOWN_OVERLAPPED = 0.7
+#: Visible cycles of a load or product of block scales.
+_FACTOR = 4.0
 #: Slowdown of the products of a cluster, whose CTAs wait for each other to release a stage.
 _WAITED = 0.0165
 #: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along
@@ -60,10 +61,23 @@ def step_cycles(config: KernelConfig) -> float:
     """Return the cycles of a stage: tensor core operations, or reading both operands from shared
     memory.
     """
-    rows = config.portion if config.overlapped else config.tile_b
-    multiplied = 2 * SIDE * rows * STEP_K / _OPERATIONS
-    read = (SIDE + rows) * 2 * STEP_K / _SHARED_BYTES
-    return config.sharing * config.blocks * (config.tile_b // rows) * (STEP // STEP_K) * max(multiplied, read)
+    widths = [rows for _, _, rows in config.portions] if config.overlapped else [config.tile_b] * config.blocks
+    return config.sharing * (STEP // STEP_K) * sum(map(_wgmma_cycles, widths))
+
+
+def _wgmma_cycles(rows: int) -> float:
+    """Return the cycles of a wgmma of 64 rows of a and these rows of b, 32 bytes deep."""
+    multiplied = 2 * SIDE * ceil_div(rows, WGMMA_ROWS) * WGMMA_ROWS * STEP_K / _OPERATIONS
+    return max(multiplied, (SIDE + rows) * 2 * STEP_K / _SHARED_BYTES)
+
+
+def scale_operations(config: KernelConfig) -> float:
+    """Return a thread's loads and products of block scales in a stage.
+
+    A thread has two rows of a and two of 8 rows of b. With swapped operands each row of b has its
+    scale; else each span of the weight's rows has one, for both rows of x.
+    """
+    return config.tile_b / 4 * 1.5 if config.swapped else 3.0 * config.spans + 2
 
 
 def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> float:
@@ -71,10 +85,11 @@ def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> floa
 
     The CUDA cores of an SM add 128 accumulators in a cycle, one for each thread of a consumer.
     """
+    factors = _FACTOR * scale_operations(config) if by_block else 0.0
     if config.overlapped:
-        return max(step_cycles(config), config.sharing * config.accumulators) + _SHOWN_OVERLAPPED * _TURN
+        return max(step_cycles(config), config.sharing * config.accumulators) + _SHOWN_OVERLAPPED * _TURN + factors
     shown = 1.0 if config.consumers * resident == 1 else _SHOWN_BY_BLOCK if by_block else _SHOWN_BY_ROW
-    return step_cycles(config) + shown * (config.accumulators + len(config.portions) * _TURN)
+    return step_cycles(config) + shown * (config.accumulators + len(config.portions) * _TURN + factors)
 
 
 def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> float:
