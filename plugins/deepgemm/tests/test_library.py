@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import shutil
@@ -203,6 +204,18 @@ def test_copies_have_separate_settings(tmp_path: Path) -> None:
     own.set_num_sms(9)
     assert (first.get_num_sms(), second.get_num_sms(), own.get_num_sms()) == (7, 0, 9)
     assert backend_of(extension).supports(SHAPE, PRESENT) is True
+
+
+def test_copies_hold_no_descriptor_open(tmp_path: Path) -> None:
+    """A copy and a failed one close their files; one that fails is not taken for a later one."""
+    sound, old = built(tmp_path / "sound"), built(tmp_path / "old", last="fp8_gemm_of_1_0")
+    damaged = write(tmp_path / "damaged")
+    library.load_copy(sound)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for extension, fault in ((old, "it lacks fp8_gemm_nt"), (damaged, "file too short|invalid ELF header"), (sound, "")) * 2:
+        with pytest.raises(ImportError, match=fault) if fault else contextlib.nullcontext():
+            library.load_copy(extension)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_compiling_process_ignores_the_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import functools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -37,6 +38,7 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 #: The search path is this process's, without the working folder.
 _CHILD = "import sys; sys.path[:] = {path!r}; from tunedgemm_deepgemm import child; child.main()"
+_numbers = itertools.count()
 
 
 @attrs.frozen
@@ -203,7 +205,7 @@ def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
 def load_copy(extension: Path) -> Any:
     """Load the extension from memory.
 
-    The loader knows a library by its path and file, so the file stays open for the process's life.
+    The dynamic linker and Python know a library by its path: each copy spells it in another way.
 
     Raises:
         ImportError: it does not load, or lacks a function.
@@ -211,15 +213,16 @@ def load_copy(extension: Path) -> Any:
     import torch  # loads the libraries that the extension needs
 
     del torch
-    file = os.memfd_create("deepgemm")
-    with open(file, "wb", closefd=False) as content:
+    number = next(_numbers)
+    with os.fdopen(os.memfd_create("deepgemm"), "wb") as content:
         content.write(extension.read_bytes())
-    name, path = f"tunedgemm_deepgemm_copy{file}._C", f"/proc/self/fd/{file}"
-    loader = importlib.machinery.ExtensionFileLoader(name, path)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+        content.flush()
+        name, path = f"tunedgemm_deepgemm_copy{number}._C", f"/proc/self/fd/{'./' * number}{content.fileno()}"
+        loader = importlib.machinery.ExtensionFileLoader(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
         raise ImportError(f"it lacks {', '.join(missing)}")
     return module
