@@ -144,6 +144,42 @@ def test_a_kernel_of_one_stage(stand_in):
     assert row["q_dtype_w"] == "torch.float8_e4m3fn" and row["q_type"] == "QuantType.per_Token"
 
 
+def test_a_capture_does_not_compile(stand_in, monkeypatch):
+    """Torch's call serves graphs until an eager call has run, in which AITER compiles."""
+    import fake_aiter
+
+    shape, solution = experts(), Solution("asm", "first+second", extra=tuple(EXTRA.items()))
+    launcher = fake_aiter.aiter.bind(solution, shape, device_of(-1))
+    operands = plain_operands(op_named("fmoe").make_inputs(shape, torch.device("cpu"), 1))
+    import aiter.fused_moe
+
+    capturing, before = [True], len(aiter.fused_moe.rows_run)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    out, ran = launcher.call(*operands), [len(aiter.fused_moe.rows_run) - before]
+    assert torch.equal(out, torch_launcher(shape, device_of(-1)).call(*operands))
+    for capturing[0] in (False, True):
+        launcher.call(*operands)
+        ran.append(len(aiter.fused_moe.rows_run) - before)
+    assert ran == [0, 1, 2]
+
+
+def test_zeros_that_do_not_fit_refuse_no_row(stand_in, monkeypatch):
+    """Without memory for a call at bind the first call outside of graphs compiles."""
+    import fake_aiter
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", full)
+        there = attrs.evolve(fake_aiter.gluon, host=Device("gfx1250", 256))
+        launcher = there.bind(Solution("triton", "auto"), Shape("a16w16", 4, 48, 128), device_of(-1))
+    x, weight = torch.randn(4, 128).bfloat16(), torch.randn(48, 128).bfloat16()
+    assert launcher, launcher
+    assert torch.allclose(launcher.call(x, weight).float(), x.float() @ weight.float().t(), rtol=2**-7, atol=0.1)
+
+
 def test_a_row_without_block_m_is_refused(stand_in):
     """AITER sorts tokens into blocks of that size."""
     import fake_aiter

@@ -13,6 +13,7 @@ from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Uns
 from tunedgemm.tools import on_device, private_folder, replace_file, torch_dtype
 
 from tunedgemm_aiter.installed import attribute, function, has_flydsl, lacking
+from tunedgemm_aiter.launch import compiling_eagerly
 from tunedgemm_aiter.limits import is_aiters_choice
 from tunedgemm_aiter.names import AUTO, cells, parse
 
@@ -42,13 +43,16 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
 
 
 def bind(family: str, solution: Solution, shape: Shape, limiting: Device, device: Device) -> Launcher | Unsupported:
-    """Return the launcher of a solution; its first call compiles, where AITER has not."""
+    """Return the launcher of a solution; its first call outside of graphs compiles, where AITER has not.
+
+    A call here would need memory for the weights of all experts.
+    """
     del family, limiting
     try:
         call = _by_choice(shape) if solution.kernel_name in (AUTO, "") else _by_row(solution, shape, device)
+        return Launcher(compiling_eagerly(on_device(call, device.index), shape, device))
     except PluginError as error:
         return Unsupported(str(error))
-    return Launcher(on_device(call, device.index))
 
 
 def _by_choice(shape: Shape) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype
+from tunedgemm.tools import on_device, torch_dtype, torch_launcher
 
 from tunedgemm_aiter import opus_kernels
 from tunedgemm_aiter.installed import function, has_flydsl, lacking
@@ -38,7 +38,8 @@ def bind(family: str, solution: Solution, shape: Shape, limiting: Device, device
     kernel = parse(family, shape.op, solution.kernel_name)
     try:
         call = on_device(_MAKERS[family, shape.op](kernel, solution, shape), device.index)
-        _call_on_zeros(call, shape, device)
+        if not _call_on_zeros(call, shape, device):
+            call = compiling_eagerly(call, shape, device)
     except PluginError as error:
         return Unsupported(str(error))
     return Launcher(call, graph_safe=not _keeps_counters(family, kernel))
@@ -52,8 +53,34 @@ def _keeps_counters(family: str, kernel: Kernel) -> bool:
     return kernel.split > 1 if kernel.family == "hgemm" else family == "opus" and "splitk" in kernel.family
 
 
-def _call_on_zeros(call: Call, shape: Shape, device: Device) -> None:
-    """Call once, so that AITER compiles, and check the output.
+def compiling_eagerly(call: Call, shape: Shape, device: Device) -> Call:
+    """Wrap a call in which AITER compiles at first: torch's call serves graph captures until it has run.
+
+    Raises:
+        PluginError: torch has no call for the shape.
+    """
+    import torch
+
+    torchs = torch_launcher(shape, device)
+    if isinstance(torchs, Unsupported):
+        raise PluginError(torchs.reason)
+    native, has_run = torchs.call, False
+
+    def guarded(*operands: torch.Tensor | None) -> torch.Tensor:
+        nonlocal has_run
+        if has_run:
+            return call(*operands)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return native(*operands)  # type: ignore[no-any-return]
+        out = call(*operands)
+        has_run = True
+        return out
+
+    return guarded
+
+
+def _call_on_zeros(call: Call, shape: Shape, device: Device) -> bool:
+    """Call once, so that AITER compiles, and check the output; return whether there was memory for it.
 
     Raises:
         PluginError: AITER refuses, or the output is not that of the op.
@@ -61,17 +88,18 @@ def _call_on_zeros(call: Call, shape: Shape, device: Device) -> None:
     import torch
 
     where, dtype = device.torch_device, torch_dtype(shape.dtype)
-    operands = [torch.zeros(rows, shape.k, dtype=dtype, device=where) for rows in (shape.m, shape.n)]
-    operands += [torch.ones(sizes, device=where) for sizes in _scale_sizes(shape)]
-    operands += [torch.zeros(shape.n, dtype=torch_dtype(shape.bias_dtype), device=where)] if shape.bias else []
     try:
+        operands = [torch.zeros(rows, shape.k, dtype=dtype, device=where) for rows in (shape.m, shape.n)]
+        operands += [torch.ones(sizes, device=where) for sizes in _scale_sizes(shape)]
+        operands += [torch.zeros(shape.n, dtype=torch_dtype(shape.bias_dtype), device=where)] if shape.bias else []
         out = call(*operands)
     except torch.OutOfMemoryError:
-        return  # no memory for the zeros next to the model: the first call compiles
+        return False  # the model needs it
     except Exception as error:  # AITER may raise anything
         raise PluginError(f"AITER refuses {shape}: {type(error).__name__}: {error}") from error
     if out.shape != (shape.m, shape.n) or out.dtype != torch_dtype(shape.outdtype):
         raise PluginError(f"AITER's output must be [{shape.m}, {shape.n}] in {shape.outdtype} (got {list(out.shape)} in {out.dtype})")
+    return True
 
 
 def _scale_sizes(shape: Shape) -> tuple[tuple[int, int], ...]:
