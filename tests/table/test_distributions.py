@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import shutil
@@ -199,15 +200,26 @@ def test_the_strict_check_names_a_device_and_a_backend_that_are_missing(install,
 
 @pytest.mark.timing
 def test_a_first_call_takes_few_milliseconds_more(install) -> None:
-    """Finding a distribution and reading its 3,000 rows takes less than 20 ms."""
+    """Finding a distribution and its 3,000 rows takes at most four times as long as csv reads them.
+
+    That is about 15 ms of the processor. The time of other processes does not count.
+    """
     sizes = [(m, n, k) for n in (64, 1280, 2560, 7168, 8192) for k in (128, 8192) for m in range(1, 301)]
-    install("acme", *(row(f"k{m % 64}", shape=Shape("a16w16", m, n, k)) for m, n, k in sizes))
+    package = install("acme", *(row(f"k{m % 64}", shape=Shape("a16w16", m, n, k)) for m, n, k in sizes))
     table_layers(OP)  # imports what the first look needs, apart from the distribution
-    taken = []
-    for _ in range(5):
+
+    def first_call() -> None:
         foreign._installed.cache_clear()
-        start = time.perf_counter()
         found = next(iter(Table.load(OP).candidates(attrs.evolve(SHAPE, m=7), H200)))
-        taken.append(time.perf_counter() - start)
         assert found.row.solution.kernel_name == "k7"
-    assert min(taken) < 0.020, taken
+
+    def csv_alone() -> None:
+        with (package / NAME).open() as lines:
+            assert sum(1 for _ in csv.DictReader(lines)) > len(sizes)
+
+    taken: dict[Callable[[], None], list[float]] = {first_call: [], csv_alone: []}
+    for function in [first_call, csv_alone] * 7:
+        start = time.process_time()
+        function()
+        taken[function].append(time.process_time() - start)
+    assert min(taken[first_call]) < 4 * min(taken[csv_alone]), taken
