@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -24,6 +24,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.text.cell import RULE, is_kept
 
 _log = logging.getLogger("tunedgemm")
+_Value = TypeVar("_Value")
 
 HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
 #: The form of AITER's libtypes, in tables and in ``--libtype``.
@@ -109,10 +110,7 @@ def stated_rows(libtype: str, plugin: object, covered: tuple[str, ...]) -> tuple
 
 def stated_options(libtype: str, stated: object) -> tuple[Option, ...]:
     """Validate the plugin's ``OPTIONS``."""
-    options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
-    for option in options:
-        if not isinstance(option, Option):
-            raise PluginError(f"libtype {libtype!r}: OPTIONS must be values of tunedgemm.plugin.Option (got {option!r})")
+    options = _stated_values(libtype, "OPTIONS", stated, Option)
     if twice := {option.flag for option in options if sum(other.flag == option.flag for other in options) > 1}:
         raise PluginError(f"libtype {libtype!r}: OPTIONS state {', '.join(sorted(twice))} more than once")
     return options
@@ -120,14 +118,20 @@ def stated_options(libtype: str, stated: object) -> tuple[Option, ...]:
 
 def stated_platforms(libtype: str, stated: object, covered: tuple[str, ...]) -> tuple[Platform, ...]:
     """Validate the plugin's ``PLATFORMS``: together they name each of the *covered* ops and no others."""
-    platforms = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
-    for platform in platforms:
-        if not isinstance(platform, Platform):
-            raise PluginError(f"libtype {libtype!r}: PLATFORMS must be values of tunedgemm.plugin.Platform (got {platform!r})")
+    platforms = _stated_values(libtype, "PLATFORMS", stated, Platform)
     named = {op for platform in platforms for op in platform.ops or covered}
     if platforms and (wrong := sorted(named ^ set(covered))):
         raise PluginError(f"libtype {libtype!r}: PLATFORMS and OPS must name the same ops (differ in {', '.join(wrong)})")
     return platforms
+
+
+def _stated_values(libtype: str, attribute: str, stated: object, kind: type[_Value]) -> tuple[_Value, ...]:
+    """Return the values that an attribute of a plugin lists, or its single one."""
+    values = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
+    for value in values:
+        if not isinstance(value, kind):
+            raise PluginError(f"libtype {libtype!r}: {attribute} must be values of tunedgemm.plugin.{kind.__name__} (got {value!r})")
+    return values
 
 
 def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

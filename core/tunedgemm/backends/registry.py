@@ -325,7 +325,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
 
 
 def _load(entry: EntryPoint) -> Backend | Unsupported:
-    distribution = entry.dist.name if entry.dist else "tunedgemm"
+    distribution = _owner(entry)
     version = entry.dist.version if entry.dist else __version__
     plugin, fault = load(entry)
     if fault:

@@ -122,10 +122,14 @@ def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
             yield
         finally:
             for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+                _set_variable(name, value)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -214,10 +218,7 @@ def _kept_variables(changed: list[str]) -> Iterator[None]:
             for name in sorted(before.keys() | os.environ.keys()):
                 if os.environ.get(name) != before.get(name) and name not in others:
                     changed.append(name)
-                    if name in before:
-                        os.environ[name] = before[name]
-                    else:
-                        del os.environ[name]
+                    _set_variable(name, before.get(name))
 
 
 @contextlib.contextmanager
