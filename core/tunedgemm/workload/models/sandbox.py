@@ -45,7 +45,11 @@ _OFFLINE = {
     "HIP_VISIBLE_DEVICES": "",
 }
 #: The server's program: its arguments are a descriptor and the paths of modules.
-_SERVER = "import sys; sys.path[:] = sys.argv[2:]; from tunedgemm.workload.models.sandbox import serve; serve(int(sys.argv[1]))"
+_SERVER = """import sys
+sys.path[:] = sys.argv[2:]
+from tunedgemm.workload.models import architecture, sandbox
+sandbox.serve(int(sys.argv[1]), architecture.describe)
+"""
 
 
 def ask(question: dict[str, Any], limits: Limits) -> Any:
@@ -143,15 +147,13 @@ class _Server:
         self._connection = self._process = None
 
 
-def serve(descriptor: int) -> None:
-    """Answer questions, each in a forked process, until none comes for a while."""
+def serve(descriptor: int, describe: Callable[..., Any]) -> None:
+    """Answer questions by a function, each in a forked process, until none comes for a while."""
     connection = Connection(descriptor)
     sys.dont_write_bytecode = True
     tempfile.gettempdir()  # found by writing, which a forked process may not
     sys.modules["kernels"] = None  # type: ignore[assignment]  # its kernels are code of the hub
     import transformers.models.llama.modeling_llama  # noqa: F401  # with what every model imports, once for all
-
-    from tunedgemm.workload.models.architecture import describe
 
     while connection.poll(_IDLE):
         try:
