@@ -43,7 +43,7 @@ def test_each_order_at_each_m(m, order, passed):
     """The library gets M-major scales of a multiple of four rows, and the right rows come back."""
     shape = shape_of(m, order)
     operands = OP.make_inputs(shape, torch.device("cpu"), 0)
-    out = blockscale.family.routes["scaled_mm"].make(shape, H200, 0)(*operands)
+    out = blockscale.family.routes["scaled_mm"].make(shape, H200)(*operands)
     assert (out.shape, out.dtype) == ((m, 144), torch_dtype(shape.outdtype))
     assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error
 
@@ -56,7 +56,7 @@ def test_m_major_scales_are_not_copied(m, order, shared, passed):
     """Scales of whole fours of rows, or with their padding, reach the library in the caller's memory."""
     shape = shape_of(m, order)
     operands = OP.make_inputs(shape, torch.device("cpu"), 0)
-    blockscale.family.routes["scaled_mm"].make(shape, H200, 0)(*operands)
+    blockscale.family.routes["scaled_mm"].make(shape, H200)(*operands)
     assert (passed[-1][1].data_ptr() == operands[2].data_ptr()) is shared
 
 
@@ -66,5 +66,5 @@ def test_padding_beyond_the_memory_is_not_read(passed):
     x, weight, x_scale, w_scale = OP.make_inputs(shape, torch.device("cpu"), 0)
     short = torch.empty_strided((61, 4), (1, 64)).copy_(x_scale)
     assert short.untyped_storage().nbytes() < 4 * 64 * 4
-    out = blockscale.family.routes["scaled_mm"].make(shape, H200, 0)(x, weight, short, w_scale)
+    out = blockscale.family.routes["scaled_mm"].make(shape, H200)(x, weight, short, w_scale)
     assert worst_row_error(out, OP.reference(shape, (x, weight, x_scale, w_scale))) <= OP.tolerance(shape).row_error

@@ -117,7 +117,7 @@ def test_the_precision_of_float32_products_does_not_matter(cpu):
 def made(name, shape, device):
     """Return a route's function for any device: a CPU's torch computes what a GPU's does."""
     family = torch_backend._FAMILIES[shape.op]
-    call = family.routes[name].make(shape, device, 0)
+    call = family.routes[name].make(shape, device)
     return call if shape.layout == "row" else family.in_order(shape, call)
 
 

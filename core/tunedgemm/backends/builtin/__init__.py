@@ -154,7 +154,7 @@ def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> 
     route = _route(family, solution, shape, device)
     if shape.m == 0:
         return _empty(shape), True
-    call = route.make(shape, device, solution.split_k)
+    call = route.make(shape, device, solution.split_k) if route.splits else route.make(shape, device)
     return family.in_order(shape, call), route.graph_safe
 
 

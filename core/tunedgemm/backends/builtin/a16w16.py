@@ -38,18 +38,17 @@ def _unfit(shape: Shape, device: Device) -> str:
     return "" if _plain(shape) else f"needs bias and output in {shape.dtype} (bias {shape.bias_dtype or 'none'}, output {shape.outdtype})"
 
 
-def _linear(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _linear(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute F.linear by its inner name, as the outer one may be patched to call this package."""
     import torch
 
-    del shape, device, split
+    del shape, device
     return torch._C._nn.linear
 
 
-def _mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _mm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del split
     n, k = shape.n, shape.k
 
     def mm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -65,10 +64,10 @@ def _no_mm(shape: Shape, device: Device) -> str:
     return _NO_SCALES if _scaled(shape) else ""
 
 
-def _mm_add(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _mm_add(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     n, k = shape.n, shape.k
 
     def mm_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -81,10 +80,10 @@ def _no_mm_add(shape: Shape, device: Device) -> str:
     return _unfit(shape, device) or ("" if shape.bias else "needs a bias")
 
 
-def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _bmm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     n, k = shape.n, shape.k
 
     def bmm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -95,10 +94,10 @@ def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     return bmm
 
 
-def _mv(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _mv(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     n, k = shape.n, shape.k
 
     def mv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -120,10 +119,10 @@ def _onednn_linear() -> Any:
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
-def _onednn(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _onednn(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     linear, n, k = _onednn_linear(), shape.n, shape.k
     runs = {"bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported, "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported}
     if shape.dtype in runs and not runs[shape.dtype]():
@@ -198,11 +197,10 @@ def _wider(shape: Shape, device: Device) -> Callable[..., Any]:
     return wider
 
 
-def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute `torch._scaled_mm` with the scales, then bias and scale_c."""
     import torch
 
-    del split
     k, out_dtype, product = shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
@@ -224,11 +222,11 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
     return "is slower than a product of float32 on a CPU" if device.kind == "cpu" else no_fp8(shape, device)
 
 
-def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute the product of the values in float32, then scale it."""
     import torch
 
-    del device, split
+    del device
     k, out_dtype = shape.k, torch_dtype(shape.outdtype)
 
     def float32(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
@@ -266,7 +264,7 @@ family = Family(
             "mm_add": Route(_mm_add, _no_mm_add),
             "mv": Route(_mv, _no_mv),
             "onednn": Route(_onednn, _no_onednn),
-            "splitk_bmm": Route(_splitk_bmm, _no_splitk, _splits),
+            "splitk_bmm": Route(_splitk_bmm, _no_splitk, _splits, splits=True),
             "scaled_mm": Route(_scaled_mm, _no_scaled_mm),
             "float32": Route(_float32, _no_float32),
         }

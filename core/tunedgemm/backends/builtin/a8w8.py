@@ -48,11 +48,11 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
     return scaled
 
 
-def _scaled_mm(fast: bool) -> Callable[[Shape, Device, int], Callable[..., Any]]:
-    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_mm(fast: bool) -> Callable[[Shape, Device], Callable[..., Any]]:
+    def make(shape: Shape, device: Device) -> Callable[..., Any]:
         import torch
 
-        del device, split
+        del device
         n, k, out_dtype, by_row = shape.n, shape.k, torch_dtype(shape.outdtype), shape.scale == "row"
         x_form, w_form = ((-1, 1), (1, -1)) if by_row else ((), ())
 
@@ -93,9 +93,8 @@ def _no_fast(shape: Shape, device: Device) -> str:
     return _no_scaled_mm(shape, device) or ("" if shape.outdtype == "bf16" else f"is too coarse for {shape.outdtype}")
 
 
-def _scaled_mm_rows(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_mm_rows(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute the scaled product in float32, add the bias, and round once."""
-    del split
     n, k, out_dtype, product = shape.n, shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm_rows(x: torch.Tensor, weight: torch.Tensor, x_scale: Any, w_scale: Any, bias: Any = None) -> torch.Tensor:
@@ -125,17 +124,17 @@ def _no_int_padded(shape: Shape, device: Device) -> str:
     return no_int(shape, device) or ("" if padded else "pads where int_mm has too few rows")
 
 
-def _int_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _int_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     return _scaled_after(shape, lambda x, weight: torch._int_mm(x, weight.t()))
 
 
-def _int_mm_padded(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _int_mm_padded(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     rows = shape.m
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -145,8 +144,7 @@ def _int_mm_padded(shape: Shape, device: Device, split: int) -> Callable[..., An
     return _scaled_after(shape, product)
 
 
-def _bf16(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    del split
+def _bf16(shape: Shape, device: Device) -> Callable[..., Any]:
     return _scaled_after(shape, rounded_products if device.kind == "cpu" else products(device))
 
 
@@ -156,8 +154,7 @@ def no_bf16(shape: Shape, device: Device) -> str:
     return f"rounds to bf16 on a CPU, too coarse for {shape.outdtype}" if coarse else ""
 
 
-def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    del split
+def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
     return _scaled_after(shape, products(device, narrow=False))
 
 

@@ -46,11 +46,10 @@ def _unfit(shape: Shape, device: Device) -> str:
     return "" if _plain(shape) else f"needs bias and output in {shape.dtype} (bias {shape.bias_dtype or 'none'}, output {shape.outdtype})"
 
 
-def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _bmm(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute bmm, then add the bias; in float32 until the end for another output dtype."""
     import torch
 
-    del split
     n, out_dtype, plain = shape.n, torch_dtype(shape.outdtype), _plain(shape)
     fused = device.kind != "cpu"
 
@@ -65,10 +64,10 @@ def _bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     return bmm
 
 
-def _baddbmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _baddbmm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     n = shape.n
 
     def baddbmm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -81,11 +80,11 @@ def _no_baddbmm(shape: Shape, device: Device) -> str:
     return _unfit(shape, device) or ("" if shape.bias else "needs a bias")
 
 
-def _mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _mm_loop(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute one product after the other, each into its part of the output."""
     import torch
 
-    del device, split
+    del device
     n = shape.n
 
     def mm_loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -106,10 +105,10 @@ def _looped(shape: Shape, device: Device) -> tuple[int, ...]:
     return (0,) if int(shape["B"]) <= _LOOPS else ()
 
 
-def _grouped_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _grouped_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     n = shape.n
 
     def grouped_mm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -152,20 +151,17 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
     return scaled
 
 
-def _bf16(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    del split
+def _bf16(shape: Shape, device: Device) -> Callable[..., Any]:
     return _scaled_after(shape, rounded_products if device.kind == "cpu" else products(device))
 
 
-def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    del split
+def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
     return _scaled_after(shape, products(device, narrow=False))
 
 
-def _int_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _int_mm_loop(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del split
     rows, n, k = shape.m, shape.n, shape.k
     missing = PADDED_ROWS - rows if device.kind != "cpu" and rows <= INT_ROWS else 0
 
@@ -180,10 +176,10 @@ def _int_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]
     return _scaled_after(shape, product)
 
 
-def _scaled_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_mm_loop(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     m, n, out_dtype = shape.m, shape.n, torch_dtype(shape.outdtype)
 
     def scaled_mm_loop(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
@@ -204,10 +200,10 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
     return "adds no bias here" if shape.bias else ""
 
 
-def _scaled_grouped_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_grouped_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     import torch
 
-    del device, split
+    del device
     m, n = shape.m, shape.n
 
     def scaled_grouped_mm(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:

@@ -65,9 +65,9 @@ def spread(scale: torch.Tensor, n: int) -> torch.Tensor:
     return scale.repeat_interleave(BLOCK, -2)[..., :n, :]
 
 
-def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _scaled_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute cuBLASLt's product with both scales, with rows padded to the multiple of four it needs."""
-    del device, split
+    del device
     m, n, k, by_row = shape.m, shape.n, shape.k, _by_row(shape)
     more, product = -m % 4, scaled_blocks(k, torch_dtype(shape.outdtype))
 
@@ -136,11 +136,10 @@ def _takes_padded_scales() -> bool:
     return hasattr(torch, "_scaled_mm_v2")
 
 
-def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _blocks(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute one product per block of K, scaled and accumulated in float32."""
     import torch
 
-    del split
     n, k, out_dtype, by_row, product = shape.n, shape.k, torch_dtype(shape.outdtype), _by_row(shape), products(device)
 
     def blocks(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
@@ -154,10 +153,8 @@ def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     return blocks
 
 
-def _blocks_bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _blocks_bmm(shape: Shape, device: Device) -> Callable[..., Any]:
     """Compute the products of all blocks of K at once, then their scaled sum in float32."""
-
-    del split
     n, k, out_dtype, by_row, product = shape.n, shape.k, torch_dtype(shape.outdtype), _by_row(shape), products(device)
 
     def blocks_bmm(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
@@ -177,11 +174,10 @@ def _no_blocks_bmm(shape: Shape, device: Device) -> str:
     return f"would hold {size >> 20} MiB of partial products, more than {PARTIALS >> 20}" if size > PARTIALS else ""
 
 
-def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
-    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _dequantised(dtype: str) -> Callable[[Shape, Device], Callable[..., Any]]:
+    def make(shape: Shape, device: Device) -> Callable[..., Any]:
         import torch
 
-        del split
         n, k, out_dtype, by_row, inner = shape.n, shape.k, torch_dtype(shape.outdtype), _by_row(shape), torch_dtype(dtype)
         product = products(device, narrow=False)
         plain = inner == out_dtype

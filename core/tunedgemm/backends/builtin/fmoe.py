@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -339,14 +340,6 @@ def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
     return "" if fits else f"needs model_dim and inter_dim divisible by 16 (model_dim={shape.n}, inter_dim={shape.k})"
 
 
-def _two_stage_route(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], Callable[..., Any]]:
-    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-        del split
-        return _two_stages(shape, device, stage_of)
-
-    return make
-
-
 def _listed_if_few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
     """Return a list function for routes worth a try where the product of these numbers is small."""
 
@@ -376,12 +369,12 @@ def _native(shape: Shape, device: Device) -> str:
 family = Family(
     MappingProxyType(
         {
-            "scaled_grouped_mm": Route(_two_stage_route(_scaled_grouped_mm), _no_scaled_grouped_mm),
-            "grouped_mm": Route(_two_stage_route(_grouped_mm), _no_grouped_mm),
-            "sorted": Route(_two_stage_route(_sorted), graph_safe=False),
-            "gather": Route(_two_stage_route(_gather), listed=_listed_if_few(_FEW_PAIRS, "m", "topk")),
-            "dense": Route(_two_stage_route(_dense), listed=_listed_if_few(_FEW_EXPERTS, "expert")),
-            "blocks": Route(_two_stage_route(_blocks)),
+            "scaled_grouped_mm": Route(partial(_two_stages, stage_of=_scaled_grouped_mm), _no_scaled_grouped_mm),
+            "grouped_mm": Route(partial(_two_stages, stage_of=_grouped_mm), _no_grouped_mm),
+            "sorted": Route(partial(_two_stages, stage_of=_sorted), graph_safe=False),
+            "gather": Route(partial(_two_stages, stage_of=_gather), listed=_listed_if_few(_FEW_PAIRS, "m", "topk")),
+            "dense": Route(partial(_two_stages, stage_of=_dense), listed=_listed_if_few(_FEW_EXPERTS, "expert")),
+            "blocks": Route(partial(_two_stages, stage_of=_blocks)),
         }
     ),
     _native,

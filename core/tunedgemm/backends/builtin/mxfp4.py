@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 _GROUP = 32
 
 
-def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+def _dequantised(dtype: str) -> Callable[[Shape, Device], Callable[..., Any]]:
     """Dequantise both operands to *dtype*, then multiply."""
 
-    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-        del split
+    def make(shape: Shape, device: Device) -> Callable[..., Any]:
         values, product = _values(shape, dtype), _product(shape, device, dtype)
 
         def dequantised(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> Any:
@@ -42,11 +41,10 @@ def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any
     return make
 
 
-def _dequantised_weight(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+def _dequantised_weight(dtype: str) -> Callable[[Shape, Device], Callable[..., Any]]:
     """Dequantise the weight to *dtype*, then multiply it with x, which *dtype* holds exactly."""
 
-    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-        del split
+    def make(shape: Shape, device: Device) -> Callable[..., Any]:
         k, inner = shape.k, torch_dtype(dtype)
         values, product = _values(shape, dtype), _product(shape, device, dtype)
 
@@ -58,14 +56,13 @@ def _dequantised_weight(dtype: str) -> Callable[[Shape, Device, int], Callable[.
     return make
 
 
-def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+def _halved(shape: Shape, device: Device) -> Callable[..., Any]:
     """Split x into the sum of two bf16 parts, multiply each by the weight, and add both in float32.
 
     bf16 keeps 8 of the 11 bits of fp16 and can hold the remainder, too: nothing is rounded.
     """
     import torch
 
-    del split
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
     values, multiplied = _values(shape, "bf16"), products(device)
 

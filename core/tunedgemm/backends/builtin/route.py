@@ -26,17 +26,19 @@ class Route:
     """One way to the result, by calls that depend on their arguments alone.
 
     Attributes:
-        make: function of (shape, device, splitK) that returns a function of the op's operands with
-            the weight in order; raises PluginError.
+        make: function of (shape, device), and of splitK for a route that splits, that returns a
+            function of the op's operands with the weight in order; raises PluginError.
         unfit: why it cannot compute the shape on the device, as the rest of a sentence that begins
             with its name; "" where it can. Pure, and valid for absent devices.
         listed: the values of splitK worth a try; none where the route is not.
+        splits: whether it takes splitK.
         graph_safe: whether it never waits for the device.
     """
 
-    make: Callable[[Shape, Device, int], Callable[..., Any]]
+    make: Callable[..., Callable[..., Any]]
     unfit: Callable[[Shape, Device], str] = _always
     listed: Callable[[Shape, Device], tuple[int, ...]] = _unsplit
+    splits: bool = False
     graph_safe: bool = True
 
 
