@@ -129,7 +129,7 @@ def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch:
     link = table.with_name("link.csv")
     table.write_text("not a table of the package\n")
     link.symlink_to(shipped if shipped_first else table)
-    real = indexfile.read_content
+    real = indexfile.read_raw
 
     def swapped(path: Path) -> bytes:
         if shipped_first:
@@ -141,7 +141,7 @@ def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch:
             link.symlink_to(shipped)
         return content
 
-    monkeypatch.setattr(indexfile, "read_content", swapped)
+    monkeypatch.setattr(indexfile, "read_raw", swapped)
     if shipped_first:
         assert indexfile._signed(link) == shipped.read_bytes()
     else:

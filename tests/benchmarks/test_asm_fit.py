@@ -44,6 +44,18 @@ def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
     assert {timed.listed for own in times.values() for timed in own} >= {True}
 
 
+def test_first_guesses_by_block_are_near_the_best(fitting: ModuleType) -> None:
+    """The first guess is within 3 % of the best kernel that was timed for 39 of 48 products."""
+    losses = []
+    for file in ("h100-2026-11-25/asm/a8w8_blockscale-profile.csv", "h100-2026-11-26/a8w8_blockscale-screen.csv"):
+        for product, own in fitting.read([RESULTS / file]).items():
+            first = min(own, key=lambda timed: fitting.predicted(product.shape, timed))
+            losses.append(first.us / min(timed.us for timed in own) - 1)
+    assert len(losses) == 48
+    assert sum(loss <= 0.03 for loss in losses) >= 39
+    assert sum(losses) / len(losses) < 0.025
+
+
 def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:
     """Where kernels of a race take a tenth longer than the model has others take, that is taken off
     their times, and of no others.
@@ -72,5 +84,5 @@ def test_a_fit_finds_a_rate_that_was_changed(fitting: ModuleType, monkeypatch: p
     monkeypatch.setattr(fitting.cost, "_CYCLES_A_US", 900.0)
     before = fitting.loss(times)
     assert [what for what, _ in fitting.without(times, FP8, 3)] == [product] and fitting.loss(times) == before
-    fitting.fit(times, 60)
+    fitting.fit(times, 80)
     assert fitting.loss(times) < before / 2

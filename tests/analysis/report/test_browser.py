@@ -209,7 +209,7 @@ def test_accessible(h200: Path, visit: Open, width: int, scheme: str) -> None:
 
     grave = [fault for fault in found if fault["impact"] in ("serious", "critical")]
     assert [(fault["id"], fault["nodes"][0]["html"][:120]) for fault in grave] == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_themes_and_print(h200: Path, visit: Open) -> None:
