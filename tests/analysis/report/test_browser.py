@@ -27,6 +27,9 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "h200-2026-11-2
 FILES = [RESULTS / "all-a16w16-tuned.csv", RESULTS / "all-a16w16-profile.csv.gz"]
 EARLIER = [RESULTS / "asm" / "a16w16-tuned.csv"]
 EVIL = "<script>document.title=1</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
+#: Elements that reach beyond the screen.
+WIDER = """[...document.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+    .map(e => [e.tagName, e.id, e.className.toString(), Math.round(e.getBoundingClientRect().right), innerWidth])"""
 FLAGS = ["--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 pytestmark = [
@@ -49,9 +52,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the page of the committed results."""
+    """Write the page of the committed results, in a folder whose name is wider than a phone."""
     path = tmp_path_factory.mktemp("h200") / "report.html"
-    path.write_text(report_page(FILES))
+    folder = path.with_name("w" * 120)
+    folder.mkdir()
+    path.write_text(report_page([Path(shutil.copy(file, folder)) for file in FILES]))
     return path
 
 
@@ -209,7 +214,7 @@ def test_accessible(h200: Path, visit: Open, width: int, scheme: str) -> None:
 
     grave = [fault for fault in found if fault["impact"] in ("serious", "critical")]
     assert [(fault["id"], fault["nodes"][0]["html"][:120]) for fault in grave] == []
-    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page.evaluate(WIDER)
 
 
 def test_themes_and_print(h200: Path, visit: Open) -> None:
