@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-# MKL counts its memory by thread, and may spin in a child. It reads this at its first product.
-os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
-
 #: Seconds after which a child counts as hung; it must do in milliseconds what it does.
 HUNG = 10
 
