@@ -30,6 +30,7 @@ from tunedgemm.testing.shapes import shapes_of
 
 #: Rows of each real file that are explained, spread over it.
 SAMPLE = 40
+REFUSES = re.compile(r"^[\w.-]+ refuses: ")
 NOTE = re.compile(r"note: .*?: (?:(\d+) rows are misses here, the first|one row is a miss here,) in line (\d+): (.*)")
 
 
@@ -49,18 +50,20 @@ def sampled(rows: list[Row]) -> list[Row]:
 def misses(rows: list[Row], registry: Registry) -> Iterator[tuple[int, str]]:
     """Yield the lines of the rows that explain passes over on their devices, with the reason.
 
-    Only of backends that are installed and cover the op: ``table check`` notes no others.
+    Only where a backend that covers the op, or runs such rows, is installed: ``table check`` notes
+    no others.
     """
     for row in rows:
-        backend = registry.get(row.solution.libtype)
-        if isinstance(backend, Backend) and row.shape.op in backend.ops and row.gfx and row.valid:
+        backend, op = registry.get(row.solution.libtype), row.shape.op
+        covered = isinstance(backend, Backend) and op in backend.ops
+        if (covered or registry.runners(op, row.solution.libtype)) and row.gfx and row.valid:
             device = as_present(Device(row.gfx, row.cu_num, row.device))
             table = Table(op_named(row.shape.op), [[row]])
             shape = attrs.evolve(row.shape, m=row.shape.m or 1)
             explanation = choose(offers(shape, device, table, registry, ()), shape, device, registry, None)[0]
             if not explanation.tuned:
                 reason = explanation.passed_over[0][1] if explanation.passed_over else explanation.refused
-                yield row.line, reason.removeprefix(f"{row.solution.libtype} refuses: ")
+                yield row.line, REFUSES.sub("", reason)  # of the row's libtype, or of another that runs its kernels
 
 
 def noted(path: Path, op: Op, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
