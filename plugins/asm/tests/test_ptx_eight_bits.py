@@ -81,10 +81,6 @@ CASES += [
         (KernelConfig(256, 96, 2, 2, 2, 2, promoted=True, staged=True), of("block", (600, 264, 528)), 1, 5),
         (KernelConfig(128, 192, 3, promoted=True, staged=True), of("block", (150, 400, 528)), 2, 3),
         (KernelConfig(64, 96, 3, 1, promoted=True, staged=True, stream=True), of("block", (150, 300, 400)), 1, 3),
-        (KernelConfig(128, 176, 3, promoted=True, staged=True), of("block", (150, 400, 400), order="m_major_padded"), 1, 3),
-        (KernelConfig(64, 208, 2, 1, promoted=True, staged=True), of("block", (71, 420, 272)), 1, 2),
-        (KernelConfig(128, 240, 2, promoted=True, staged=True), of("block", (140, 500, 528), order="m_major"), 2, 2),
-        (KernelConfig(128, 144, 3, promoted=True), of("row", (150, 300, 400)), 1, 2),
     ]
 ]
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True, staged=True), of("block", (100, 200, 400)), 1)

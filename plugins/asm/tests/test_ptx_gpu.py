@@ -93,8 +93,6 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in CONFIGS.items()} | {
     "panels of rows split": (ROWS, KernelConfig(128, 128, 6, promoted=True, panels=2), 2),
     "panels of tensors": (TENSOR, KernelConfig(256, 96, 4, promoted=True, panels=6), 1),
     "panels of int8": (INT8, KernelConfig(128, 192, 4, panels=3), 1),
-    "blocks, two widths": (BLOCKS, KernelConfig(128, 176, 5, promoted=True, overlapped=True, staged=True), 1),
-    "blocks, three portions": (BLOCKS, KernelConfig(128, 240, 4, promoted=True, overlapped=True, staged=True), 1),
     "panels of blocks": (BLOCKS, KernelConfig(128, 256, 4, promoted=True, staged=True, panels=2), 1),
     "panels of blocks, odd tile": (BLOCKS, KernelConfig(128, 160, 5, promoted=True, staged=True, panels=5), 1),
     "panels of blocks cluster": (BLOCKS, KernelConfig(128, 224, 4, cluster=2, promoted=True, staged=True, panels=6), 1),

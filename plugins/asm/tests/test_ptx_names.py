@@ -87,28 +87,13 @@ def test_plans_match_values_computed_by_hand() -> None:
     wide = KernelConfig(256, 128, 4)
     assert (wide.rows, wide.blocks, wide.accumulators, wide.entry_registers) == (128, 2, 128, 168)
     promoted = KernelConfig(128, 256, 4, promoted=True)
-    assert (promoted.accumulators, promoted.portion, promoted.portions) == (128, 128, [(0, 0, 128), (0, 128, 128)])
-    assert KernelConfig(256, 128, 4, promoted=True).portions == [(0, 0, 128), (1, 0, 128)]
+    assert (promoted.accumulators, promoted.portion, promoted.portions) == (128, 128, [(0, 0), (0, 128)])
+    assert KernelConfig(256, 128, 4, promoted=True).portions == [(0, 0), (1, 0)]
     turns = KernelConfig(128, 192, 5, turns=True)
     assert (turns.sharing, turns.rows, turns.blocks, turns.accumulators, turns.threads, turns.resident) == (1, 128, 2, 192, 384, 1)
     assert turns.shared_bytes == 5 * (320 * 128 + 16) + 8 + 16
     few = KernelConfig(64, 128, 4, 1)
     assert (few.threads, few.accumulators, few.entry_registers, few.resident) == (256, 64, 128, 2)
-
-
-def test_overlapped_portions_alternate_between_two_widths() -> None:
-    """Portions are whole multiples of 16 rows where they can be, and every second one has the same width."""
-    widths = {
-        128: (128,), 144: (80, 64), 160: (80, 80), 176: (96, 80), 192: (96, 96), 208: (64, 40, 64, 40), 224: (64, 48, 64, 48),
-        240: (80, 80, 80), 256: (64, 64, 64, 64),
-    }  # fmt: skip
-    for tile, expected in widths.items():
-        config = KernelConfig(128, tile, 3, promoted=True, overlapped=True, staged=True)
-        portions = config.portions
-        assert [rows for _, _, rows in portions] == list(expected), tile
-        assert [first for _, first, _ in portions] == [sum(expected[:index]) for index in range(len(expected))], tile
-    both = KernelConfig(256, 112, 3, promoted=True, overlapped=True).portions
-    assert both == [(0, 0, 64), (0, 64, 48), (1, 0, 64), (1, 64, 48)]
 
 
 def test_consumers_take_only_released_registers(failing: Any) -> None:
@@ -142,14 +127,14 @@ def test_matrix_descriptors() -> None:
     assert matrix.descriptor((1 << 18) + 0x400) == matrix.descriptor(0x400)
     assert matrix.ALONG_K == 2  # 16 elements of 2 bytes
     assert matrix.ALONG_ROWS == 512  # 64 rows of 128 bytes
-    assert matrix.instruction(Variant(CONFIG, "fp16", "fp32"), 160) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
+    assert matrix.instruction(Variant(CONFIG, "fp16", "fp32")) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
 
 
 def test_matrix_instructions_of_eight_bits() -> None:
     """8-bit wgmma instructions have the shapes and flags of the PTX ISA."""
     fp8, int8 = (Variant(CONFIG, dtype, "bf16", scale="row") for dtype in ("fp8_e4m3fn", "int8"))
-    assert matrix.instruction(fp8, 160) == "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3"
-    assert matrix.instruction(int8, 160) == "wgmma.mma_async.sync.aligned.m64n160k32.s32.s8.s8"
+    assert matrix.instruction(fp8) == "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3"
+    assert matrix.instruction(int8) == "wgmma.mma_async.sync.aligned.m64n160k32.s32.s8.s8"
     assert (matrix.flags(fp8), matrix.flags(int8, "%p1")) == ((1, 1, 1), ("%p1",))
     assert [rows for rows in range(8, 80, 8) if matrix.multiplies(rows, "int8")] == [8, 16, 24, 32, 48, 64]
     assert all(matrix.multiplies(rows, "fp8_e4m3fn") for rows in range(8, 264, 8))

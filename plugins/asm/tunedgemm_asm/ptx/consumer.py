@@ -25,7 +25,7 @@ from tunedgemm_asm.ptx.barriers import (
 )
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.names import DEEP, STEP_BYTES, Portion
+from tunedgemm_asm.ptx.names import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.order import Items
 from tunedgemm_asm.ptx.panels import await_reads
 from tunedgemm_asm.ptx.promotion import LoadedScales, promote, promote_scaled
@@ -110,8 +110,7 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
     size = f.config.accumulators_per_block
-    own = {portion: accumulators[portion[0] * size : (portion[0] + 1) * size] for portion in f.config.portions}
-    _products(f, _stage(f, bases, ring), own)
+    _products(f, _stage(f, bases, ring), {(block, 0): accumulators[block * size : (block + 1) * size] for block in range(f.config.blocks)})
     t.op("wgmma.wait_group.sync.aligned", 1)
     release(f, before, releasing)
     t.op("mov.pred", releasing, arriving)
@@ -214,16 +213,16 @@ def _multiply_overlapped(
     next_stage(f, ring)
 
 
-def _promote(f: Frame, registers: tuple[list[str], list[str]], portion: Portion, loaded: LoadedScales | None) -> None:
+def _promote(f: Frame, registers: tuple[list[str], list[str]], portion: tuple[int, int], loaded: LoadedScales | None) -> None:
     """Add a portion's accumulators of the stage, *registers[1]*, to those of the tile, *registers[0]*."""
     accumulators, parts = registers
-    block, first, rows = portion
+    block, first = portion
     begin = block * f.config.accumulators_per_block + first // 2
-    own, added = accumulators[begin : begin + rows // 2], parts[: rows // 2]
+    own = accumulators[begin : begin + len(parts)]
     if loaded:
-        promote_scaled(f, own, added, portion, loaded)
+        promote_scaled(f, own, parts, first, loaded)
     else:
-        promote(f, own, added)
+        promote(f, own, parts)
 
 
 def _clear(f: Frame, accumulators: list[str]) -> None:
@@ -242,7 +241,7 @@ def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:
     return stage_a, stage_b
 
 
-def _products(f: Frame, stage: tuple[str, str], accumulators: dict[Portion, list[str]], adding: object = 1) -> None:
+def _products(f: Frame, stage: tuple[str, str], accumulators: dict[tuple[int, int], list[str]], adding: object = 1) -> None:
     """Issue the wgmma instructions of some portions of a stage as one group.
 
     *adding* tells whether the first wgmma of each portion adds to its accumulators.
@@ -250,9 +249,9 @@ def _products(f: Frame, stage: tuple[str, str], accumulators: dict[Portion, list
     t, (stage_a, stage_b) = f.text, stage
     t.op("wgmma.fence.sync.aligned")
     for deep in range(DEEP):
-        for (block, first, rows), own in accumulators.items():
+        for (block, first), own in accumulators.items():
             a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
             b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K + first * matrix.ROW)
             flags = matrix.flags(f.variant, 1 if deep else adding)
-            t.op(matrix.instruction(f.variant, rows), f"{{{', '.join(own[: rows // 2])}}}", a, b, *flags)
+            t.op(matrix.instruction(f.variant), f"{{{', '.join(own)}}}", a, b, *flags)
     t.op("wgmma.commit_group.sync.aligned")

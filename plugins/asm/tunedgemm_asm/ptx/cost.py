@@ -18,10 +18,12 @@ from tunedgemm.plugin import Shape
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
 from tunedgemm_asm.ptx.limits import part_of, rows_of, shared_evenly, steps_of, tiles_of
-from tunedgemm_asm.ptx.names import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, WGMMA_ROWS, KernelConfig
+from tunedgemm_asm.ptx.names import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, KernelConfig
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
+#: Rows of b by which the time of a wgmma grows.
+_WGMMA_ROWS = 16
 _MEMORY, _L2 = 3.66e6, 19e6  # bytes per microsecond
 #: Bytes per microsecond that reach one SM.
 _SM = 12.5e4
@@ -61,13 +63,13 @@ def step_cycles(config: KernelConfig) -> float:
     """Return the cycles of a stage: tensor core operations, or reading both operands from shared
     memory.
     """
-    widths = [rows for _, _, rows in config.portions] if config.overlapped else [config.tile_b] * config.blocks
-    return config.sharing * (STEP // STEP_K) * sum(map(_wgmma_cycles, widths))
+    rows = config.portion if config.overlapped else config.tile_b
+    return config.sharing * config.blocks * (config.tile_b // rows) * (STEP // STEP_K) * _wgmma_cycles(rows)
 
 
 def _wgmma_cycles(rows: int) -> float:
     """Return the cycles of a wgmma of 64 rows of a and these rows of b, 32 bytes deep."""
-    multiplied = 2 * SIDE * ceil_div(rows, WGMMA_ROWS) * WGMMA_ROWS * STEP_K / _OPERATIONS
+    multiplied = 2 * SIDE * ceil_div(rows, _WGMMA_ROWS) * _WGMMA_ROWS * STEP_K / _OPERATIONS
     return max(multiplied, (SIDE + rows) * 2 * STEP_K / _SHARED_BYTES)
 
 

@@ -35,10 +35,10 @@ _FLAGS = {"bf16": (1, 1, 0, 0), "fp16": (1, 1, 0, 0), "fp8_e4m3fn": (1, 1), "int
 _EVERY_INT8 = 32
 
 
-def instruction(variant: Variant, rows: int) -> str:
-    """Return the instruction that multiplies 64 rows of a by *rows* of b, 32 bytes deep."""
+def instruction(variant: Variant) -> str:
+    """Return the instruction that multiplies 64 rows of a by a portion of b's rows, 32 bytes deep."""
     kind, deep, accumulators = _KINDS[variant.dtype]
-    return f"wgmma.mma_async.sync.aligned.m64n{rows}k{deep}.{accumulators}.{kind}.{kind}"
+    return f"wgmma.mma_async.sync.aligned.m64n{variant.config.portion}k{deep}.{accumulators}.{kind}.{kind}"
 
 
 def flags(variant: Variant, adding: object = 1) -> tuple[object, ...]:

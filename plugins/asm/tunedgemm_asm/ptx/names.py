@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 
@@ -29,13 +28,9 @@ STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
 #: wgmma instructions along K of a stage; each takes 32 bytes of a row for any dtype.
 DEEP = STEP // STEP_K
-#: Above this many rows of b, a promoting consumer multiplies a part of them at a time: a thread
-#: holds the accumulators of the stage and of the tile.
+#: Above this many rows of b, a promoting consumer multiplies half of them at a time: a thread holds
+#: the accumulators of the stage and of the tile.
 MOST_PORTION = 192
-#: A block of 64 rows of a, and the first row and the rows of b of one wgmma.
-Portion = tuple[int, int, int]
-#: Rows of b by which the time of a wgmma grows.
-WGMMA_ROWS = 16
 #: Layout of a weight in columns of `STEP_BYTES`, each contiguous: [steps, N, 128 bytes].
 COLUMNS = f"columns{STEP_BYTES}"
 #: Bytes of an operand's element.
@@ -59,12 +54,6 @@ REVISION = 1
 _FLAGS = {"swapped": "swap", "promoted": "p", "overlapped": "o", "staged": "s", "turns": "t", "stream": "k"}
 _LETTERS = "".join(f"(_{letters})?" for letters in _FLAGS.values())
 _NAME = re.compile(rf"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+){_LETTERS}(?:_b(\d+))?_r(\d+)")
-
-
-def _halves(rows: int) -> tuple[int, int]:
-    """Return rows of b in two portions; the first is the wider and whole `WGMMA_ROWS`, if it can be."""
-    wider = min(rows, -(-rows // (2 * WGMMA_ROWS)) * WGMMA_ROWS)
-    return wider, rows - wider
 
 
 @attrs.frozen
@@ -120,7 +109,7 @@ class KernelConfig:
             raise PluginError(f"{self.name}: {shared} {self.tile_a} rows in steps of {SIDE}, up to {MOST_B}")
         if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
             raise PluginError(f"{self.name}: cannot load {self.tile_b} rows; needs a multiple of {UNIT_B * self.cluster}, up to {MOST_B}")
-        if any(rows % UNIT_B for rows in self._widths):
+        if self.portion % UNIT_B:
             raise PluginError(f"{self.name}: half of {self.tile_b} rows is not a multiple of {UNIT_B}")
         if self.panels and self.turns:
             raise PluginError(f"{self.name}: ping-pong consumers (_t) cannot have panels (_b)")
@@ -193,29 +182,19 @@ class KernelConfig:
 
     @property
     def portion(self) -> int:
-        """Return the most rows of b of one wgmma."""
-        return max(self._widths)
+        """Return the rows of b of one wgmma."""
+        if self.overlapped:
+            free = self.consumer_registers - OTHER_REGISTERS - self.accumulators - self.column_scales
+            return next((part for part in (self.tile_b, self.tile_b // 2) if part <= free), self.tile_b // 4)
+        return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
 
     @property
-    def _widths(self) -> tuple[int, ...]:
-        """Return the rows of b of each wgmma of a block, as many as registers leave.
+    def portions(self) -> list[tuple[int, int]]:
+        """Return the portions that a consumer multiplies before it promotes.
 
-        Overlapped portions alternate between two sets of accumulators, each of one width: ptxas
-        serializes wgmma instructions of several widths to the same registers.
+        Each is a block of 64 rows of a, and the first row of b.
         """
-        whole, half = (self.tile_b,), self.tile_b // 2
-        if not self.overlapped:
-            return (half, half) if self.promoted and self.tile_b > MOST_PORTION else whole
-        most = self.consumer_registers - OTHER_REGISTERS - self.accumulators - self.column_scales
-        thirds = (self.tile_b // 3,) * 3 if self.tile_b % (3 * WGMMA_ROWS) == 0 else whole
-        return next((widths for widths in (whole, _halves(self.tile_b), thirds) if max(widths) <= most), _halves(half) * 2)
-
-    @property
-    def portions(self) -> list[Portion]:
-        """Return the portions that a consumer multiplies before it promotes."""
-        starts = itertools.accumulate(self._widths, initial=0)
-        columns = list(zip(starts, self._widths, strict=False))
-        return [(block, first, rows) for block in range(self.blocks) for first, rows in columns]
+        return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 
     @property
     def threads(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tunedgemm_asm.ptx.fragment import index_of_accumulator
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.names import Portion
 
 #: Registers with a portion's scales of one block of K: of the thread's rows of x, and of the spans
 #: of the weight's rows.
@@ -22,19 +21,19 @@ def promote(f: Frame, accumulators: list[str], parts: list[str]) -> None:
         f.text.op("add.rn.f32", mine, mine, part)
 
 
-def promote_scaled(f: Frame, accumulators: list[str], parts: list[str], portion: Portion, loaded: LoadedScales) -> None:
+def promote_scaled(f: Frame, accumulators: list[str], parts: list[str], first: int, loaded: LoadedScales) -> None:
     """Add the accumulators of a stage, scaled: one multiplication for each row and span of columns.
 
     Args:
-        accumulators, parts: registers of the portion, of the tile and of the stage.
-        portion: the portion.
+        accumulators, parts: registers of one portion, of the tile and of the stage.
+        first: the portion's first row of b.
         loaded: the portion's scales.
     """
-    t, config, (of_x, of_weight), (_, first, rows) = f.text, f.config, loaded, portion
+    t, config, (of_x, of_weight) = f.text, f.config, loaded
     factors: list[str] = []
     # A thread has two of 8 columns.
     begin, span = first // 4, config.span // 4
-    for column in range(rows // 4):
+    for column in range(config.portion // 4):
         if config.swapped:
             factors = [t.to("f32", "mul.rn.f32", of_x[column], of_weight[0])] * 2
         elif (begin + column) % span == 0 or not column:

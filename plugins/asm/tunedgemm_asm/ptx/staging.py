@@ -13,7 +13,7 @@ import attrs
 from tunedgemm_asm.ptx.barriers import arrive_after_copies, barrier_of, next_stage, start_ring, wait
 from tunedgemm_asm.ptx.fragment import BELOW, columns_of_thread, first_accumulator
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.names import SCALE_BLOCK, SCALE_BYTES, SIDE, WARP_THREADS, Portion
+from tunedgemm_asm.ptx.names import SCALE_BLOCK, SCALE_BYTES, SIDE, WARP_THREADS
 from tunedgemm_asm.ptx.order import Place
 from tunedgemm_asm.ptx.promotion import LoadedScales
 from tunedgemm_asm.ptx.scales import scale_bases
@@ -141,13 +141,13 @@ class StageScales:
         x, weight = (f.text.to("b32", "mad.lo.u32", stage, f.config.scale_bytes, base) for base in (self.x, self.weight))
         return StageScales(x, weight)
 
-    def load(self, f: Frame, portion: Portion) -> LoadedScales:
-        """Load the scales of a portion."""
-        config, (block, first, rows) = f.config, portion
+    def load(self, f: Frame, portion: tuple[int, int]) -> LoadedScales:
+        """Load the scales of a portion, an element of `KernelConfig.portions`."""
+        config, (block, first) = f.config, portion
         if config.swapped:
-            columns = [first + column for column in columns_of_thread(config) if column < rows]
+            columns = [first + column for column in columns_of_thread(config) if column < config.portion]
             return self._registers(f, self.x, columns), self._registers(f, self.weight, [0])
-        spans = range(first // config.span, (first + rows - 1) // config.span + 1)
+        spans = range(first // config.span, (first + config.portion - 1) // config.span + 1)
         return self._registers(f, self.x, [SIDE * block, SIDE * block + BELOW]), self._registers(f, self.weight, list(spans))
 
     def _registers(self, f: Frame, base: str, indices: list[int]) -> list[str]:
