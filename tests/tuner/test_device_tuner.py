@@ -380,6 +380,25 @@ def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alon
     assert times["one"] == (alone if throttled == "power cap" else 9.8)
 
 
+def test_at_the_power_cap_the_next_fastest_gets_its_turn() -> None:
+    """A guess that ties with the fastest but loses alone does not cost the others the shape."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        def sampler(launchers: Any, rounds: int) -> dict[Solution, Samples]:
+            alone = {"one": 10.1, "two": 9.7, "native": 10.0}
+            among = {"one": 9.61, "two": 9.6, "native": 10.0}
+            times = alone if len(launchers) == 1 else among
+            taken = {solution: times.get(solution.kernel_name, 12.0) for solution in launchers}
+            return {solution: Samples((us,) * rounds, calls=5000, throttled="power cap") for solution, us in taken.items()}
+
+        return sampler
+
+    outcome, _ = tuned(device_tuner(never, bench=bench))
+
+    assert outcome.winner is not None
+    assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("two", 9.7)
+
+
 def test_a_winner_is_checked_after_its_timing() -> None:
     """The fastest fails in its paired comparison.
 

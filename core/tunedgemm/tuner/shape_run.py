@@ -286,34 +286,42 @@ class ShapeRun:
         if challenger is None:
             return None, 0
         chosen = challenger.solution
+        near = sorted((timing for timing in last if timing.us <= challenger.us * (1 + MAX_NOISE)), key=lambda timing: timing.us)
+        possible = list(dict.fromkeys([chosen, *(timing.solution for timing in near)]))
         if incumbent is not None and incumbent in finalists:
-            chosen = self._better(chosen, incumbent, TIE)
+            chosen = self._better(possible, incumbent, TIE)
+            possible = [chosen]
         if baseline is not None and baseline in finalists:
-            better = self._better(chosen, baseline, DEFAULT_TIE if incumbent is None else TIE)
+            better = self._better(possible, baseline, DEFAULT_TIE if incumbent is None else TIE)
             chosen = better if better.libtype in ranks else chosen
         if not self._timings[chosen].ok:  # it failed in its last rounds, and not all of the others were checked again
             self._check_again([solution for solution in finalists if self._timings[solution].ok])
             return select(tuple(self._timings.values()), incumbent, ranks, tuple(ranks))
         return self._timings[chosen], tied
 
-    def _better(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
-        """Return the challenger if a paired comparison finds it faster by more than *keep*.
+    def _better(self, challengers: Sequence[Solution], holder: Solution, keep: float) -> Solution:
+        """Return the first challenger that beats the holder by more than *keep*, else the holder.
 
         Among many solutions the chip runs hotter, and ratios within rounds decide better than
         medians of different moments. At the power cap the challenger must also not be slower alone:
-        more power gains nothing in a model that keeps the chip busy.
+        more power gains nothing in a model that keeps the chip busy. One that is gives way to the
+        next, which may need less.
         """
-        first, second = self._timings[challenger], self._timings[holder]
-        if challenger == holder or second.us > first.us * (1 + CLEAR):
-            return challenger
-        if first.us > second.us * (1 + CLEAR) or self._is_late(1.0):
-            return holder
-        answers = paired_comparison((challenger, holder), self._sample, self._effort())
-        winner = challenger if self._gain(challenger, holder, answers) > 1 + keep else holder
-        capped = {solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
-        if winner == holder or len(capped) < len(answers) or time.monotonic() >= self.deadline:
-            return winner
-        return challenger if self._gain(challenger, holder, steady(capped, self._sample)) >= 1 else holder
+        for challenger in challengers:
+            first, second = self._timings[challenger], self._timings[holder]
+            if challenger == holder or second.us > first.us * (1 + CLEAR):
+                return challenger
+            if first.us > second.us * (1 + CLEAR) or self._is_late(1.0):
+                return holder
+            answers = paired_comparison((challenger, holder), self._sample, self._effort())
+            if self._gain(challenger, holder, answers) <= 1 + keep:
+                return holder
+            capped = {solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
+            if len(capped) < len(answers) or time.monotonic() >= self.deadline:
+                return challenger
+            if self._gain(challenger, holder, steady(capped, self._sample)) >= 1:
+                return challenger
+        return holder
 
     def _gain(self, challenger: Solution, holder: Solution, answers: Mapping[Solution, Samples | Timing]) -> float:
         """Retime both by these samples; return the challenger's speed-up, 1 if noise hides it."""
