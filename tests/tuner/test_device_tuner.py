@@ -354,6 +354,20 @@ def test_an_incumbent_in_the_paired_comparison_is_checked_again() -> None:
     assert outcome.winner.solution.kernel_name != "three"
 
 
+def capped(among: dict[str, float], alone: dict[str, float], throttled: str = "power cap") -> Any:
+    """Return a bench with times of kernels among others and alone; others take 10 us."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        def sampler(launchers: Any, rounds: int) -> dict[Solution, Samples]:
+            times = among if len(launchers) > 1 else alone
+            taken = {solution: times.get(solution.kernel_name, 10.0) for solution in launchers}
+            return {solution: Samples((us,) * rounds, calls=5000, throttled=throttled) for solution, us in taken.items()}
+
+        return sampler
+
+    return bench
+
+
 @pytest.mark.parametrize(
     ("throttled", "alone", "wanted", "us"),
     [("", 10.2, "one", 9.8), ("power cap", 10.2, "three", 10.0), ("power cap", 10.0, "one", 10.0), ("heat", 10.2, "one", 9.8)],
@@ -363,14 +377,7 @@ def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alon
 
     Its time is the one measured alone.
     """
-
-    def bench(op: Any, shape: Shape, device: Any) -> Any:
-        def sampler(launchers: Any, rounds: int) -> dict[Solution, Samples]:
-            one = 9.8 if len(launchers) > 1 else alone
-            taken = {solution: one if solution.kernel_name == "one" else 10.0 for solution in launchers}
-            return {solution: Samples((us,) * rounds, calls=5000, throttled=throttled) for solution, us in taken.items()}
-
-        return sampler
+    bench = capped({"one": 9.8}, {"one": alone}, throttled)
 
     outcome, _ = tuned(device_tuner(never, bench=bench), task=Task(SHAPE, incumbent=Solution("turbo", "three")))
 
@@ -382,18 +389,7 @@ def test_at_the_power_cap_a_winner_must_not_be_slower_alone(throttled: str, alon
 
 def test_at_the_power_cap_the_next_fastest_gets_its_turn() -> None:
     """A guess that ties with the fastest but loses alone does not cost the others the shape."""
-
-    def bench(op: Any, shape: Shape, device: Any) -> Any:
-        def sampler(launchers: Any, rounds: int) -> dict[Solution, Samples]:
-            alone = {"one": 10.1, "two": 9.7, "native": 10.0}
-            among = {"one": 9.61, "two": 9.6, "native": 10.0}
-            times = alone if len(launchers) == 1 else among
-            taken = {solution: times.get(solution.kernel_name, 12.0) for solution in launchers}
-            return {solution: Samples((us,) * rounds, calls=5000, throttled="power cap") for solution, us in taken.items()}
-
-        return sampler
-
-    outcome, _ = tuned(device_tuner(never, bench=bench))
+    outcome, _ = tuned(device_tuner(never, bench=capped({"one": 9.61, "two": 9.6}, {"one": 10.1, "two": 9.7})))
 
     assert outcome.winner is not None
     assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("two", 9.7)

@@ -304,8 +304,8 @@ class ShapeRun:
 
         Among many solutions the chip runs hotter, and ratios within rounds decide better than
         medians of different moments. At the power cap the challenger must also not be slower alone:
-        more power gains nothing in a model that keeps the chip busy. One that is gives way to the
-        next, which may need less.
+        more power gains nothing in a model that keeps the chip busy. If it is slower, the next has
+        its turn.
         """
         for challenger in challengers:
             first, second = self._timings[challenger], self._timings[holder]
@@ -316,7 +316,7 @@ class ShapeRun:
             answers = paired_comparison((challenger, holder), self._sample, self._effort())
             if self._gain(challenger, holder, answers) <= 1 + keep:
                 return holder
-            capped = {solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
+            capped = {key: answer for key, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
             if len(capped) < len(answers) or time.monotonic() >= self.deadline:
                 return challenger
             if self._gain(challenger, holder, steady(capped, self._sample)) >= 1:
