@@ -23,10 +23,6 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import line
 
-# MKL counts its memory by thread, and may spin in a forked child. It reads this at its first
-# product, which may be one of a module that pytest imports.
-os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
-
 HERE = Path(__file__).parent
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what goes on in the background so, and children inherit it

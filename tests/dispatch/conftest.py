@@ -5,16 +5,37 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 #: Seconds after which a child counts as hung; it must do in milliseconds what it does.
 HUNG = 10
+#: Numbers of the system's threads that outlived a wait for ended ones: those of libraries.
+_lasting: set[int] = set()
+
+
+def await_ended_threads() -> None:
+    """Wait until threads that have ended in Python have ended in the system, too.
+
+    MKL frees the memory of an ending thread under a lock. A child that is forked then would wait
+    for it forever in its first product.
+    """
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        known = _lasting | {thread.native_id for thread in threading.enumerate()}
+        if not (ended := {int(path.name) for path in Path("/proc/self/task").iterdir()} - known):
+            return
+        time.sleep(0.001)
+    _lasting.update(ended)
 
 
 def in_child(work: Callable[[], object]) -> str:
     """Fork a child; return how it ended: served, wrong (*work* returned False), raised or hung."""
+    await_ended_threads()
     pid = os.fork()
     if not pid:
         try:
