@@ -47,8 +47,9 @@ _FACTOR = 4.0
 #: Slowdown of the products of a cluster, whose CTAs wait for each other to release a stage.
 _WAITED = 0.0165
 #: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along
-#: K and share no loads in L2. Median of 132 pairs on an H200, 23 November 2026.
-_SCATTERED = {1: 0.44, 2: 0.17}
+#: K and share no loads in L2. Medians of 132 pairs on an H200, 23 November 2026; by block of 432
+#: pairs on an H100, 26 November 2026.
+_SCATTERED, _SCATTERED_BY_BLOCK = {1: 0.44, 2: 0.17}, {1: 0.64, 2: 0.48}
 #: Order of the norm that combines bounds: bounds of similar size add up in part, because their
 #: bursts do not overlap fully. The norm also orders kernels that share one bound, such as memory.
 _TOGETHER = 12.0
@@ -125,7 +126,8 @@ def _work(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int)
     if config.stream:
         shares, whole = shared_evenly(config, shape, multiprocessors), steps_of(shape)
         resident = min(config.resident, ceil_div(shares.clusters * config.cluster, multiprocessors))
-        steps = shares.rounds * whole + shares.length * (1 + _SCATTERED[config.cluster])
+        scattered = _SCATTERED_BY_BLOCK if shape.scale == "block" else _SCATTERED
+        steps = shares.rounds * whole + shares.length * (1 + scattered[config.cluster])
         ends = shares.rounds + ceil_div(shares.length, whole)
         return tiles * whole, resident, steps * resident, ends * resident
     items, resident_ctas, part = tiles * splits, multiprocessors * config.resident, part_of(splits, shape)
