@@ -73,7 +73,7 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 
 @hookimpl
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
-    """Return the solution of an untuned call: the choice of a JSON file, if any."""
+    """Return the solution of an untuned call: the choice of a JSON file, else a best guess or none."""
     return heuristic.heuristic_fallback(shape, device)
 
 
