@@ -43,8 +43,8 @@ def test_the_budget_binds_inside_a_shape() -> None:
     made.stop()
 
 
-def test_fewer_solutions_are_tried_when_time_is_short() -> None:
-    """Half of a shape's time goes to trying solutions; the best of those that were tried is stored."""
+def slow_checks() -> tuple[DeviceTuner, Options]:
+    """Return a tuner of a backend with more kernels than six seconds suffice for; "k3" is the fastest."""
 
     def call(solution, shape, x, weight):
         time.sleep(0.005)
@@ -59,6 +59,12 @@ def test_fewer_solutions_are_tried_when_time_is_short() -> None:
     worker = Inline(functools.partial(Session, OP.name, -1, options, registry, bench))
     made = DeviceTuner(OP, options, worker, Compilers(registry=registry), {"turbo": 0})
     made.begin()
+    return made, options
+
+
+def test_fewer_solutions_are_tried_when_time_is_short() -> None:
+    """Half of a shape's time goes to trying solutions; the best of those that were tried is stored."""
+    made, options = slow_checks()
     told: list[Event] = []
 
     made.tune(TASK, (), told.append, time.monotonic() + options.budget)
@@ -67,3 +73,16 @@ def test_fewer_solutions_are_tried_when_time_is_short() -> None:
     assert isinstance(outcome, Outcome) and outcome.winner is not None
     assert outcome.winner.solution.kernel_name == "k3"
     assert 16 <= len(outcome.timings) < 1900
+    assert made.finished == 1
+
+
+def test_only_the_first_shape_is_stored_when_cut_short() -> None:
+    """A later shape of the run is left to the next one, which tries all its solutions."""
+    made, _ = slow_checks()
+    made.finished = 1
+    told: list[Event] = []
+
+    with pytest.raises(BudgetSpent):
+        made.tune(TASK, (), told.append, time.monotonic() + 0.5)
+
+    assert not any(isinstance(event, Outcome) for event in told)

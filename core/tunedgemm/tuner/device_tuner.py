@@ -74,12 +74,14 @@ class DeviceTuner:
         compilers: compile ahead; the device tuners of a machine share them.
         ranks: libtype to its rank for ties; its keys are the libtypes that may be stored.
         versions: libtype to its library version.
+        finished: number of shapes that were tuned.
     """
 
     def __init__(self, op: Op, options: Options, worker: AnyWorker, compilers: Compilers, ranks: Mapping[str, int]) -> None:
         self.op, self.options, self.compilers, self.ranks = op, options, compilers, ranks
         self.client = WorkerClient(op, options, worker)
         self.versions: Mapping[str, str] = {}
+        self.finished = 0
         self._listed: dict[Shape, Listing] = {}
         self._losses = Counter[str]()
         self._stated: dict[str, bool] = {}
@@ -196,8 +198,10 @@ class DeviceTuner:
 
         Raises:
             DeviceLost: the device stopped working.
-            BudgetSpent: the shape could not be done by then.
+            BudgetSpent: the shape could not be done by then. One that is cut short is done only if
+                it is the first: a row is final, so the next run tries all its solutions.
         """
         self.client.deadline = deadline + max(LEAST_GRACE_S, GRACE * self.options.budget)
         ShapeRun(self, task, emit, deadline).run(earlier)
+        self.finished += 1
         self._listed.pop(task.shape, None)

@@ -23,7 +23,7 @@ from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
-from tunedgemm.tuner.worker_client import DeviceLost
+from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
 
 if TYPE_CHECKING:
     from tunedgemm.tuner.device_tuner import DeviceTuner
@@ -67,10 +67,16 @@ class ShapeRun:
     _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
 
     def run(self, earlier: Sequence[Timing]) -> None:
-        """List, compile, check, screen, check fully, measure, check again, select."""
+        """List, compile, check, screen, check fully, measure, check again, select.
+
+        Raises:
+            BudgetSpent: candidates are left untried, and the run has other results.
+        """
         self._timings.update({timing.solution: timing for timing in earlier})
         candidates = self._list()
         right = self._check(self._compile(candidates)) if self._open(candidates) else []
+        if self.tuner.finished and self._is_late(CHECKING) and any(solution not in self._timings for solution in candidates):
+            raise BudgetSpent("the budget leaves no time for all candidates")
         winner, tied = self._select(self._finalists(right))
         libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
@@ -307,8 +313,9 @@ class ShapeRun:
         more power gains nothing in a model that keeps the chip busy. If it is slower, the next has
         its turn.
         """
+        second = self._timings[holder]  # of the moment at which the challengers were timed
         for challenger in challengers:
-            first, second = self._timings[challenger], self._timings[holder]
+            first = self._timings[challenger]
             if challenger == holder or second.us > first.us * (1 + CLEAR):
                 return challenger
             if first.us > second.us * (1 + CLEAR) or self._is_late(1.0):
