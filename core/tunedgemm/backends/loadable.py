@@ -62,7 +62,7 @@ _asking: dict[str, ForkSafeLock] = {}
 
 
 class _Thread(threading.local):
-    """Whether nothing waits for the answers of a thread any longer."""
+    """State of a thread: an event that is set once nothing waits for its answers."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()

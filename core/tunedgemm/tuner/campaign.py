@@ -25,8 +25,8 @@ from tunedgemm.tuner.trial import Options, Task
 
 #: Seconds of a shape before any was timed, relative to `Options.seconds`.
 _PACE = 2.5
-#: Share of the time that a wave fills. A shape that meets the end of its budget is tuned with fewer
-#: solutions. So a campaign ends where less time is left than a shape takes.
+#: Share of the time that a wave fills. Its first shape gets a row from fewer solutions where time
+#: is short, and its others none. So a campaign ends where less time is left than a shape takes.
 _FILLED = 0.9
 #: Fewest shapes of an op in a wave, as a share of all: starting its worker takes seconds, too.
 _LEAST = 0.1
