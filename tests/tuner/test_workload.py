@@ -4,6 +4,7 @@ rounds.
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -52,6 +53,20 @@ def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
     assert len(rounds) == 12
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     assert len({tuple(names) for names in rounds}) > 1
+
+
+def test_an_interrupted_sample_without_calls_shortens_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The overhead taken off is a median of several samples, and no time is zero or less."""
+    workload, answers = Workload(OP, SMALL, device_of(-1)), itertools.chain([1e6], itertools.repeat(0.5))
+    monkeypatch.setattr(workload, "_touches", "a graph without calls")
+    monkeypatch.setattr(workload, "_graphs", {NATIVE: "a graph"})
+    monkeypatch.setattr(workload, "_replay", lambda graph: lambda: next(answers))
+    monkeypatch.setattr(workload, "_on_cpu", lambda call: lambda: 20.0)
+
+    assert us(workload, rounds=1) == 19.5
+    assert us(workload, rounds=1) == 19.5
+    monkeypatch.setattr(workload, "_on_cpu", lambda call: lambda: 0.2)
+    assert 0 < us(workload, rounds=3) < 0.2
 
 
 def test_weights_rotate_and_activations_stay() -> None:

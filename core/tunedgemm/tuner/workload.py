@@ -11,6 +11,7 @@ import functools
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ FEWEST_COPIES = 5
 IDLE, SATURATION = 0.03, 0.25
 #: The load runs in steps of these seconds, until one takes as long as the last within this share.
 STEP, SETTLED = 0.025, 0.003
+#: Samples without calls that are taken before the first round, and the last that count: of one or
+#: two, an interrupted one would make all times too short.
+LEAST_TOUCHES, RECENT_TOUCHES = 5, 51
+#: Least microseconds of a call: no kernel is shorter, so less is an error of measurement.
+LEAST_US = 0.01
 #: Most bytes that `touch` writes.
 _TOUCHED = 16 << 10
 #: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*), without idling and users'
@@ -152,6 +158,7 @@ class Workload:
         self._flush = torch.empty(COLD * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
         self._graphs: dict[Solution, _Graph] = {}
         self._touches: _Graph | None = None  # what a sample takes without its calls
+        self._touch_us: deque[float] = deque(maxlen=RECENT_TOUCHES)
         self._launched: set[Solution] = set()
         self._first_us: list[float] = []  # on a CPU: what each solution took when it was called for the second time
         self._settled = False
@@ -183,8 +190,9 @@ class Workload:
                 answers[solution] = error
         self._settle()
         self._saturate(timers)
+        if self._touches and not self._touch_us:
+            self._touch_us.extend(self._replay(self._touches)() for _ in range(LEAST_TOUCHES))
         samples: dict[Solution, list[float]] = {solution: [] for solution in timers}
-        touches: list[float] = []
         mhz, throttled = 0, ""
         for number in range(rounds):
             pending = {}
@@ -204,11 +212,11 @@ class Workload:
                 except Exception as error:
                     self._drop_failed(solution, error, samples, answers)
             if touched:
-                touches.append(touched())
+                self._touch_us.append(touched())
         self._worked = time.perf_counter()
-        if touches:
-            less = statistics.median(touches)
-            samples |= {solution: [us - less for us in samples[solution]] for solution in self._graphs.keys() & samples.keys()}
+        if self._touch_us:
+            less = statistics.median(self._touch_us)
+            samples |= {solution: [max(us - less, LEAST_US) for us in samples[solution]] for solution in self._graphs.keys() & samples.keys()}
         return {**answers, **{solution: Samples(tuple(us), self.calls, mhz, throttled) for solution, us in samples.items()}}
 
     def _settle(self) -> None:
