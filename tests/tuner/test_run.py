@@ -19,8 +19,10 @@ from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.device_tuner import DeviceTuner
 from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import DeviceFault, Outcome, Planned, Samples
+from tunedgemm.tuner.trial import DeviceFault, Outcome, Planned, Samples, Task
+from tunedgemm.tuner.worker_client import BudgetSpent
 
 OP = op_named("a16w16")
 #: In the order of the plan: the costliest first.
@@ -145,6 +147,25 @@ def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
     assert first.outcomes == ()
     assert order[0] == 8
     assert set(rows(table)) == {1, 8, 100}
+
+
+def test_a_shape_that_the_rest_of_a_budget_cannot_hold_is_left_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a run says that its budget is spent, not that a device was lost."""
+    tune_one = DeviceTuner.tune
+
+    def tuned(tuner: DeviceTuner, task: Task, *arguments: Any) -> None:
+        if tuner.finished:
+            raise BudgetSpent("the budget leaves no time for all candidates")
+        tune_one(tuner, task, *arguments)
+
+    monkeypatch.setattr(DeviceTuner, "tune", tuned)
+    registry = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact))
+
+    report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(QUICK, budget=600.0), registry=registry, bench=clock({}))
+
+    assert len(report.outcomes) == 1
+    assert len(report.unbegun) == len(SHAPES) - 1
+    assert report.lost == ()
 
 
 def test_shapes_without_a_working_device_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,8 @@ class _Run:
         self._work(groups)
         waiting = [task for group in groups for task in group.left()]
         pins = self._pin_groups(waiting) if self.options.batch_invariant else []
-        spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
+        ended = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
+        spent = ended or any(group.spent for group in groups)
         left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
         return Report(

@@ -73,6 +73,7 @@ class WorkerGroup:
         earlier: final timings of earlier runs by shape.
         ahead: most tasks that a device tuner claims.
         deadline: `time.monotonic` after which no task begins.
+        spent: whether the time until then was too short for a task.
     """
 
     tuners: Sequence[AnyDeviceTuner]
@@ -80,6 +81,7 @@ class WorkerGroup:
     earlier: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
     ahead: int = 100
     deadline: float = float("inf")
+    spent: bool = attrs.field(default=False, init=False)
     _claimed: dict[int, deque[Task]] = attrs.field(factory=dict, init=False)
     _final: dict[Shape, dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
@@ -124,7 +126,9 @@ class WorkerGroup:
                 task = None  # done: a device lost later must not hand it back
                 self._task_done()
         except DeviceLost as error:
-            if not self._stopping and not isinstance(error, BudgetSpent):
+            if isinstance(error, BudgetSpent):
+                self.spent = True
+            elif not self._stopping:
                 _log.warning("%s is lost: %s", tuner.place, error)
             self._hand_back(number, task)
         except BaseException as error:  # a bug: without it in the queue, the run would wait for this thread for ever
