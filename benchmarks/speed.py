@@ -225,7 +225,8 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict
     over = {f"over_{other.kernel_name}": ratio(samples[other], mine) for other in others if other in samples}
     kept = {"default": default, "again": again, "tuned": mine} | {other.kernel_name: samples[other] for other in others if other in samples}
     return {
-        **over, "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, "solution": str(solution), "tuned": explanation.tuned,
+        **over, "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, **dict(shape.extra),
+        "solution": str(solution), "tuned": explanation.tuned,
         "default_us": interval(default)[0], "tuned_us": interval(mine)[0], "gain": gain, "low": low, "high": high,
         "control": control, "control_low": control_low, "control_high": control_high,
         "samples": {name: [round(us, 3) for us in values] for name, values in kept.items()},
