@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,15 @@ class Workload:
             if touched:
                 self._touch_us.append(touched())
         self._worked = time.perf_counter()
-        if self._touch_us:
-            less = statistics.median(self._touch_us)
-            samples |= {solution: [max(us - less, LEAST_US) for us in samples[solution]] for solution in self._graphs.keys() & samples.keys()}
-        return {**answers, **{solution: Samples(tuple(us), self.calls, mhz, throttled) for solution, us in samples.items()}}
+        timed = {solution: Samples(self._alone(solution, us), self.calls, mhz, throttled) for solution, us in samples.items()}
+        return {**answers, **timed}
+
+    def _alone(self, solution: Solution, samples: Sequence[float]) -> tuple[float, ...]:
+        """Return the samples of a captured solution without the time of their touches."""
+        if solution not in self._graphs:
+            return tuple(samples)
+        less = statistics.median(self._touch_us)
+        return tuple(max(us - less, LEAST_US) for us in samples)
 
     def _settle(self) -> None:
         """Shorten the samples on a CPU, once, if the fastest call takes longer than the guess."""
