@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import tunedgemm
@@ -14,6 +15,8 @@ from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
 from tunedgemm.integrations import vllm as plugin
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Unsupported
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 N, K = 256, 384
 
@@ -318,3 +321,74 @@ def test_a_table_that_is_gone_keeps_vllms_kernels(vllm_table, monkeypatch, caplo
     foreign, gone = engine_rows.unrouted()
     assert "the table's rows are for sm_90" in foreign
     assert "no row of a16w16" in gone and "gone.csv" in caplog.text
+
+
+@pytest.fixture
+def guessing(monkeypatch) -> Any:
+    """Return a function that adds a backend, which serves a16w16 of up to 8 rows untuned.
+
+    It takes the gain at each M, and returns the list of the M that are timed.
+    """
+
+    def install(gain_at: dict[int, float]) -> list[int]:
+        op_dispatcher, here, timed = dispatcher("a16w16"), current_device(), []
+
+        def supports(shape: Shape, device: Any) -> bool | Unsupported:
+            return True if shape.m <= 8 and shape.n == N else Unsupported("another weight, or too many rows")
+
+        def faster(_arms: Any, _ours: Any, _theirs: Any, calls: list[Any], _tolerance: float) -> float:
+            timed.append(len(calls[0][0]))
+            return gain_at[len(calls[0][0])]
+
+        backend = fake_backend("turbo", solutions=("guess",), heuristic="guess", supports=supports)
+        monkeypatch.setattr(op_dispatcher, "registry", fake_registry(backend))
+        monkeypatch.setattr(op_dispatcher, "settings", attrs.evolve(op_dispatcher.settings, untuned=("turbo",)))
+        monkeypatch.setattr(engine_routes, "faster", faster)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+        monkeypatch.setattr(engine_routes, "device_of", lambda _index: here)
+        return timed
+
+    return install
+
+
+def test_an_untuned_kernel_serves_where_it_was_faster_here(with_kernels, guessing) -> None:
+    """At an M of small graphs without a row, a backend's own choice serves if it was faster.
+
+    It is timed after the rows, once.
+    """
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 4, N, K, "bf16"))
+    timed = guessing({1: 1.1, 2: 0.9, 4: 1.3, 8: 1.2})
+    _serve, one = bf16_layer()
+    [route] = engine_routes.routes.values()
+    route.device = torch.device("cuda", 0)
+    route.inputs = lambda m: (torch.zeros(m, K),)
+    known: dict[str, float] = {}
+    engine_routes.compare(8.0, known)
+
+    assert route.untuned == {1, 2, 8} and timed == [4, 1, 2, 8]
+    assert [route.serves(m, current_device()) for m in (1, 2, 4, 8, 64, 3000)] == [True, False, True, True, False, False]
+    assert "the untuned kernel of M=2 was not faster here (0.90 times vLLM's speed)" in route.reasons[2]
+    assert set(known) == {f"{route.name} M=4", *(f"{route.name} M={m} untuned" for m in (1, 2, 8))}
+    assert "1 layers go through tables, 1 of them untuned at some M" in engine_routes.summary([1, 2], current_device())[0]
+
+    engine_routes.compare(8.0, known)
+    assert timed == [4, 1, 2, 8] and route.serves(8, current_device())
+    engine_routes.compare(0.0, {})
+    assert not route.untuned and not route.serves(8, current_device())  # never unless timed
+    assert one.tunedgemm_route
+
+
+def test_a_layer_without_rows_is_routed_on_a_gpu_if_a_backend_serves_it_untuned(with_kernels, guessing, monkeypatch) -> None:
+    """Without a GPU, and where no libtype may serve untuned calls, only rows route."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 4, N + 64, K, "bf16"))
+    guessing({})
+    engine_rows._has_untuned.cache_clear()
+    assert engine_rows.unserved_reason("a16w16", N, K)
+    gpu = attrs.evolve(current_device(), index=0)
+    monkeypatch.setattr("tunedgemm.device.current_device", lambda: gpu)
+    monkeypatch.setattr("tunedgemm.device.device_of", lambda _index: gpu)
+    assert engine_rows.unserved_reason("a16w16", N, K) == ""
+    assert "no row of a16w16" in engine_rows.unserved_reason("a16w16", 2 * N, K)
+    op_dispatcher = dispatcher("a16w16")
+    monkeypatch.setattr(op_dispatcher, "settings", attrs.evolve(op_dispatcher.settings, untuned=()))
+    assert "no row of a16w16" in engine_rows.unserved_reason("a16w16", N, K)

@@ -18,6 +18,7 @@ import torch
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_rows import untuned_sizes
 from tunedgemm.integrations.engine_scales import at_m, explain_row, is_served
 from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import define_op, plain
@@ -49,8 +50,9 @@ class Route:
             differ by roundings, 0.4 % in bf16.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
-        verdicts: M of a row to its speed relative to the engine's kernel; see `faster` for 0 and
-            less.
+        untuned: M without a row that a backend would serve untuned; none unless compared.
+        verdicts: M of a row, or without one, to its speed relative to the engine's kernel; see
+            `faster` for 0 and less.
         reasons: M to the reason why the engine's kernel serves it.
         calls: M to the function that runs.
         waiting: M to the calls left for the engine's kernel before a row may serve it; None until
@@ -68,6 +70,7 @@ class Route:
     tolerance: float = 0.05
     layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
     compared: bool = False
+    untuned: frozenset[int] = frozenset()
     verdicts: dict[int, float] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
@@ -103,14 +106,15 @@ class Route:
         """Return whether a row serves calls of M rows and was not slower here than the engine's kernel."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
-        row, reason = self.row_of(m, device)
+        row, reason = (m, "") if m in self.untuned else self.row_of(m, device)
+        what = f"the {'untuned kernel' if m in self.untuned else 'row'} of M={row}"
         gain = None if row is None else self.verdicts.get(row)
         if gain is not None and gain < 0:
-            reason = f"the outputs of the row of M={row} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
+            reason = f"the outputs of {what} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
         elif gain is not None and gain <= 1:
-            reason = f"the row of M={row} was not faster here ({gain:.2f} times {self.engine}'s speed)"
+            reason = f"{what} was not faster here ({gain:.2f} times {self.engine}'s speed)"
         elif row is not None and gain is None and self.compared:
-            reason = f"the row of M={row} was not timed against {self.engine}'s kernel yet; the next start times it"
+            reason = f"{what} was not timed against {self.engine}'s kernel yet; the next start times it"
         if reason:
             self.reasons[m] = reason
         return not reason
@@ -184,25 +188,26 @@ def adds_bias(layer: Any) -> bool:
 def compare(seconds: float, gains: dict[str, float]) -> None:
     """Time every row of every route against the engine's kernel on the model's weights.
 
-    The smallest M comes first.
-
-    A row that is not reached waits for the next start, and the engine's kernel serves its M.
+    Rows come before untuned kernels, and the smallest M first. What is not reached waits for the
+    next start, and the engine's kernel serves its M.
 
     Args:
         seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
         gains: gains of earlier starts, by route and M; those of this start are added, without
             failures.
     """
-    rows: list[tuple[int, Route]] = []
+    sides: list[tuple[bool, int, Route]] = []
     for route in routes.values():
         route.calls.clear()
         route.waiting = None
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
-        if route.compared:
-            rows += [(m, route) for m in rows_of(route.shape, device_of(route.device.index or 0))]
+        device = device_of(route.device.index or 0) if route.compared else None
+        route.untuned = frozenset(untuned_sizes(route.shape, device) if device else ())
+        sides += [(False, m, route) for m in (rows_of(route.shape, device) if device else ())]
+        sides += [(True, m, route) for m in route.untuned]
     arms: Arms | None = None
-    for m, route in sorted(rows, key=lambda row: row[0]):
-        name = f"{route.name} M={m}"
+    for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
+        name = f"{route.name} M={m}" + " untuned" * is_untuned
         gain = gains.get(name)
         if gain is None:
             arms = arms or Arms(seconds)
@@ -219,7 +224,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
 def end_warm_up(device: Device) -> None:
     """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
     for route in routes.values():
-        route.waiting = dict.fromkeys(rows_of(route.shape, device), 0)
+        route.waiting = dict.fromkeys([*rows_of(route.shape, device), *route.untuned], 0)
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:
@@ -246,7 +251,7 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         engine: the engine's name.
         stale: the reason why a route was never called; "" if that is normal.
     """
-    lines, used, missing, layers, captured = [], set(), set(), 0, 0
+    lines, used, missing, layers, untuned, captured = [], set(), set(), 0, 0, 0
     for route in routes.values():
         op_dispatcher = dispatcher(route.shape.op)
         ours = [m for m in sizes if route.serves(m, device)]
@@ -257,6 +262,7 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         served = {*ours, *(m for m, gain in route.verdicts.items() if gain > 1)}  # without a graph, as in prefill, too
         used |= {explain_row(op_dispatcher, at_m(route.shape, m), device).libtype for m in served}
         layers += len(route.layers) if served else 0
+        untuned += len(route.layers) if served & route.untuned else 0
         if not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")
@@ -270,7 +276,8 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
     kept_here = f"; {engine}'s kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
     gains = sorted(gain for route in routes.values() for gain in route.verdicts.values() if gain > 1)
     timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as {engine}'s kernels here" if gains else ""
-    head = f"tunedgemm: {layers} layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){kept_here}"
+    guessed = f", {untuned} of them untuned at some M" if untuned else ""
+    head = f"tunedgemm: {layers} layers go through tables{guessed} ({', '.join(sorted(used)) or 'no backend'}{timed}){kept_here}"
     if captured:
         lines.append(f"tunedgemm: the shapes of {captured} layers are captured; stop, run `tunedgemm tune`, serve without AITER_TUNE_GEMM")
     return [head, *lines]

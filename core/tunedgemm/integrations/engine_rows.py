@@ -1,4 +1,7 @@
-"""Find the linear layers of an engine that have rows; the others stay the engine's."""
+"""Find the layers of an engine that have rows, or few rows of x that a backend serves untuned.
+
+The others stay the engine's.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,18 @@ import functools
 from typing import TYPE_CHECKING
 
 from tunedgemm.errors import UserError
+from tunedgemm.ops.scale_order import M_MAJOR, with_order
+from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
+    from tunedgemm.device import Device
     from tunedgemm.table.lookup import Table
+
+#: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
+#: as in prefill, choosing and binding a kernel takes longer than it saves.
+UNTUNED_M = (1, 2, 4, *range(8, 65, 8))
+#: Prefix of operands' dtypes -> the dtype for which backends are asked.
+_DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 
 #: Reasons why layers stay the engine's, with the names of those layers.
 _unrouted: dict[str, list[str]] = {}
@@ -35,6 +47,8 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         weights = _weights(table, device.index)
         if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
             return ""
+        if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, op_dispatcher.settings.untuned):
+            return ""
         reason = f"no row of {op} with N={n}, K={k}, scales by {scale}"
         others = table.foreign(device)
         reason += f" for {device}; the table's rows are for {others}" if others else ""
@@ -42,6 +56,17 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         reason = str(error)
     record_unrouted(reason, layer)
     return reason
+
+
+def untuned_sizes(shape: Shape, device: Device) -> list[int]:
+    """List the M of `UNTUNED_M` at which no row serves a shape and a backend would serve it untuned."""
+    from tunedgemm.dispatch.choice import offers
+    from tunedgemm.dispatch.tuned_gemm import dispatcher
+    from tunedgemm.integrations.engine_scales import at_m
+
+    op_dispatcher = dispatcher(shape.op)
+    table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
+    return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
 
 
 def record_unrouted(reason: str, layer: str) -> bool:
@@ -71,3 +96,10 @@ def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, s
     for row in table.rows_for(device_of(index)):
         weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
     return weights
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, libtypes: tuple[str, ...]) -> bool:
+    """Return whether a backend of *libtypes* would serve a layer untuned, once for equal layers."""
+    shape = Shape(op, 1, n, k, dtype, "bf16" if scale != "none" else dtype, scale=scale)
+    return bool(libtypes) and bool(untuned_sizes(with_order(shape, M_MAJOR) if scale == "block" else shape, device))

@@ -65,7 +65,9 @@ def fingerprint(switch: str) -> str:
     for op in ops():
         op_dispatcher = dispatcher(op)
         try:
-            parts += [op, op_dispatcher.table.fingerprint(), str(op_dispatcher.settings.capture), str(op_dispatcher.on_miss is not None)]
+            settings = op_dispatcher.settings
+            parts += [op, op_dispatcher.table.fingerprint(), str(settings.capture), str(op_dispatcher.on_miss is not None)]
+            parts += settings.untuned
         except UserError as error:
             parts.append(str(error))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
