@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import attrs
 import pytest
@@ -54,6 +58,30 @@ def test_first_guesses_by_block_are_near_the_best(fitting: ModuleType) -> None:
     assert len(losses) == 48
     assert sum(loss <= 0.03 for loss in losses) >= 39
     assert sum(losses) / len(losses) < 0.025
+
+
+@pytest.mark.parametrize(
+    ("op", "file", "products", "share"), [("a16w16", "a16w16", 85, 0.92), ("a8w8_blockscale", "a8w8_blockscale-layers", 140, 0.88)]
+)
+def test_first_guesses_up_to_256_rows_are_near_the_best(fitting: ModuleType, op: str, file: str, products: int, share: float) -> None:
+    """The first guess is within 5 % of the best kernel that was timed for this share of the products."""
+    times: dict[Any, list[Any]] = {}
+    listed = functools.lru_cache(lambda shape: frozenset(fitting.plans(shape)))
+    with gzip.open(RESULTS / f"h100-2026-11-26/{file}-trials.csv.gz", "rt", newline="") as text:
+        for row in csv.DictReader(text):
+            if row["libtype"] != "asm" or int(row["M"]) > 256 or not float(row["us"]):
+                continue
+            shape = Shape(op, *(int(row[size]) for size in "MNK"))
+            if op != "a16w16":
+                extra = {"scale_order": row["scale_order"]} if row["scale_order"] else {}
+                shape = attrs.evolve(shape, dtype="fp8_e4m3fn", scale="block", extra=extra)
+            plan = fitting.plan_of(row["kernelName"])
+            timed = fitting.Timed(plan, int(row["splitK"]) or 1, float(row["us"]), row["status"] == "ok", plan in listed(shape))
+            times.setdefault(fitting.Product(file, shape), []).append(timed)
+    several = fitting.at_one_clock({product: own for product, own in times.items() if len(own) >= 20})
+    losses = [fitting.judged(product.shape, own)[2] for product, own in several.items()]
+    assert len(losses) >= products
+    assert sum(loss <= 0.05 for loss in losses) >= share * len(losses)
 
 
 def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:

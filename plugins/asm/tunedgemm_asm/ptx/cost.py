@@ -113,7 +113,9 @@ def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: in
     from_l2 = all_steps * (config.tile_a + config.tile_b / config.cluster) * STEP_BYTES / _L2
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
     met = _met(config, splits, shape, multiprocessors)
-    parts = 2 * met * config.sharing * slot_bytes(config.accumulators) / _L2 + _MEETING if met else 0.0
+    partial = config.sharing * slot_bytes(config.accumulators)
+    # All partials of a tile are stored, and loaded by one SM.
+    parts = 2 * partial * (met / _L2 + splits / _SM) + _MEETING if met else 0.0
     return bound(multiplied, from_l2, from_memory) + parts
 
 
