@@ -41,10 +41,11 @@ def timed(file: str, like: Shape) -> dict[Shape, dict[tuple[str, str, int], floa
     ("file", "like", "least", "mean", "fewest"),
     [
         ("h200-2026-11-23/asm/a8w8-profile.csv", LIKE, 1.05, 1.2, 5),
+        ("h100-2026-11-26/a8w8-trials.csv.gz", LIKE, 1.02, 1.2, 34),
         ("h100-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.99, 1.06, 40),
         ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.16, 40),
     ],
-    ids=["by row", "16 bits", "by block"],
+    ids=["by row", "few rows of x by row", "16 bits", "by block"],
 )
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
     """The untuned kernel lost less than 1 % to torch's call everywhere, and was faster in the mean."""
@@ -102,7 +103,7 @@ def test_it_takes_the_call_with_sums_as_exact_as_torchs(failing: Any) -> None:
 @pytest.mark.parametrize("m", [2, 9, 16, 24, 31, 32])
 def test_few_rows_of_x_share_one_tile(m: int) -> None:
     """The weight is read once, also where it has fewer tiles than half of the multiprocessors."""
-    for like in (PLAIN, BY_BLOCK):
+    for like in (PLAIN, LIKE, BY_BLOCK):
         solution = asm.heuristic_fallback(attrs.evolve(like, m=m, n=4096, k=12288), H200)
         assert solution is not None
         config = parse_name(solution.kernel_name)
@@ -119,7 +120,8 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
         check,
         itertools.product(
             [
-                attrs.evolve(LIKE, m=255),
+                *(attrs.evolve(LIKE, m=m) for m in (33, 255)),
+                attrs.evolve(LIKE, m=8, k=2048),
                 attrs.evolve(LIKE, m=256, k=14336),
                 attrs.evolve(LIKE, m=512, k=12288),
                 attrs.evolve(LIKE, m=1024, n=35840, k=5120),
