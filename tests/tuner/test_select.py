@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -50,6 +51,18 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
     assert chosen(*tied, incumbent=Solution("triton", "k")) == "triton:k"
     assert chosen(*tied) == "asm:k"
+
+
+def test_among_ties_of_a_libtype_the_more_exact_is_taken() -> None:
+    """Sums without promotion win only where they are faster than the noise, also as the first guess."""
+    exact = timing("asm", 10.03, name="promoted")
+    rough, near = (attrs.evolve(timing("asm", 10.0, name=name), err_ratio=off) for name, off in (("plain", 0.002), ("near", 5e-5)))
+    guess = {rough.solution}
+
+    assert select((rough, exact), None, ORDER, ("asm",), guesses=guess)[0] == exact
+    assert chosen(near, exact) == "asm:near"
+    assert chosen(attrs.evolve(rough, us=9.0), exact) == "asm:plain"
+    assert chosen(rough, timing("triton", 10.0)) == "asm:plain"
 
 
 def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:

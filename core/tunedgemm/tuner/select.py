@@ -1,7 +1,7 @@
 """Stage 6, select: the fastest correct solution.
 
-Ties go to the incumbent, then by rank, then to first guesses. The device tuner passes no incumbent,
-because its winner meets it in a paired comparison.
+Ties go to the incumbent, then by rank, then to more exact solutions, then to first guesses. The
+device tuner passes no incumbent, because its winner meets it in a paired comparison.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ DEFAULT_TIE = 0.01
 #: Noise is itself an estimate, from about 100 samples: with this factor, copies of one kernel tie
 #: 95 times in 100.
 UNSURE = 1.5
+#: Larger differences in the share of elements outside the tolerance make a solution less exact, as
+#: 8-bit sums without promotion are. Solutions that sum in fp32 differ by less.
+EXACT = 1e-4
 #: Larger noise does not widen a tie.
 MAX_NOISE = 0.03
 
@@ -55,9 +58,11 @@ def select(
         timing for timing in passed if timing.us <= fastest.us * (1 + max(margin(fastest, timing), keep * (timing.solution == incumbent)))
     ]
 
-    def preference(timing: Timing) -> tuple[bool, int, bool, float]:
-        libtype = timing.solution.libtype
-        return timing.solution != incumbent, order.get(libtype, len(order)), timing.solution not in guesses, timing.us
+    def preference(timing: Timing) -> tuple[bool, int, bool, bool, float]:
+        solution = timing.solution
+        least = min(other.err_ratio for other in tied if other.solution.libtype == solution.libtype)
+        rank, is_less_exact = order.get(solution.libtype, len(order)), timing.err_ratio > least + EXACT
+        return solution != incumbent, rank, is_less_exact, solution not in guesses, timing.us
 
     return min(tied, key=preference), len(tied) - 1
 
