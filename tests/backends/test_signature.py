@@ -125,7 +125,7 @@ def test_shipped_tables_need_none(sign: Callable[..., Any], table: Path, monkeyp
 @pytest.mark.parametrize("shipped_first", [True, False])
 def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch, shipped_first: bool) -> None:
     """A link that leads to a shipped table at one moment does not spare another file its signature."""
-    shipped = next(folders.SHIPPED.rglob("*tuned*.csv"))
+    shipped = next(folders.SHIPPED.rglob("llama70b*_tuned_gemm.csv"))  # without a head that is read as empty lines
     link = table.with_name("link.csv")
     table.write_text("not a table of the package\n")
     link.symlink_to(shipped if shipped_first else table)
