@@ -1,4 +1,4 @@
-"""Routes of an engine's layers: each call runs the faster of a table's and the engine's kernel.
+"""Routes of an engine's layers: each call runs the faster of our kernel and the engine's.
 
 A route serves all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
 operands in the engine's own order, so a layer keeps the weights and the quantised activations that
@@ -103,7 +103,7 @@ class Route:
         return remaining > 0
 
     def serves(self, m: int, device: Device) -> bool:
-        """Return whether a row serves calls of M rows and was not slower here than the engine's kernel."""
+        """Return whether a row or an untuned kernel serves calls of M rows and was faster here."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         row, reason = (m, "") if m in self.untuned else self.row_of(m, device)

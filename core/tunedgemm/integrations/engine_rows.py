@@ -27,7 +27,7 @@ _unrouted: dict[str, list[str]] = {}
 
 
 def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
-    """Return why a layer's calls stay the engine's, "" if they go through the tables.
+    """Return why a layer's calls stay the engine's, "" if they are routed.
 
     Args:
         op: the op of its products.

@@ -2,8 +2,9 @@
 
 SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
 ``sglang.srt.plugins``. It does nothing unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed if the
-tables have a row for its weight. After loading, each row is timed against SGLang's kernel on the
-model's own weights; SGLang's kernel serves every M at which the row is not faster.
+tables have a row for its weight, or a backend serves few rows of x untuned. After loading, each is
+timed against SGLang's kernel on the model's own weights; SGLang's serves every M at which none is
+faster.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
 ``vllm.general_plugins``. It does nothing unless ``TUNEDGEMM_VLLM`` is set. A layer is routed if the
-tables have a row for its weight. After loading, each row is timed against vLLM's kernel on the
-model's own weights; vLLM's kernel serves every M at which the row is not faster.
+tables have a row for its weight, or a backend serves few rows of x untuned. After loading, each is
+timed against vLLM's kernel on the model's own weights; vLLM's serves every M at which none is
+faster.
 """
 
 from __future__ import annotations
