@@ -114,8 +114,10 @@ def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: in
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
     met = _met(config, splits, shape, multiprocessors)
     partial = config.sharing * slot_bytes(config.accumulators)
-    # All partials of a tile are stored, and loaded by one SM.
-    parts = 2 * partial * (met / _L2 + splits / _SM) + _MEETING if met else 0.0
+    # All partials of a split tile are stored, and loaded by one SM. Stream-K has few, which its
+    # measured slowdown includes.
+    at_one = 0 if config.stream else splits
+    parts = 2 * partial * (met / _L2 + at_one / _SM) + _MEETING if met else 0.0
     return bound(multiplied, from_l2, from_memory) + parts
 
 

@@ -83,8 +83,9 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 def _faster_untuned(shape: Shape) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
     weight = shape.n * shape.k
-    classes = (each for each in _FASTER.get(shape.op, ()) if shape.m in each.rows and weight in each.weight and shape.k <= each.most_k)
-    if min(shape.n, shape.k) < _LEAST or not any(True for _ in classes):
+    classes = _FASTER.get(shape.op, ())
+    measured = any(shape.m in each.rows and weight in each.weight and shape.k <= each.most_k for each in classes)
+    if min(shape.n, shape.k) < _LEAST or not measured:
         return False
     if shape.op == "a16w16":
         return shape.outdtype == shape.dtype

@@ -17,10 +17,12 @@ from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
 from tunedgemm_asm.ptx.resources import BARRIER_BYTES, BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
 
-#: Kind of scales -> most solutions of a shape, apart from stream-K. Of 64, the first 16 held the
-#: best for each of 96 products in bf16, and the first 24 for 41 in fp8 by row up to 512 rows (H100,
-#: 26 November 2026). By block the last 32 gain 0.3 % in the mean, and up to 7 %.
-MOST = MappingProxyType({"none": 24, "tensor": 32, "row": 32, "block": 64})
+#: Most solutions of a shape.
+MOST = 64
+#: Kind of scales -> most solutions up to `_SURE_ROWS` rows of x, apart from stream-K. Of 64, the
+#: first 16 held the best for each of 96 products in bf16, and the first 24 for 41 in fp8 by row
+#: (H100, 26 November 2026). By block the last 32 gain 0.3 % in the mean, and up to 7 %.
+_SURE, _SURE_ROWS = MappingProxyType({"none": 24, "tensor": 32, "row": 32}), 512
 #: Rows of a and consumers -> rows of b that registers hold and shared memory feeds at half speed or
 #: more.
 TILES = {
@@ -148,7 +150,7 @@ def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
 
 
 def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
-    """Return configurations with their splits, best guess first, at most `MOST` and stream-K.
+    """Return configurations with their splits, best guess first, at most `MOST`.
 
     K is split where CTAs would be idle. Of equal predicted times, those without ping-pong come
     first.
@@ -170,7 +172,8 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
     guesses += [guess for guess in sorted(shared) if guess[0] <= most][:_LISTED_STREAM]
     ordered = [(config, splits) for *_, splits, config in sorted(guesses, key=lambda guess: guess[:4])]
     beyond = [chosen for chosen in ordered if chosen[0].panels][_LISTED_PANELS:]
-    kept, most = [chosen for chosen in ordered if chosen not in beyond], MOST[shape.scale]
+    kept = [chosen for chosen in ordered if chosen not in beyond][:MOST]
+    most = _SURE.get(shape.scale, MOST) if shape.m <= _SURE_ROWS else MOST
     return kept[:most] + [chosen for chosen in kept[most:] if chosen[0].stream]
 
 
