@@ -106,8 +106,9 @@ class Route:
         """Return whether a row or an untuned kernel serves calls of M rows and was faster here."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
-        row, reason = (m, "") if m in self.untuned else self.row_of(m, device)
-        what = f"the {'untuned kernel' if m in self.untuned else 'row'} of M={row}"
+        is_untuned = m in self.untuned
+        row, reason = (m, "") if is_untuned else self.row_of(m, device)
+        what = f"the {'untuned kernel' if is_untuned else 'row'} of M={row}"
         gain = None if row is None else self.verdicts.get(row)
         if gain is not None and gain < 0:
             reason = f"the outputs of {what} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
@@ -201,10 +202,12 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
         route.calls.clear()
         route.waiting = None
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
-        device = device_of(route.device.index or 0) if route.compared else None
-        route.untuned = frozenset(untuned_sizes(route.shape, device) if device else ())
-        sides += [(False, m, route) for m in (rows_of(route.shape, device) if device else ())]
-        sides += [(True, m, route) for m in route.untuned]
+        route.untuned = frozenset()
+        if route.compared:
+            device = device_of(route.device.index or 0)
+            route.untuned = frozenset(untuned_sizes(route.shape, device))
+            sides += [(False, m, route) for m in rows_of(route.shape, device)]
+            sides += [(True, m, route) for m in route.untuned]
     arms: Arms | None = None
     for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
         name = f"{route.name} M={m}" + " untuned" * is_untuned
