@@ -76,7 +76,7 @@ def products(code: Any, build: Build) -> int:
 
 
 def check(code: Any, build: Build) -> None:
-    """Check the family's matrix instructions, its spills, and the wait for the previous kernel.
+    """Check the family's matrix instructions and its spills.
 
     Compilers spill a few registers where that lets more warps run. Narrow loads and many rows of x
     have more addresses. The bounds are bytes per thread of solutions listed early; more would cost
@@ -86,7 +86,6 @@ def check(code: Any, build: Build) -> None:
     spilled = 48 if usual else 256
     assert (products(code, build) > 0) == (build.kernel.family == "tiles"), f"{build}: {products(code, build)} products"
     assert (GROUPS in code.text) == (build.kernel.family == "wgmma"), f"{build}: products of {GROUPS}"
-    assert ("griddepcontrol" in code.text) == ARCHITECTURES[build.gfx].overlaps, f"{build}: griddepcontrol"
     assert code.spilled <= spilled, f"{build} spills {code.spilled}"
     assert code.stack <= spilled, f"{build} has {code.stack} bytes a thread"
     assert code.shared == 0, f"{build} has static shared memory"
@@ -292,20 +291,3 @@ def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelCo
         assert re.findall(r"\.reqnctapercluster (\d+), (\d+), (\d+)", code.text) == ([("1", str(splits), "1")] if cluster else [])
         assert ("barrier.cluster.wait.acquire" in code.text) == ("ld.shared::cluster" in code.text) == cluster
         assert ("atom." in code.text) == (not cluster)
-
-
-@pytest.mark.cases("gfx", NVIDIA)
-@pytest.mark.cases(
-    "kernel", [Rows(2, 4, 1, 2, True), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 0, True), Tiles(1, 2, 2, 2, 4), Wgmma(1, 1, 1, 2)]
-)
-def test_only_prefetches_come_before_the_wait(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
-    """From sm_90 on a program only prefetches before it waits for the previous one."""
-    if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
-        pytest.skip(f"{gfx} has no wgmma")
-    build = build_of(kernel, 3, Shape("a16w16", 8, 2112, 7168, epilogue="bias", bias_dtype="bf16"), gfx)
-    accesses = re.findall(r"griddepcontrol\.\w+|prefetch\.\S+|(?:ld|st|atom|cp\.async)\.\S*global", compiled(build).text)
-    before = accesses.index("griddepcontrol.wait") if ARCHITECTURES[gfx].overlaps else 0
-    assert set(accesses[:before]) == ({"prefetch.global.L2"} if before else set())
-    controls = [word for word in accesses if word.startswith(("griddepcontrol", "prefetch"))][before:]
-    assert controls == (["griddepcontrol.wait", "griddepcontrol.launch_dependents"] if before else [])
-    assert len(accesses) > before + 4

@@ -49,12 +49,6 @@ def test_a_plan_has_the_arguments_of_args() -> None:
         assert plan.arguments == b"".join(number.to_bytes(size, "little") for number, size in numbers)
 
 
-def test_kernels_overlap_where_the_device_can() -> None:
-    """Programmatic dependent launch is requested from Hopper on, and never on AMD."""
-    overlaps = {gfx: launch._plan(KERNEL, 1, SMALL, gfx).overlaps for gfx in ("sm_80", "sm_90", "gfx942")}
-    assert overlaps == {"sm_80": False, "sm_90": True, "gfx942": False}
-
-
 def driver_of(skinny: Any) -> Driver:
     """Return the fake driver of a backend."""
     return skinny.driver(driver.INTERFACES[skinny.host.kind])

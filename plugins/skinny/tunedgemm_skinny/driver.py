@@ -11,7 +11,7 @@ from tunedgemm.tools import Driver, KernelFunction, driver_interface, load_funct
 #: Values of ``CUfunction_attribute``; those of ``hipFunction_attribute`` are the same.
 MAX_THREADS, LOCAL_BYTES, REGISTERS = 0, 3, 4
 
-CUDA = driver_interface("skinny", "nvidia", "get", "set", "launch overlapping")
+CUDA = driver_interface("skinny", "nvidia", "get", "set")
 HIP = driver_interface("skinny", "amd", "get")
 INTERFACES = {interface.kind: interface for interface in (CUDA, HIP)}
 

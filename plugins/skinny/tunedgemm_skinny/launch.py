@@ -24,7 +24,7 @@ from tunedgemm.tools import (
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import INTERFACES, load_kernel
-from tunedgemm_skinny.limits import ARCHITECTURES, depth_of, supports, x_pieces
+from tunedgemm_skinny.limits import depth_of, supports, x_pieces
 from tunedgemm_skinny.names import KernelConfig, parse_name
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
@@ -136,7 +136,6 @@ def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPl
         arguments=bytes(8 * _POINTERS) + sizes,
         slots=tuple(range(0, 8 * pointers, 8)),
         shared=shared_bytes(kernel, splits, shape, gfx),
-        overlaps=ARCHITECTURES[gfx].overlaps,
     )
 
 

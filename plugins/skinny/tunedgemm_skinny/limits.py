@@ -23,7 +23,6 @@ class Architecture:
         warps: resident warps of a multiprocessor or compute unit.
         fp8: 8-bit floating-point dtype that it multiplies or converts; "" for none.
         cluster: blocks of a cluster at most; 0 without clusters.
-        overlaps: whether it has programmatic dependent launch.
         wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
@@ -35,7 +34,6 @@ class Architecture:
     warps: int
     fp8: str
     cluster: int = 0
-    overlaps: bool = False
     wgmma: bool = False
 
 
@@ -49,7 +47,6 @@ def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn", cluster: int = 0, 
         warps=warps,
         fp8=fp8,
         cluster=cluster,
-        overlaps=cluster > 0,
         wgmma=wgmma,
     )
 

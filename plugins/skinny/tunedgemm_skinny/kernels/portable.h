@@ -95,8 +95,6 @@ DEVICE u32 block_y() { return host_block_y(); }
 DEVICE u32 block_z() { return host_block_z(); }
 DEVICE void sync_block() { host_sync_block(); }
 DEVICE void sync_cluster() { host_sync_cluster(); }
-DEVICE void await_earlier() {}
-DEVICE void prefetch(const void *) {}
 DEVICE void fence() {}
 DEVICE u32 atomic_add_one(u32 *counter) { return host_atomic_add_one(counter); }
 DEVICE float shuffle_xor(float value, int mask) { return host_shuffle_xor(value, mask); }
@@ -207,8 +205,6 @@ DEVICE void sync_block() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-DEVICE void await_earlier() {}
-DEVICE void prefetch(const void *) {}
 DEVICE void fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 DEVICE u32 atomic_add_one(u32 *counter) { return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
@@ -303,19 +299,6 @@ DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void fence() { __threadfence(); }
-// From sm_90 on a kernel may start before the previous one ends. Until this returns it only
-// prefetches the weight to L2, where later writes of the previous kernel go, too. The next kernel
-// may then start.
-DEVICE void await_earlier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
-#endif
-}
-DEVICE void prefetch(const void *from) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
-#endif
-}
 DEVICE u32 atomic_add_one(u32 *counter) { return atomicAdd(counter, 1u); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }

@@ -87,12 +87,6 @@ extern "C" KERNEL void skinny(Args args) {
                  (args.per_split + PIECE - 1) / PIECE * PIECE, args.m};
     UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row repeat it; its sums are dropped
         work.rows[r] = weight_at(args, first + r < args.n ? first + r : args.n - 1);
-    if (lane % 8 == 0)  // 128 bytes
-        UNROLLED for (int r = 0; r < N_EACH; r++) UNROLLED for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u++) {
-            const long long k = work.begin + (u / UNROLL * WARPS_K + along_k) * (UNROLL * STEP) + u % UNROLL * STEP + PIECE * lane;
-            if (k < work.end) prefetch(work.rows[r] + k);
-        }
-    await_earlier();
 
 #if X_SHARED
     for (long long place = (long long)PIECE * thread(); place < M * work.length; place += PIECE * THREADS) {

@@ -309,13 +309,6 @@ extern "C" KERNEL void skinny(Args args) {
     work.group = LANE_GROUP;
 #endif
     const long long span = UNROLL * STEP;
-    if (SHUFFLED ? LANE_ROW == 0 : LANE_GROUP == 0)  // 128 bytes: two steps of a row, or a piece of eight shuffled rows
-        UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
-            for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u += UNROLL > 1 && !SHUFFLED ? 2 : 1) {
-                const long long k = begin + (u / UNROLL * WARPS_K + along_k) * span + u % UNROLL * STEP;
-                if (k < work.end) prefetch(work.rows[t][h] + SPREAD * k);
-            }
-    await_earlier();
 
     Sum sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;

@@ -53,13 +53,6 @@ extern "C" KERNEL void skinny(Args args) {
         const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
         rows[r] = weight_at(args, row < args.n ? row : args.n - 1);
     }
-    if (SHUFFLED ? thread() % 8 == 0 : chunk == 0)  // 128 bytes
-        for (u32 step = step_of; step < (STAGES - 1) * DEEP; step += STEPS_AT_ONCE)
-            UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
-                const long long k = begin + step * STEP + (SHUFFLED ? chunk * PIECE : 0);
-                if (k < end) prefetch(rows[r] + SPREAD * k);
-            }
-    await_earlier();
 
     int filled = 0, used = 0;
     const auto fill = [&](long long at) {
