@@ -29,8 +29,11 @@ from tunedgemm.tuner.trial import POWER_CAP, Samples
 #: Device time of one sample: the overhead of a graph's launch is then under 1 %.
 SAMPLE_US = 400.0
 CPU_SAMPLE_US = 10_000.0
-#: Rotated weights take this many times the last-level cache.
-COLD = 3
+#: Rotated weights take this many times the last-level cache. At 3 times, an H100's still held a part
+#: of them: products of one row took up to 13 % less than among a gigabyte of weights.
+COLD = 8
+#: Copies on a CPU, and what overwrites a cache, take this many times the cache.
+FLUSH = 3
 MAX_COPIES = 64
 #: Fewest copies of a weight on a GPU. With two of 235 MB, one kernel took 58.3 or 62.7 us on an
 #: H200, depending on their addresses; with five always 57.6.
@@ -63,8 +66,7 @@ def touch(x: torch.Tensor) -> None:
     """Launch a small kernel that rewrites the start of *x* with the same bits.
 
     A model's GEMM runs after a kernel that writes its input, and cannot begin before that ends.
-    After another GEMM it may overlap, for instance by programmatic dependent launch: at M = 8, N =
-    K = 4096 by 1.3 of 11.5 us (H200, skinny).
+    After another GEMM it may overlap, for instance by programmatic dependent launch.
     """
     first = torch.empty(0, dtype=torch.uint8, device=x.device)
     first.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))  # whatever its dtype and strides
@@ -143,19 +145,20 @@ class Workload:
         first = op.make_inputs(shape, device.torch_device, seed)
         weight_bytes = max(1, sum(operand.nbytes for index, operand in enumerate(first) if index in op.weights and operand is not None))
         size, hot = cache_bytes(device), cache == "hot"
-        fewest = 2 if hot or device.kind == "cpu" else FEWEST_COPIES
-        copies = 2 if hot else min(max(fewest, -(-COLD * size // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
+        on_cpu = device.kind == "cpu"
+        enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))  # calls of a sample
+        cold = -(-FLUSH * size // weight_bytes) if on_cpu else min(-(-COLD * size // weight_bytes), enough)
+        fewest = 2 if hot or on_cpu else FEWEST_COPIES
+        copies = 2 if hot else min(max(fewest, cold), MAX_COPIES, max(2, self._room() // weight_bytes))
         #: operand tuples with shared activations and different weights, for timing and verification
         self.copies = [first] + [self._rotate(first, seed + index) for index in range(1, copies)]
         self._used = self.copies[:1] if hot else self.copies
-        # If the copies fit into the cache, a sample uses each once, after the cache was
+        # If the cache could hold a part of the copies, a sample uses each once, after the cache was
         # overwritten.
-        small = not hot and copies * weight_bytes < 2 * size
-        on_cpu = device.kind == "cpu"
-        enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))
+        small = not hot and copies * weight_bytes < (2 if on_cpu else COLD) * size
         #: calls that one sample spans
         self.calls: int = enough if hot else min(copies, enough) if on_cpu else copies if small else max(copies, enough)
-        self._flush = torch.empty(COLD * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
+        self._flush = torch.empty(FLUSH * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
         self._graphs: dict[Solution, _Graph] = {}
         self._touches: _Graph | None = None  # what a sample takes without its calls
         self._touch_us: deque[float] = deque(maxlen=RECENT_TOUCHES)
