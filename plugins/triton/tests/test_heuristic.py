@@ -14,7 +14,7 @@ import tunedgemm_triton
 from tunedgemm.plugin import Device, Shape
 
 H200 = Device("sm_90", 132, "nvidia-h200")
-TRIALS = Path(__file__).parents[3] / "benchmarks/results/h100-2026-11-26/a16w16-trials.csv.gz"
+TRIALS = Path(__file__).parents[3] / "benchmarks/results/h100-2026-11-26/a16w16-cold-trials.csv.gz"
 ONE_ROW = Shape("a16w16", 1, 6144, 4096)
 
 
@@ -25,7 +25,7 @@ def without_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_kernel_of_one_row_was_faster_than_torchs() -> None:
-    """The kernel of an untuned row was over 1.05 times as fast as torch's call in 14 products."""
+    """The kernel of an untuned row was over 1.02 times as fast as torch's call in 30 products."""
     times: dict[Shape, dict[tuple[str, str, int], float]] = {}
     with gzip.open(TRIALS, "rt", newline="") as text:
         for row in csv.DictReader(text):
@@ -35,13 +35,13 @@ def test_the_kernel_of_one_row_was_faster_than_torchs() -> None:
     for shape, own in times.items():
         if solution := tunedgemm_triton.heuristic_fallback(shape, H200):
             gains.append(own["torch", "native", 0] / own["triton", solution.kernel_name, solution.split_k])
-    assert len(gains) == 14
-    assert min(gains) > 1.05
+    assert len(gains) == 30
+    assert min(gains) > 1.02
     assert statistics.geometric_mean(gains) > 1.13
 
 
 CHANGES = (
-    {"m": 2}, {"k": 3584}, {"n": 4088}, {"n": 1280}, {"outdtype": "fp32"}, {"dtype": "fp32", "outdtype": "fp32"}, {"layout": "aiter16x16"},
+    {"m": 2}, {"n": 16384, "k": 1024}, {"n": 1024, "k": 16384}, {"n": 2552}, {"outdtype": "fp32"}, {"dtype": "fp32", "outdtype": "fp32"}, {"layout": "aiter16x16"},
     {"op": "a8w8", "dtype": "fp8_e4m3fn", "scale": "row"},
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ CHANGES = (
 def test_both_types_of_16_bits_are_served() -> None:
     """The smallest product of the class gets a kernel in bf16 and fp16."""
     for dtype in ("bf16", "fp16"):
-        assert tunedgemm_triton.heuristic_fallback(attrs.evolve(ONE_ROW, n=4096, dtype=dtype, outdtype=dtype), H200)
+        assert tunedgemm_triton.heuristic_fallback(attrs.evolve(ONE_ROW, n=2560, dtype=dtype, outdtype=dtype), H200)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)

@@ -18,11 +18,11 @@ from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 #: Names that stand for the choice: AITER's, of which the last two are its dialects, and none.
 ALIASES = ("", "auto", "triton", "gluon")
 
-#: Fewest elements of a 16-bit weight, and least K, of an untuned call of one row on Hopper that
-#: gets the first listed kernel. Over F.linear in bf16: 1.05 to 1.33 for 14 weights on an H100
+#: Fewest elements of a 16-bit weight, and least N and K, of an untuned call of one row on Hopper
+#: that gets the first listed kernel. Over F.linear in bf16: 1.03 to 1.45 for 30 weights on an H100
 #: (26 November 2026), 1.04 to 1.51 for three with K = 8192 on an H200 (20 November 2026). There a K
-#: of 1024 lost 20 %, one of 3584 2 %.
-_ONE_ROW_WEIGHT, _ONE_ROW_K = 16 << 20, 4096
+#: of 1024 lost 20 %.
+_ONE_ROW_WEIGHT, _ONE_ROW_LEAST = 10 << 20, 2048
 
 _log = logging.getLogger("tunedgemm")
 
@@ -51,7 +51,7 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
-    of_one_row = shape.m == 1 and shape.k >= _ONE_ROW_K and shape.n * shape.k >= _ONE_ROW_WEIGHT
+    of_one_row = shape.m == 1 and min(shape.n, shape.k) >= _ONE_ROW_LEAST and shape.n * shape.k >= _ONE_ROW_WEIGHT
     plain = (shape.op, shape.layout, shape.scale) == ("a16w16", "row", "none") and shape.dtype == shape.outdtype in ("bf16", "fp16")
     return device.gfx == "sm_90" and of_one_row and plain
 

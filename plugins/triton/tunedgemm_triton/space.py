@@ -95,8 +95,9 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     """
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
     known = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS
-    if shape.m == 1 and width_of(shape.dtype) == 1:
-        known = tuple(dict.fromkeys((*tiles.ONE_ROW_OF_BYTES, *known)))
+    if shape.m == 1:
+        of_k = (pattern for span, pattern in tiles.ONE_ROW_OF_K if shape.k in span)
+        known = tuple(dict.fromkeys((*(tiles.ONE_ROW_OF_BYTES if width_of(shape.dtype) == 1 else of_k), *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2

@@ -16,6 +16,10 @@ ONE_ROW = (
     (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
 )  # fmt: skip
 
+#: What comes first for these K, in bf16 on an H100: a program reads two chunks, which hold the row
+#: with little to spare; or it reads two rows, where two chunks would have much to spare.
+ONE_ROW_OF_K = ((range(2049, 4096), (1, 2, 8)), (range(4097, 6145), (2, 1, 8)), (range(6145, 8193), (1, 2, 16)))
+
 #: The same for operands of one byte, of which a load has twice as many: what comes before
 #: `ONE_ROW`.
 ONE_ROW_OF_BYTES = ((2, 2, 1), (4, 1, 8), (4, 2, 4), (8, 1, 4), (1, 8, 1), (2, 1, 8))
