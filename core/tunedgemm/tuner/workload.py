@@ -29,8 +29,8 @@ from tunedgemm.tuner.trial import POWER_CAP, Samples
 #: Device time of one sample: the overhead of a graph's launch is then under 1 %.
 SAMPLE_US = 400.0
 CPU_SAMPLE_US = 10_000.0
-#: Rotated weights take this many times the last-level cache. At 3 times, an H100's still held a part
-#: of them: products of one row took up to 13 % less than among a gigabyte of weights.
+#: Rotated weights take this many times the last-level cache. At 3 times, an H100's still held a
+#: part of them: products of one row took up to 13 % less than among a gigabyte of weights.
 COLD = 8
 #: Copies on a CPU, and what overwrites a cache, take this many times the cache.
 FLUSH = 3

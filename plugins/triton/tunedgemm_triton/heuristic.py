@@ -18,10 +18,10 @@ from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 #: Names that stand for the choice: AITER's, of which the last two are its dialects, and none.
 ALIASES = ("", "auto", "triton", "gluon")
 
-#: Fewest elements of a 16-bit weight, and least N and K, of an untuned call of one row on Hopper
-#: that gets the first listed kernel. Over F.linear in bf16: 1.03 to 1.45 for 30 weights on an H100
-#: (26 November 2026), 1.04 to 1.51 for three with K = 8192 on an H200 (20 November 2026). There a K
-#: of 1024 lost 20 %.
+#: Untuned calls of one row on Hopper that get the first listed kernel: fewest elements of the
+#: weight, of 16 bits, and least N and K. Over F.linear in bf16 on an H100 (26 November 2026): 1.03
+#: to 1.48 for 30 weights. On an H200 (20 November 2026): 1.04 to 1.51 for three with K = 8192, and
+#: a K of 1024 lost 20 %.
 _ONE_ROW_WEIGHT, _ONE_ROW_LEAST = 10 << 20, 2048
 
 _log = logging.getLogger("tunedgemm")

@@ -35,8 +35,8 @@ class Measured:
 #: 2026) where no other device is named.
 #:
 #: bf16, 13 weights of 18 to 340 million elements: 1.02 to 1.11 at M of 4 to 16, 1.005 to 1.10 at 24
-#: and 32. M = 2 runs the kernel of 8. Weights of 12 to 16 million elements: 1.04 to 1.33 at 2 and 4,
-#: up to 2 % lost at 32. On an H200 one of two lost at M = 64.
+#: and 32. M = 2 runs the kernel of 8. Weights of 12 to 16 million elements: 1.04 to 1.33 at 2 and
+#: 4, up to 2 % lost at 32. On an H200 one of two lost at M = 64.
 #:
 #: fp8 by row, 34 products of M up to 32, 17 to 262 million elements: 1.03 to 1.63. M from 256, N
 #: 4096 to 73728: 0.997 to 1.5; on an H200 (23 November; N and K 2112 to 8192) 1.06 to 1.6. Those of
