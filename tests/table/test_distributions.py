@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -27,7 +28,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table import folders
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.distributions import distributions
-from tunedgemm.table.folders import named_file, table_layers
+from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, published_text
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -200,26 +201,31 @@ def test_the_strict_check_names_a_device_and_a_backend_that_are_missing(install,
 
 @pytest.mark.timing
 def test_a_first_call_takes_few_milliseconds_more(install) -> None:
-    """Finding a distribution and its 3,000 rows takes at most four times as long as csv reads them.
+    """A distribution's 3,000 rows add at most three times what csv takes to read them.
 
-    That is about 15 ms of the processor. The time of other processes does not count.
+    That is about 9 ms of the processor. The time of other processes does not count.
     """
-    sizes = [(m, n, k) for n in (64, 1280, 2560, 7168, 8192) for k in (128, 8192) for m in range(1, 301)]
-    package = install("acme", *(row(f"k{m % 64}", shape=Shape("a16w16", m, n, k)) for m, n, k in sizes))
-    table_layers(OP)  # imports what the first look needs, apart from the distribution
 
     def first_call() -> None:
         foreign._installed.cache_clear()
-        found = next(iter(Table.load(OP).candidates(attrs.evolve(SHAPE, m=7), H200)))
-        assert found.row.solution.kernel_name == "k7"
+        found.append(next(iter(Table.load(OP).candidates(attrs.evolve(SHAPE, m=7), H200)), None))
 
     def csv_alone() -> None:
         with (package / NAME).open() as lines:
             assert sum(1 for _ in csv.DictReader(lines)) > len(sizes)
 
-    taken: dict[Callable[[], None], list[float]] = {first_call: [], csv_alone: []}
-    for function in [first_call, csv_alone] * 7:
-        start = time.process_time()
-        function()
-        taken[function].append(time.process_time() - start)
-    assert min(taken[first_call]) < 4 * min(taken[csv_alone]), taken
+    def least_of(function: Callable[[], None]) -> float:
+        taken = []
+        for _ in range(7):
+            start = time.process_time()
+            function()
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    found: list[Any] = []
+    without = least_of(first_call)
+    sizes = [(m, n, k) for n in (64, 1280, 2560, 7168, 8192) for k in (128, 8192) for m in range(1, 301)]
+    package = install("acme", *(row(f"k{m % 64}", shape=Shape("a16w16", m, n, k)) for m, n, k in sizes))
+    added, alone = least_of(first_call) - without, least_of(csv_alone)
+    assert found[-1].row.solution.kernel_name == "k7"
+    assert added < 3 * alone, (without, added, alone)
