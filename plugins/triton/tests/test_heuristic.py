@@ -41,7 +41,8 @@ def test_the_kernel_of_one_row_was_faster_than_torchs() -> None:
 
 
 CHANGES = (
-    {"m": 2}, {"n": 16384, "k": 1024}, {"n": 1024, "k": 16384}, {"n": 2552}, {"outdtype": "fp32"}, {"dtype": "fp32", "outdtype": "fp32"}, {"layout": "aiter16x16"},
+    {"m": 2}, {"n": 16384, "k": 1024}, {"n": 1024, "k": 16384}, {"n": 2552}, {"outdtype": "fp32"},
+    {"dtype": "fp32", "outdtype": "fp32"}, {"layout": "aiter16x16"},
     {"op": "a8w8", "dtype": "fp8_e4m3fn", "scale": "row"},
 )  # fmt: skip
 
