@@ -163,13 +163,29 @@ def test_shapes_at_the_roofline_are_not_refined(floor: float, passes: int) -> No
     assert len(hill.asked) == passes
 
 
-def test_a_backend_far_behind_is_not_refined() -> None:
-    """Only libtypes that may still win are refined."""
+@pytest.mark.parametrize(("us", "is_refined"), [(10.9, True), (11.1, False), (20.0, False)])
+def test_a_backend_far_behind_is_not_refined(us: float, is_refined: bool) -> None:
+    """Only libtypes that may still win are refined: those within a tenth of the fastest."""
     asked: list[Solution] = []
-    times = {solution(1): 10.0, solution(2, "slow"): 20.0}
+    times = {solution(1): 10.0, solution(2, "slow"): us}
     screen(SHAPE, list(times), Chip(times), 20, lambda leaders: asked.extend(leaders) or [], 0.0)
 
-    assert asked == [solution(1)]
+    assert set(asked) == {solution(1), *[solution(2, "slow")] * is_refined}
+
+
+@pytest.mark.parametrize(("gain", "passes"), [(0.02, 1), (0.06, 3)])
+def test_a_backend_that_stays_behind_is_refined_once(gain: float, passes: int) -> None:
+    """The neighbours of a libtype's neighbours are tried if those came within 5 % of the fastest."""
+    asked: list[Solution] = []
+    times = {solution(1): 10.0, **{solution(place, "slow"): 10.8 * (1 - gain) ** (place - 2) for place in range(2, 9)}}
+
+    def neighbours(leaders: Sequence[Solution]) -> list[Solution]:
+        asked.extend(leader for leader in leaders if leader.libtype == "slow")
+        return [solution(int(leader.kernel_name) + 1, "slow") for leader in leaders if leader.libtype == "slow"]
+
+    screen(SHAPE, [solution(1), solution(2, "slow")], Chip(times), 20, neighbours, 0.0)
+
+    assert asked == [solution(place, "slow") for place in range(2, 2 + passes)]
 
 
 def test_a_clock_that_fell_while_neighbours_compiled_does_not_hide_them() -> None:
