@@ -15,7 +15,7 @@ ALL = "all"
 RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
 
 #: The backends that may answer an untuned call, in order; TUNEDGEMM_FALLBACK replaces the list.
-UNTUNED = ("hipblaslt", "asm", "triton", "skinny")
+UNTUNED = ("hipblaslt", "triton", "asm", "skinny")
 
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
