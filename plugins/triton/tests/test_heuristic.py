@@ -26,7 +26,7 @@ def without_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "like", "products", "least", "mean"), [("a16w16", ONE_ROW, 30, 1.02, 1.13), ("a8w8", FP8, 12, 1.13, 1.5)], ids=["bf16", "fp8"]
+    ("file", "like", "products", "least", "mean"), [("a16w16", ONE_ROW, 30, 1.02, 1.13), ("a8w8", FP8, 12, 1.13, 1.4)], ids=["bf16", "fp8"]
 )
 def test_the_kernel_of_one_row_was_faster_than_torchs(file: str, like: Shape, products: int, least: float, mean: float) -> None:
     """The kernel of an untuned row was faster than torch's call in each timed product of the class."""
