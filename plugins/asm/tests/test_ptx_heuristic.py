@@ -16,7 +16,7 @@ from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import parse_name
 
-H200 = Device("sm_90", 132, "nvidia-h200")
+H200, H100 = Device("sm_90", 132, "nvidia-h200"), Device("sm_90", 132, "nvidia-h100-80gb-hbm3")
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 LIKE = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
 PLAIN = Shape("a16w16", 16, 8192, 4096)
@@ -44,15 +44,16 @@ def timed(file: str, like: Shape) -> dict[Shape, dict[tuple[str, str, int], floa
         ("h100-2026-11-26/a8w8-trials.csv.gz", LIKE, 1.02, 1.2, 34),
         ("h100-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.99, 1.06, 40),
         ("h100-2026-11-26/a16w16-cold-trials.csv.gz", PLAIN, 1.0, 1.06, 40),
+        ("h100-2026-11-26/a16w16-campaign-trials.csv.gz", PLAIN, 0.99, 1.04, 35),
         ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.16, 40),
     ],
-    ids=["by row", "few rows of x by row", "16 bits", "16 bits, colder", "by block"],
+    ids=["by row", "few rows of x by row", "16 bits", "16 bits, colder", "16 bits, more rows", "by block"],
 )
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
     """The untuned kernel lost less than 1 % to torch's call everywhere, and was faster in the mean."""
     gains = []
     for shape, times in timed(file, like).items():
-        solution = asm.heuristic_fallback(shape, H200)
+        solution = asm.heuristic_fallback(shape, H100 if file.startswith("h100") else H200)
         us = times.get(("asm", solution.kernel_name, solution.split_k)) if solution else None
         if us:
             gains.append(min(us for (libtype, *_), us in times.items() if libtype == "torch") / us)
@@ -109,6 +110,15 @@ def test_few_rows_of_x_share_one_tile(m: int) -> None:
         assert solution is not None
         config = parse_name(solution.kernel_name)
         assert (config.tile_b if config.swapped else config.tile_a) >= m
+
+
+@pytest.mark.parametrize(("m", "n", "device", "is_served"), [
+    (33, 8192, H100, True), (128, 7168, H100, True), (64, 8192, H200, False), (64, 7160, H100, False),
+    (256, 8192, H200, True), (256, 14336, H100, False), (257, 8192, H100, False),
+])  # fmt: skip
+def test_sixteen_bits_from_33_to_256_rows(m: int, n: int, device: Device, is_served: bool) -> None:
+    """Up to 128 rows an H100 alone gets a kernel, and up to 256 rows weights of less than 56 Mi elements."""
+    assert (asm.heuristic_fallback(attrs.evolve(PLAIN, m=m, n=n), device) is not None) == is_served
 
 
 def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None:
