@@ -135,10 +135,12 @@ def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> L
 
 def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
     """Copy an operand into a storage of NaNs, *begin* elements after an aligned address."""
-    plain = getattr(operand, "plain", operand)  # a shuffled weight's bytes in storage order
+    plain = getattr(operand, "plain", operand)  # bytes of a shuffled weight, or of shuffled scales, in storage order
     values, before = plain.contiguous().view(torch.uint8).flatten(), operand.element_size() * (MARGIN + begin)
     storage = torch.full((2 * before + len(values),), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device)
     copy = storage[before:][: len(values)].copy_(values).view(operand.dtype).view(operand.shape)
+    if isinstance(operand, tunedgemm.ShuffledScale):
+        return tunedgemm.as_shuffled_scale(copy)
     return copy if plain is operand else tunedgemm.as_shuffled(copy, operand.layout_name)
 
 
