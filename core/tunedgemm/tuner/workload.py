@@ -31,8 +31,8 @@ SAMPLE_US = 400.0
 CPU_SAMPLE_US = 10_000.0
 #: Rotated weights take this many times the last-level cache. At 3 times, an H100's still held a
 #: part of them: products of one row took up to 13 % less than among a gigabyte of weights.
-COLD = 8
-#: Copies on a CPU, and what overwrites a cache, take this many times the cache.
+COLD, CPU_COLD = 8, 3
+#: What overwrites a cache takes this many times its size.
 FLUSH = 3
 MAX_COPIES = 64
 #: Fewest copies of a weight on a GPU. With two of 235 MB, one kernel took 58.3 or 62.7 us on an
@@ -147,7 +147,7 @@ class Workload:
         size, hot = cache_bytes(device), cache == "hot"
         on_cpu = device.kind == "cpu"
         enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))  # calls of a sample
-        cold = -(-FLUSH * size // weight_bytes) if on_cpu else min(-(-COLD * size // weight_bytes), enough)
+        cold = -(-CPU_COLD * size // weight_bytes) if on_cpu else min(-(-COLD * size // weight_bytes), enough)
         fewest = 2 if hot or on_cpu else FEWEST_COPIES
         copies = 2 if hot else min(max(fewest, cold), MAX_COPIES, max(2, self._room() // weight_bytes))
         #: operand tuples with shared activations and different weights, for timing and verification
