@@ -174,7 +174,7 @@ def test_a_backend_far_behind_is_not_refined(us: float, is_refined: bool) -> Non
 
 
 @pytest.mark.parametrize(("gain", "passes"), [(0.02, 1), (0.06, 3)])
-def test_a_backend_that_stays_behind_is_refined_once(gain: float, passes: int) -> None:
+def test_later_passes_refine_only_backends_that_came_near(gain: float, passes: int) -> None:
     """The neighbours of a libtype's neighbours are tried if those came within 5 % of the fastest."""
     asked: list[Solution] = []
     times = {solution(1): 10.0, **{solution(place, "slow"): 10.8 * (1 - gain) ** (place - 2) for place in range(2, 9)}}
