@@ -96,8 +96,9 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
     known = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS
     if shape.m == 1:
-        of_k = (pattern for span, pattern in tiles.ONE_ROW_OF_K if shape.k in span)
-        known = tuple(dict.fromkeys((*(tiles.ONE_ROW_OF_BYTES if width_of(shape.dtype) == 1 else of_k), *known)))
+        of_k = tuple(pattern for span, pattern in tiles.ONE_ROW_OF_K if shape.k in span)
+        first = {1: tiles.ONE_ROW_OF_BYTES, 2: of_k}.get(width_of(shape.dtype), ())
+        known = tuple(dict.fromkeys((*first, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2
