@@ -16,8 +16,8 @@ ONE_ROW = (
     (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
 )  # fmt: skip
 
-#: What comes first for these K in 16 bits (measured in bf16 on an H100): a program reads two chunks,
-#: which hold the row with little to spare, or two rows, where two chunks would have much to spare.
+#: What comes first for these K in 16 bits, by bf16 on an H100. A program reads two chunks, which
+#: hold the row with little to spare; or two rows, where two chunks would have much to spare.
 ONE_ROW_OF_K = ((range(2049, 4096), (1, 2, 8)), (range(4097, 6145), (2, 1, 8)), (range(6145, 8193), (1, 2, 16)))
 
 #: The same for operands of one byte, of which a load has twice as many: what comes before
