@@ -153,7 +153,7 @@ MISTAKES = {
     "the row 8 below has the first row's scale": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+32\]", r"\1+0]"),
     "every span of a tile has the scale of the first": (BLOCKS, r"mad\.lo\.u32 (%r\d+), %r\d+, 32, (%r\d+);", r"mov.u32 \1, \2;"),
     "columns have the scales of the span before": (BLOCKS, r"(ld\.shared\.f32 %f\d+, \[%r\d+)\+4\]", r"\1+0]"),
-    "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
+    "scales of x and of the weight are exchanged": (BLOCKS, r"344\];\n(.*)352\];", r"352];\n\g<1>344];"),
     "no row is the last that has scales": (BLOCKS, r"selp\.b32 (%r\d+), 4, 0, %p\d+;", r"mov.u32 \1, 4;"),
     "padded steps have the rows of x alone": (PADDED, r"and\.b32 (%r\d+), (%r\d+), 4294967292;", r"mov.u32 \1, \2;"),
     "a stage is full before its scales": (BLOCKS, r"(mbarrier\.init\S+ \[%r\d+\+\d+\]), 33;", r"\1, 1;"),

@@ -15,7 +15,7 @@ from tunedgemm_asm.ptx import matrix
 from tunedgemm_asm.ptx.abi import ABI, SCALED, argument, declaration
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import arguments_of
-from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.limits import boxes_of, last_rows, unfit
 from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.order import place_of
 
@@ -143,11 +143,11 @@ def test_matrix_instructions_of_eight_bits() -> None:
 
 def test_arguments_are_placed_as_in_ptx() -> None:
     """Arguments have the documented offsets."""
-    assert declaration("none") == ".param .align 64 .b8 arguments[328]"
-    assert declaration("row") == declaration("block") == ".param .align 64 .b8 arguments[344]"
-    assert (argument("x_scale"), argument("w_scale"), SCALED.size) == ("[arguments+328]", "[arguments+336]", 344)
+    assert declaration("none") == ".param .align 64 .b8 arguments[340]"
+    assert declaration("row") == declaration("block") == ".param .align 64 .b8 arguments[360]"
+    assert (argument("x_scale"), argument("w_scale"), SCALED.size) == ("[arguments+344]", "[arguments+352]", 360)
     assert argument("counters") == "[arguments+280]"
-    assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 328)
+    assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 340)
 
 
 def test_every_tile_is_computed_once(failing: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_problem_in_numbers() -> None:
     arguments = arguments_of(CONFIG, 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
     assert dict(arguments.values) == {
         "rows_a": 300, "rows_b": 1000, "stride": 1000, "units_a": 3, "tiles_b": 7, "tiles": 21, "items": 63,
-        "steps": 16, "part": 6, "splits": 3,
+        "steps": 16, "part": 6, "splits": 3, "last_a": 172, "last_b": 840, "loaded": 36864,
     }  # fmt: skip
     assert arguments.grid == 63
     assert (arguments.counters, arguments.workspace) == (42, 42 * 3 * 80 * 128 * 4)
@@ -179,6 +179,30 @@ def test_a_problem_in_numbers() -> None:
     assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", arguments.workspace)
     swapped = arguments_of(KernelConfig(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
     assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)
+
+
+def test_no_load_takes_rows_outside_an_operand(failing: Any) -> None:
+    """Boxes have no more rows than an operand, and the last tiles end with it, where both may be so."""
+    plain, stream, staged = (attrs.evolve(CONFIG, **more) for more in ({}, {"stream": True}, {"promoted": True, "staged": True}))
+    pair, swapped = attrs.evolve(CONFIG, cluster=2), KernelConfig(40, 128, 4, swapped=True)
+    never = (1 << 32) - 1
+
+    def check(config: KernelConfig, sizes: tuple[int, int], boxes: tuple[int, int], last: tuple[int, int]) -> None:
+        shape = attrs.evolve(SHAPE, m=sizes[0], n=sizes[1])
+        assert (boxes_of(config, shape), last_rows(config, shape)) == (boxes, last)
+
+    assert not failing(
+        check,
+        [
+            (plain, (300, 1000), (128, 160), (172, 840)),
+            (plain, (100, 70), (100, 70), (0, 0)),
+            (pair, (100, 70), (100, 80), (0, 0)),
+            (swapped, (37, 1000), (128, 37), (872, 0)),
+            (stream, (100, 1000), (100, 160), (never, never)),
+            (staged, (300, 960), (128, 160), (172, 800)),
+            (staged, (300, 1000), (128, 160), (172, never)),
+        ],
+    )
 
 
 def test_empty_parts_of_k_are_refused(failing: Any) -> None:

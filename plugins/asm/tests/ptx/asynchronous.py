@@ -34,8 +34,9 @@ def _wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
 
 
 def _announce(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    barrier = unit.block.shared.barrier(only(mask, told[0][1]))
-    barrier.bytes += int(told[0][2])
+    (_, at, count), value = told
+    barrier = unit.block.shared.barrier(only(mask, at))
+    barrier.bytes += only(mask, value(machine, unit, count))
     barrier.arrive()
 
 
@@ -169,9 +170,10 @@ def _multiply(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, to
         raise Fault("an operand beyond shared memory")
 
     def done() -> None:
-        x, y = (from_bits(shared.content[at], kind) for at in (at_a, at_b))
+        # Exact, so that bits do not depend on where a tile begins; nor do they on a GPU.
+        x, y = (from_bits(shared.content[at], kind).astype(np.float64) for at in (at_a, at_b))
         product = x @ y.T
-        product = product.astype(np.int32).view(np.uint32) if kind == "s8" else product
+        product = product.astype(np.int32).view(np.uint32) if kind == "s8" else product.astype(np.float32)
         lane = np.arange(LANES)
         for index, name in enumerate(names):
             row = lane // 32 * 16 + lane % 32 // 4 + 8 * (index // 2 % 2)

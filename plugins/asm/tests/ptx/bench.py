@@ -12,6 +12,7 @@ from tunedgemm.tools import shuffle_weight, torch_dtype
 from tunedgemm_asm.ptx.abi import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import LaunchArguments, arguments_of
+from tunedgemm_asm.ptx.limits import boxes_of
 from tunedgemm_asm.ptx.names import KernelConfig
 
 from .formats import BYTES, to_bits
@@ -104,7 +105,7 @@ class Bench:
             self.counters = np.zeros(arguments.counters, np.uint32)
             values["workspace"] = place(np.full(arguments.workspace, 0xFF, np.uint8), True)
             values["counters"] = place(self.counters, True)
-        boxes, size = (self.config.tile_a, self.config.box_b), BYTES[self.shape.dtype]
+        boxes, size = boxes_of(self.config, self.shape), BYTES[self.shape.dtype]
         ordered = operands[::-1] if self.config.swapped else operands
         columns = [arguments.variant.columns * (each is operands[1]) * self.shape.k * size // 128 for each in ordered]
         maps = [

@@ -4,6 +4,7 @@ It starts with two tensor maps, 128 bytes each on a boundary of 64. The fields o
 those of `SCALED` for operands with scales, then the output's tensor map where TMA stores the
 output. ``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` is elements of an output row.
 ``units_a`` counts clusters along a, ``tiles`` their tiles, and ``items`` tiles times splits.
+``last_a`` and ``last_b`` are the last rows where a tile may begin, ``loaded`` the bytes of a stage.
 ``steps`` counts steps of 128 bytes along K, ``part`` those of each split but the last. With
 stream-K (`shares`), ``items`` is the number of shared tiles, ``part`` the steps of a range, and
 ``splits`` the most partials of a tile.
@@ -19,11 +20,13 @@ from tunedgemm_asm.abi import Abi, Field
 MAP_BYTES, MAPS = 128, {"map_a": 0, "map_b": 128}
 POINTERS = ("out", "bias", "workspace", "counters")
 SCALES = ("x_scale", "w_scale")
-NUMBERS = ("rows_a", "rows_b", "stride", "units_a", "tiles_b", "tiles", "items", "steps", "part", "splits")
+NUMBERS = ("rows_a", "rows_b", "stride", "units_a", "tiles_b", "tiles", "items", "steps", "part", "splits", "last_a", "last_b", "loaded")
 
 _POINTERS_AT = MAP_BYTES * len(MAPS)
 _NUMBERS_AT = _POINTERS_AT + 8 * len(POINTERS)
 _END = _NUMBERS_AT + 4 * len(NUMBERS)
+#: Where pointers may follow: a boundary of 8.
+_SCALES_AT = -(-_END // 8) * 8
 
 ABI = Abi(
     name="tunedgemm-ptx",
@@ -42,8 +45,8 @@ SCALED = Abi(
     name="tunedgemm-ptx-scaled",
     ops=("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle"),
     dtypes={**ABI.dtypes, "x": ("fp8_e4m3fn", "int8"), "weight": ("fp8_e4m3fn", "int8")},
-    fields=(*ABI.fields, *(Field(name, _END + 8 * index, "pointer") for index, name in enumerate(SCALES))),
-    sizes=(_END + 8 * len(SCALES),),
+    fields=(*ABI.fields, *(Field(name, _SCALES_AT + 8 * index, "pointer") for index, name in enumerate(SCALES))),
+    sizes=(_SCALES_AT + 8 * len(SCALES),),
     sub_k=1,
     layout="row",
 )

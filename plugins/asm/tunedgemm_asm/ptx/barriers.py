@@ -111,7 +111,7 @@ def wait(f: Frame, barrier: str, offset: int, parity: str) -> None:
 
 def announce(f: Frame, barrier: str) -> None:
     """Arrive at a full barrier as the producer, with the bytes that TMA will deliver."""
-    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.config.stage_bytes)
+    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.arguments["loaded"])
 
 
 def arrive_after_copies(f: Frame, barrier: str) -> None:

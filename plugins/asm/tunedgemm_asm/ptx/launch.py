@@ -26,8 +26,20 @@ from tunedgemm_asm.driver import INTERFACES
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.abi import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
-from tunedgemm_asm.ptx.limits import TRANSPOSED, part_of, rows_of, shared_evenly, slots_of, steps_of, supports, unfit, units_of
-from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, KernelConfig, Variant
+from tunedgemm_asm.ptx.limits import (
+    TRANSPOSED,
+    boxes_of,
+    last_rows,
+    part_of,
+    rows_of,
+    shared_evenly,
+    slots_of,
+    steps_of,
+    supports,
+    unfit,
+    units_of,
+)
+from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, STEP_BYTES, KernelConfig, Variant
 from tunedgemm_asm.ptx.space import resolve
 from tunedgemm_asm.ptx.splitk import slot_bytes
 from tunedgemm_asm.ptx.tensormap import Operand
@@ -111,9 +123,9 @@ def _plan(arguments: LaunchArguments, shape: Shape) -> LaunchPlan:
 def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
     """Return the operands of tensor maps: x, the weight, and an output that TMA stores."""
     config = arguments.variant.config
-    boxes = (config.box_b, config.tile_a) if config.swapped else (config.tile_a, config.box_b)
-    x = Operand(shape.dtype, shape.m, shape.k, boxes[0])
-    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=arguments.variant.columns)
+    of_x, of_weight = boxes_of(config, shape)[:: -1 if config.swapped else 1]
+    x = Operand(shape.dtype, shape.m, shape.k, of_x)
+    weight = Operand(shape.dtype, shape.n, shape.k, of_weight, columns=arguments.variant.columns)
     out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * config.panel_columns)] if config.panels else []
     return x, weight, *out
 
@@ -217,7 +229,9 @@ def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessor
         raise PluginError(reason)
     (rows_a, rows_b), (units_a, tiles_b) = rows_of(config, shape), units_of(config, shape)
     tiles, steps = units_a * tiles_b, steps_of(shape)
+    (box_a, box_b), (last_a, last_b) = boxes_of(config, shape), last_rows(config, shape)
     values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
+    values |= {"last_a": last_a, "last_b": last_b, "loaded": (box_a + box_b * config.cluster) * STEP_BYTES}
     if config.stream:
         shares = shared_evenly(config, shape, multiprocessors)
         clusters, slots, parts = shares.clusters, shares.tiles * config.cluster * config.sharing, shares.parts

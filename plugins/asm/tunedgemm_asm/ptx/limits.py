@@ -23,6 +23,8 @@ TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
 #: Most items of a launch, or steps of all stream-K tiles, so that numbers past the end do not wrap;
 #: most steps of a tile with stream-K.
 MOST_ITEMS, MOST_STEPS = 1 << 30, 1 << 16
+#: A row after which no tile begins.
+_ANYWHERE = (1 << 32) - 1
 
 
 def units_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
@@ -40,6 +42,29 @@ def tiles_of(config: KernelConfig, shape: Shape) -> int:
 def rows_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
     """Return the rows of a and of b."""
     return (shape.n, shape.m) if config.swapped else (shape.m, shape.n)
+
+
+def boxes_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the rows of a and of b that one TMA load takes, none outside an operand of fewer.
+
+    TMA takes about 12 cycles for a row outside (H100). Loads that a cluster divides stay whole.
+    """
+    rows_a, rows_b = rows_of(config, shape)
+    return min(config.tile_a, rows_a), min(config.box_b, rows_b) if config.cluster == 1 else config.box_b
+
+
+def last_rows(config: KernelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the last rows of a and of b where a tile may begin.
+
+    A tile that would end outside begins sooner: it repeats results of its neighbour, with the same
+    bits. Stream-K tiles add their parts in different orders, so they stay; so do tiles that would
+    begin inside a scale block of the weight.
+    """
+    last = [max(0, rows - tile) for rows, tile in zip(rows_of(config, shape), (config.tile_a, config.tile_b), strict=True)]
+    of_weight = 0 if config.swapped else 1
+    if config.staged and last[of_weight] % config.span:
+        last[of_weight] = _ANYWHERE
+    return (_ANYWHERE, _ANYWHERE) if config.stream else (last[0], last[1])
 
 
 def part_of(splits: int, shape: Shape) -> int:

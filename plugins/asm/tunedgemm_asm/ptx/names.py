@@ -203,8 +203,8 @@ class KernelConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand arrive
-        as zeros.
+        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand are
+        zeros or left as they were.
         """
         return (self.tile_a + self.tile_b) * STEP_BYTES
 

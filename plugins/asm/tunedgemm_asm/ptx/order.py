@@ -1,7 +1,8 @@
 """Order the tiles in groups along a, so that concurrent CTAs share loads in L2.
 
 Items are numbered split by split, and within a split tile by tile; clusters take them round-robin.
-The tiles of a cluster, adjacent along a, count as one.
+The tiles of a cluster, adjacent along a, count as one. The last tile along an operand ends with it:
+see `last_rows`.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def place_tile(f: Frame, tile: str, along: tuple[str, str], part: str = "") -> P
     if config.cluster > 1:
         at_a = t.to("b32", "mad.lo.u32", at_a, config.cluster, f.rank)
         tile = t.to("b32", "mad.lo.u32", tile, config.cluster, f.rank)
-    row_a = t.to("b32", "mul.lo.u32", at_a, config.tile_a)
-    row_b = t.to("b32", "mul.lo.u32", at_b, config.tile_b)
+    row_a = t.to("b32", "min.u32", t.to("b32", "mul.lo.u32", at_a, config.tile_a), numbers["last_a"])
+    row_b = t.to("b32", "min.u32", t.to("b32", "mul.lo.u32", at_b, config.tile_b), numbers["last_b"])
     return Place(row_a, row_b, first, steps, tile, part)
 
 
