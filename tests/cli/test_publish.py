@@ -69,13 +69,17 @@ def test_it_states_what_the_log_says(tuned: Path, tmp_path: Path, capsys: pytest
     assert read_rows(out, OP)[0] == read_rows(tuned, OP)[0]
 
 
-def test_rows_without_a_gain_stay_out(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--least_gain` leaves out and counts slower rows, torch's own, and those without a time of torch."""
+def test_rows_without_a_gain_name_torchs_call(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows below `--least_gain` name torch's call, those without a time of torch stay out."""
     more = Row(Shape("a16w16", 16, 64, 128), "sm_90", 132, "nvidia-h200", Solution("triton", "k16"), 1.0)
     write_rows(tuned, OP, [*read_rows(tuned, OP)[0], more])
     code, _ = published(capsys, tuned, "--least_gain", 0.01, "-o", out := tmp_path / "out.csv")
-    assert code == 0 and [row.shape.m for row in read_rows(out, OP)[0]] == [1, 4]
-    assert provenance_of(out).facts["left_out"] == "2 rows: gain over torch below 1 %; 1 row: no time of torch in the trial log"
+    rows = {row.shape.m: row for row in read_rows(out, OP)[0]}
+    assert code == 0 and {m: row.solution.kernel_name for m, row in rows.items()} == {1: "k1", 2: "native", 4: "k4", 8: "native"}
+    assert (rows[2].us, rows[2].libver, rows[2].solution) == (10.0, "", NATIVE)
+    facts = provenance_of(out).facts
+    assert facts["of_torch"] == "2 rows: gain over torch below 1 %"
+    assert facts["left_out"] == "1 row: no time of torch in the trial log"
     code, shown = published(capsys, tuned, "--least_gain", 3, "-o", tmp_path / "none.csv")
     assert code == 2 and "no row to publish (4 rows: gain over torch below 300 %;" in shown
 
@@ -88,7 +92,7 @@ def test_logs_of_a_merged_table_are_named(tuned: Path, tmp_path: Path, capsys, m
     code, shown = published(capsys, merged, "--least_gain", 0.01)
     assert code == 2 and "4 rows: no time of torch in the trial log" in shown
     assert published(capsys, merged, "--least_gain", 0.01, "--trials", tuned.with_name("table.trials.jsonl"))[0] == 0
-    assert len(read_rows(Path("nvidia-h200_bf16_tuned_gemm.csv"), OP)[0]) == 2
+    assert len(read_rows(Path("nvidia-h200_bf16_tuned_gemm.csv"), OP)[0]) == 4
     code, shown = published(capsys, merged, "--trials", "nowhere.jsonl")
     assert code == 2 and "nowhere.jsonl: no such file; --trials takes trial logs" in shown
 

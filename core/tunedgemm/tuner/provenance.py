@@ -34,18 +34,26 @@ class Evidence:
         runs: headers of the runs that timed solutions for these rows, by id.
         timed: number of timed candidates, by the key of a row.
         noises: relative noise of each row's time, by the row's key.
-        baselines: microseconds of torch's own call, by the key of a row.
+        baselines: microseconds and error ratio of torch's own call, by the key of a row.
     """
 
     runs: dict[str, Line] = attrs.field(factory=dict)
     timed: Counter[Key] = attrs.field(factory=Counter)
     noises: dict[Key, float] = attrs.field(factory=dict)
-    baselines: dict[Key, float] = attrs.field(factory=dict)
+    baselines: dict[Key, tuple[float, float]] = attrs.field(factory=dict)
 
     def gain(self, row: Row) -> float | None:
         """Return a row's gain over torch's own call, 0.01 for 1 %; None without a time of torch."""
         baseline = self.baselines.get(row.key)
-        return baseline / row.us - 1.0 if baseline and row.valid else None
+        return baseline[0] / row.us - 1.0 if baseline and row.valid else None
+
+    def of_torch(self, row: Row) -> Row:
+        """Return the row with torch's own call, which the logs have timed, in place of its solution.
+
+        The call is the same in all versions, so none is named.
+        """
+        us, err_ratio = self.baselines[row.key]
+        return attrs.evolve(row, solution=_BASELINE, us=us, err_ratio=err_ratio, libver="")
 
 
 def evidence(op: Op, rows: Iterable[Row], logs: Sequence[Path]) -> Evidence:
@@ -73,7 +81,7 @@ def evidence(op: Op, rows: Iterable[Row], logs: Sequence[Path]) -> Evidence:
             found.runs[entry.run] = headers[entry.run]
         if entry.fields["status"] == "ok" and (solution := entry.solution("solution")) is not None:
             if solution == _BASELINE:
-                found.baselines[key] = entry.fields["us"]
+                found.baselines[key] = entry.fields["us"], entry.fields.get("err_ratio") or 0.0
             if solution == solutions[key]:
                 found.noises[key] = entry.fields.get("noise", 0.0)
     return found

@@ -40,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     publish = _action(actions, "publish", "write a table with its provenance and a checksum, as one file to share")
     publish.add_argument("file", help=f"{_FILE}; it is not changed")
     publish.add_argument("-o", "--output", metavar="FILE", type=expanded, help="the new file; default: named for the device and the op")
-    publish.add_argument("--least_gain", type=float, metavar="SHARE", help="leave out rows that gain less over torch's call: 0.01 is 1 %%")
+    publish.add_argument("--least_gain", type=float, metavar="SHARE", help="name torch's call in rows that gain less over it: 0.01 is 1 %%")
     logs = "a trial log of the rows; repeat for several; default: the one next to the table"
     publish.add_argument("--trials", action="append", default=[], type=expanded, metavar="LOG", help=logs)
 

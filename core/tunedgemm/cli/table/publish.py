@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ _NAMED = 3
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the published table; count the rows left out, with the reasons."""
+    """Write the published table; count the rows left out, and those that name torch's call."""
     if arguments.least_gain is not None and not arguments.least_gain >= 0:
         raise UserError(f"--least_gain: must be at least 0, as 0.01 for 1 % (got {arguments.least_gain:g})")
     file = named_file(arguments.file)
@@ -38,11 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
         more = f" (and {len(faults) - _NAMED} more)" if len(faults) > _NAMED else ""
         raise TableError(f"{'; '.join(faults[:_NAMED])}{more}; mend the table, `tunedgemm table check {file}` lists all")
     found = evidence(op, rows, _logs(arguments, file))
-    kept, left = _selected(rows, found, arguments.least_gain)
-    left_out = "; ".join(f"{number_of(count, 'row')}: {reason}" for reason, count in left.items())
-    if not kept:
-        raise TableError(f"{file}: no row to publish ({left_out or 'it has none'}); tune more shapes, or lower --least_gain")
-    stated = provenance(op, kept, found, left_out=left_out)
+    kept, slower, untimed = _selected(rows, found, arguments.least_gain)
+    of_torch = f"{number_of(slower, 'row')}: gain over torch below {100 * arguments.least_gain:g} %" if slower else ""
+    left_out = f"{number_of(untimed, 'row')}: no time of torch in the trial log" if untimed else ""
+    if len(kept) == slower:
+        why = "; ".join(filter(None, (of_torch, left_out))) or "it has none"
+        raise TableError(f"{file}: no row to publish ({why}); tune more shapes, or lower --least_gain")
+    stated = provenance(op, kept, found, of_torch=of_torch, left_out=left_out)
     if earlier := provenance_of(file):
         stated = attrs.evolve(stated, facts={**earlier.facts, **stated.facts})
     out = arguments.output or Path(_default_name(op, kept))
@@ -64,20 +65,13 @@ def _logs(arguments: argparse.Namespace, file: Path) -> list[Path]:
     return arguments.trials or [log for log in [trials_path(file)] if present(log)]
 
 
-def _selected(rows: Sequence[Row], found: Evidence, least_gain: float | None) -> tuple[list[Row], Counter[str]]:
-    """Return the rows to publish, and how many are left out by reason."""
+def _selected(rows: Sequence[Row], found: Evidence, least_gain: float | None) -> tuple[list[Row], int, int]:
+    """Return the rows to publish, how many name torch's call instead, and how many are left out."""
     if least_gain is None:
-        return list(rows), Counter()
-    kept, left = [], Counter[str]()
-    for row in rows:
-        gain = found.gain(row)
-        if gain is None:
-            left["no time of torch in the trial log"] += 1
-        elif gain < least_gain:
-            left[f"gain over torch below {100 * least_gain:g} %"] += 1
-        else:
-            kept.append(row)
-    return kept, left
+        return list(rows), 0, 0
+    gains = {row: gain for row in rows if (gain := found.gain(row)) is not None}
+    kept = [row if gain >= least_gain else found.of_torch(row) for row, gain in gains.items()]
+    return kept, sum(gain < least_gain for gain in gains.values()), len(rows) - len(gains)
 
 
 def _default_name(op: Op, rows: Sequence[Row]) -> str:
