@@ -74,7 +74,11 @@ def random_rows(draw: random.Random, shapes: Sequence[Shape], count: int) -> lis
 
 def search(op: Op, layers: Sequence[Sequence[Row]], shape: Shape, device: Device) -> list[tuple[Row, str, bool]]:
     """Return the result of `Table.candidates`, by a search through all rows for each place of the order."""
-    rungs = [(0, "pinned"), *((m, word) for m, word in op.padded_m(shape.m, shape.n).items() if m)]
+    padded = {m: word for m, word in op.padded_m(shape.m, shape.n).items() if m}
+    if device.gfx == "sm_90":
+        padded = {m: word for m, word in padded.items() if not (128 < shape.m < m if word == "coarse" else shape.m <= 4 < m)}
+        padded = {m: padded[m] for m in sorted(padded, key=lambda m: abs(m - shape.m))}
+    rungs = [(0, "pinned"), *padded.items()]
     keys = [(word, attrs.evolve(kin, m=m, bias_dtype="")) for m, word in rungs for kin in op.equivalent_shapes(shape)]
     found = []
     for same in (True, False):

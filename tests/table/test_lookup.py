@@ -46,12 +46,39 @@ def shipped(tmp_path, monkeypatch):
 
 def test_the_ladder():
     """A pin comes first, then the exact M, fine and coarse padding; each row is offered once."""
-    rows = [row("coarse", 512, 1.0), row("fine", 288, 2.0), row("exact", 257, 3.0), row("pin", 0, 4.0), row("other", 256, 0.1)]
-    table = Table(OP, [rows])
-    assert found(table, asked(257)) == [("pin", "pinned"), ("exact", "exact"), ("fine", "fine"), ("coarse", "coarse")]
-    assert found(table, asked(288)) == [("pin", "pinned"), ("fine", "exact"), ("coarse", "coarse")]
+    rows = [row("coarse", 512, 1.0), row("fine", 480, 2.0), row("exact", 449, 3.0), row("pin", 0, 4.0), row("other", 256, 0.1)]
+    table = Table(OP, [[attrs.evolve(each, gfx="") for each in rows]])
+    amd = Device("gfx942", 132)
+    assert found(table, asked(449), amd) == [("pin", "pinned"), ("exact", "exact"), ("fine", "fine"), ("coarse", "coarse")]
+    assert found(table, asked(480), amd) == [("pin", "pinned"), ("fine", "exact"), ("coarse", "coarse")]
     assert found(table, asked(512)) == [("pin", "pinned"), ("coarse", "exact")]
     assert found(table, asked(0)) == [("pin", "pinned")]
+
+
+@pytest.mark.parametrize(
+    ("gfx", "m", "words"),
+    [
+        ("sm_90", 1, ""), ("sm_90", 3, "4 coarse"), ("sm_90", 4, "4 exact"), ("sm_90", 5, "8 coarse, 16 fine"), ("sm_90", 65, "128 coarse"),
+        ("sm_90", 129, ""), ("sm_90", 240, ""), ("sm_90", 241, "256 fine"), ("sm_90", 256, "256 exact"),
+        ("gfx942", 1, "16 fine"), ("gfx942", 3, "16 fine, 4 coarse"), ("gfx942", 129, "256 coarse"),
+    ],
+)  # fmt: skip
+def test_far_rows_answer_on_amd_alone(gfx: str, m: int, words: str):
+    """AMD has AITER's order; NVIDIA takes the nearest row, and none that is far."""
+    table = Table(OP, [[row("k", rows, gfx=gfx) for rows in (4, 8, 16, 128, 256)]])
+    answers = [f"{match.row.shape.m} {match.granularity}" for match in table.candidates(asked(m), Device(gfx, 132))]
+    assert ", ".join(answers) == words
+
+
+def test_shipped_rows_serve_their_own_device(shipped: Path, tmp_path: Path):
+    """A row of the package serves the device that it names, a user's all of that gfx and cu_num."""
+    (shipped / "model_configs").mkdir(parents=True)
+    own = tmp_path / "own.csv"
+    for file, kernel in ((shipped / "model_configs" / "x_bf16_tuned_gemm.csv", "shipped"), (own, "own")):
+        write_rows(file, OP, [row(kernel, device=H100.name)])
+    assert found(Table.load(OP), asked(), H100) == [("shipped", "exact")]
+    assert found(Table.load(OP), asked(), H200) == []
+    assert found(Table.load(OP, [own]), asked(), H200) == [("own", "exact")]
 
 
 def test_coarse_padding_goes_down_for_wide_weights():

@@ -11,6 +11,9 @@ _FINE_BEYOND = 128
 #: AITER's coarse padding clamps a larger M to this where N is above `_CLAMP_N`
 _CLAMP_M, _CLAMP_N = 8192, 4096
 
+#: most rows that kernels for vectors serve, and most that read the weight for most of their time
+_VECTORS, _SKINNY = 4, 128
+
 #: AITER's fused MoE: token counts from here on share the rows of these
 _TIERS = (32768, 131072)
 
@@ -43,6 +46,18 @@ def padded(m: int, n: int) -> Mapping[int, str]:
     words.setdefault(padded_m(m, n, 0), "fine")
     words.setdefault(_CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length(), "coarse")
     return words
+
+
+def on_nvidia(m: int, words: Mapping[int, str]) -> Mapping[int, str]:
+    """Return the M whose rows may serve *m* on NVIDIA, the nearest first.
+
+    bf16 over F.linear, 26 November 2026: the row of 16 served 1 to 4 rows at 0.81 to 0.97 (H200, 7
+    weights). Up to 128 rows, the time is mostly that of reading the weight, whatever the M. Beyond,
+    the row of 256 served 160 and 192 rows at 0.77 to 1.17, and 224 at 0.88 to 1.22 (H100, 12
+    weights).
+    """
+    kept = {row: word for row, word in words.items() if not (_SKINNY < m < row if word == "coarse" else m <= _VECTORS < row)}
+    return dict(sorted(kept.items(), key=lambda rung: abs(rung[0] - m)))
 
 
 def exact(m: int, n: int) -> Mapping[int, str]:

@@ -245,10 +245,14 @@ class Index:
         """Yield all rows by precedence; each is parsed."""
         return (row for source in self._sources for row in source)
 
-    def rows_of(self, gfx: str, units: int) -> Iterator[Row]:
-        """Yield the rows of one gfx and cu_num by precedence; those of another gfx are not parsed."""
-        for source in self._sources:
-            wanted = {number for number, (name, _) in enumerate(source.devices) if name == gfx}
+    def rows_of(self, gfx: str, units: int, serves: Callable[[int, str], bool] | None = None) -> Iterator[Row]:
+        """Yield the rows of one gfx and cu_num by precedence; those of another gfx are not parsed.
+
+        *serves* tells whether rows of a layer and a device's slug are wanted; all are without it.
+        """
+        for layer, source in zip(self._ranks, self._sources, strict=True):
+            named = {number: slug for number, (name, slug) in enumerate(source.devices) if name == gfx}
+            wanted = {number for number, slug in named.items() if serves is None or serves(layer, slug)}
             positions = [position for position, number in enumerate(source.device_numbers) if number in wanted]
             yield from (row for row in source.iterate(positions) if row.cu_num == units)
 

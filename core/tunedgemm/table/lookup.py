@@ -14,8 +14,9 @@ import attrs
 
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
+from tunedgemm.ops.padded_m import on_nvidia
 from tunedgemm.table.csvfile import Problem
-from tunedgemm.table.folders import TableLayer, table_layers
+from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
 from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.row import Row, record_of
@@ -169,8 +170,8 @@ class Table:
         return tuple(self._index.rows)
 
     def rows_for(self, device: Device) -> Iterator[Row]:
-        """Yield the rows that name this gfx and cu_num, by precedence; those of another gfx are not parsed."""
-        return self._index.rows_of(device.gfx, device.cu_num)
+        """Yield the rows of this gfx and cu_num that may serve the device, by precedence."""
+        return self._index.rows_of(device.gfx, device.cu_num, functools.partial(self._serves, device))
 
     def foreign(self, device: Device) -> str:
         """Describe the rows' devices where none is *device*; "" where some may be, or there are no rows."""
@@ -185,7 +186,9 @@ class Table:
         A row that pins every M comes first, then the rows of `Op.padded_m` in its order. At each M
         the shape itself precedes its equivalents (`Op.equivalent_shapes`), and a row that names the
         compute units precedes one for any. Then come the layers by precedence, and within a layer
-        the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        the lowest time. Rows of another device of the same gfx and cu_num follow in the same order,
+        but for those of the package's tables. On NVIDIA, the nearest M comes first, and rows too
+        far away are left out: see `on_nvidia`.
         """
         buckets = self._buckets(shape, device)
         if not buckets:
@@ -221,7 +224,8 @@ class Table:
             for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
                     gfx, name = devices[number]
-                    if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
+                    named = name in ("", device.name)
+                    if gfx in ("", device.gfx) and named is same and self._serves(device, self._index.layer_of(number), name):
                         unparsed.append(_UnparsedRow(number, m, word, same, product, units, once))
         return unparsed
 
@@ -241,6 +245,8 @@ class Table:
         if keys:
             parts, count = index.parts, len(index.parts)
             rungs = self.op.padded_m(shape.m, shape.n)
+            if device.kind == "nvidia":
+                rungs = on_nvidia(shape.m, rungs)
             if index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:
@@ -286,8 +292,15 @@ class Table:
             return None
         if unparsed.offered.setdefault((row.gfx, row.device, _identity(row)), unparsed.number) != unparsed.number:
             return None
-        layer = self._labels[self._index.layer_of(unparsed.number)] if self._labels else ""
-        return Match(row, unparsed.word, unparsed.same_device, layer)
+        return Match(row, unparsed.word, unparsed.same_device, self._label(self._index.layer_of(unparsed.number)))
+
+    def _label(self, layer: int) -> str:
+        """Return a layer in words, "" where no file has its rows."""
+        return self._labels[layer] if self._labels else ""
+
+    def _serves(self, device: Device, layer: int, name: str) -> bool:
+        """Return whether rows of a layer and of a device's *name* may serve: the package's only their own."""
+        return name in ("", device.name) or self._label(layer) != SHIPPED_WORD
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""
