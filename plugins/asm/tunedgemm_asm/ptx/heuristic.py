@@ -14,6 +14,7 @@ from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthw
 _LEAST = 2048
 _MI = 1 << 20
 _ANY = 1 << 62
+_H100 = "nvidia-h100"
 
 
 @attrs.frozen
@@ -23,14 +24,20 @@ class Measured:
     Attributes:
         rows: rows of x.
         weight: elements of the weight.
-        most_k: largest K.
+        most_k, most_n: largest K and N.
         device: beginning of the slugs of the devices; empty for all.
     """
 
     rows: range
     weight: range
     most_k: int = _ANY
+    most_n: int = _ANY
     device: str = ""
+
+    def has(self, shape: Shape, device: Device) -> bool:
+        """Check whether a product belongs to them."""
+        fits = shape.m in self.rows and shape.n * shape.k in self.weight and device.name.startswith(self.device)
+        return fits and shape.k <= self.most_k and shape.n <= self.most_n
 
 
 #: Op -> untuned products that get a kernel. Gains are over torch's call, on an H100 (26 November
@@ -39,8 +46,10 @@ class Measured:
 #: bf16, 13 weights of 18 to 340 million elements: 1.02 to 1.11 at M of 4 to 16, 1.005 to 1.10 at 24
 #: and 32. M = 2 runs the kernel of 8. Weights of 12 to 16 million elements: 1.04 to 1.33 at 2 and
 #: 4, up to 2 % lost at 32. M of 64 and 128, 22 products from 28 Mi elements on: 1.006 to 1.18; a
-#: smaller one lost 2 %, as did one of two on an H200 at 64. M = 256, seven of 13 to 50 Mi elements:
-#: 1.016 to 1.13; of nine larger ones three lost 10 %.
+#: smaller one lost 2 %. M = 256, seven of 13 to 50 Mi elements: 1.016 to 1.13; of nine larger ones
+#: three lost 10 %.
+#: An H200 reads 1.4 times as fast, so uneven shares of its SMs lose: of 38 products of M up to 32
+#: and larger N or weight, 27 lost, up to 9 %. The others gained 0.993 to 1.28 times.
 #:
 #: fp8 by row, 34 products of M up to 32, 17 to 262 million elements: 1.03 to 1.63. M from 256, N
 #: 4096 to 73728: 0.997 to 1.5; on an H200 (23 November; N and K 2112 to 8192) 1.06 to 1.6. Those of
@@ -50,11 +59,14 @@ class Measured:
 #: between 0.95 and 1.06). K = 25600 at M = 4096 was slower. So were some row-major scales.
 _FASTER = {
     "a16w16": (
-        Measured(range(2, 9), range(10 * _MI, _ANY)),
-        Measured(range(9, 17), range(16 * _MI, _ANY)),
-        Measured(range(17, 33), range(28 * _MI, _ANY)),
-        Measured(range(33, 129), range(28 * _MI, _ANY), device="nvidia-h100"),
-        Measured(range(129, 257), range(13 * _MI, 56 * _MI)),
+        Measured(range(2, 9), range(10 * _MI, _ANY), device=_H100),
+        Measured(range(9, 17), range(16 * _MI, _ANY), device=_H100),
+        Measured(range(17, 129), range(28 * _MI, _ANY), device=_H100),
+        Measured(range(129, 257), range(13 * _MI, 56 * _MI), device=_H100),
+        Measured(range(2, 9), range(10 * _MI, _ANY), 25600, 7168),
+        Measured(range(9, 17), range(16 * _MI, _ANY), 25600, 7168),
+        Measured(range(17, 33), range(28 * _MI, 112 * _MI), most_n=5120),
+        Measured(range(256, 257), range(13 * _MI, 56 * _MI), most_n=5120),
     ),
     "a8w8": (
         Measured(range(1, 33), range(16 * _MI, _ANY), 25600),
@@ -67,6 +79,10 @@ _FASTER = {
 #: Most rows of x that one tile takes: two would read the weight twice. Guesses of two at M of 16
 #: and 32 were 0.92 to 1.01 times as fast as `F.linear` (H100, bf16, K of 12288 and 18944).
 _ONE_TILE = 32
+#: Most rows of the weight in such a tile in 16 bits where an SM gets more of them than it holds at
+#: once: its last one takes less time. At N = 37888, tiles of 128 rows were 0.955 to 0.98 times as
+#: fast as F.linear (H100).
+_NARROW, _RESIDENT = 64, 2
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
@@ -85,17 +101,16 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     ]
     fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
     if shape.m <= _ONE_TILE:
-        fitting = [tile for tile in fitting if (tile.tile_b if tile.swapped else tile.tile_a) >= shape.m]
+        fitting = [tile for tile in fitting if tile.tile_m >= shape.m]
+        several_rounds = shape.op == "a16w16" and shape.n > _NARROW * _RESIDENT * device.cu_num
+        fitting = [tile for tile in fitting if tile.tile_n <= _NARROW or not several_rounds]
     config = min(fitting, key=lambda config: (cost_of(config, 1, shape, max(1, device.cu_num)), config.turns))
     return Solution(libtype, config.name, 1)
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
-    weight = shape.n * shape.k
-    classes = [each for each in _FASTER.get(shape.op, ()) if device.name.startswith(each.device)]
-    measured = any(shape.m in each.rows and weight in each.weight and shape.k <= each.most_k for each in classes)
-    if min(shape.n, shape.k) < _LEAST or not measured:
+    if min(shape.n, shape.k) < _LEAST or not any(each.has(shape, device) for each in _FASTER.get(shape.op, ())):
         return False
     if shape.op == "a16w16":
         return shape.outdtype == shape.dtype
