@@ -10,7 +10,6 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_rows
-from tunedgemm.table.folders import named_file
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.select import DEFAULT_TIE, select, select_pin
@@ -105,15 +104,15 @@ def test_only_the_libtypes_asked_for_are_stored() -> None:
 
 
 def test_the_log_of_a_real_run_gives_its_rows_again(golden: Path) -> None:
-    """Recorded trials of an H200 select the solutions that the shipped table holds."""
-    shipped = {row.shape: row.solution for row in read_rows(named_file("llama70b-tp8_h200_bf16_tuned_gemm.csv"), op_named("a16w16"))[0]}
+    """Recorded trials of an H200 select the solutions of the table that the run wrote."""
+    rows = {row.shape: row.solution for row in read_rows(golden / "rows-v1_bf16_tuned_gemm.csv", op_named("a16w16"))[0]}
     trials = read_trials(golden / "trials-v1.jsonl")
     for shape in dict.fromkeys(trial.shape for trial in trials):
         mine = [trial for trial in trials if trial.shape == shape]
         winner, _ = select(mine, Solution("torch", "native"), {"triton": 0, "torch": 1}, ("triton", "torch"), DEFAULT_TIE)
 
         assert winner is not None
-        assert winner.solution == shipped[shape]
+        assert winner.solution == rows[shape]
 
 
 def at(m: int, libtype: str, us: float, *, status: str = "ok", name: str = "k") -> Timing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
 #: as in prefill, choosing and binding a kernel takes longer than it saves.
-UNTUNED_M = (1, 2, 4, *range(8, 65, 8))
+UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
 #: Prefix of operands' dtypes -> the dtype for which backends are asked.
 _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 
