@@ -71,7 +71,7 @@ def test_far_rows_answer_on_amd_alone(gfx: str, m: int, words: str):
 
 
 def test_shipped_rows_serve_their_own_device(shipped: Path, tmp_path: Path):
-    """A row of the package serves the device that it names, a user's all of that gfx and cu_num."""
+    """In 16 bits a row of the package serves its own device, others all of that gfx and cu_num."""
     (shipped / "model_configs").mkdir(parents=True)
     own = tmp_path / "own.csv"
     for file, kernel in ((shipped / "model_configs" / "x_bf16_tuned_gemm.csv", "shipped"), (own, "own")):
@@ -79,6 +79,9 @@ def test_shipped_rows_serve_their_own_device(shipped: Path, tmp_path: Path):
     assert found(Table.load(OP), asked(), H100) == [("shipped", "exact")]
     assert found(Table.load(OP), asked(), H200) == []
     assert found(Table.load(OP, [own]), asked(), H200) == [("own", "exact")]
+    by_row, op = Shape("a8w8", 16, 1280, 512, "fp8_e4m3fn", "bf16", scale="row"), op_named("a8w8")
+    write_rows(shipped / "model_configs" / "x_a8w8_tuned_gemm.csv", op, [attrs.evolve(row("k", device=H100.name), shape=by_row)])
+    assert found(Table.load(op), by_row, H200) == [("k", "exact")]
 
 
 def test_coarse_padding_goes_down_for_wide_weights():
