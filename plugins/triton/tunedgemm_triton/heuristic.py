@@ -18,12 +18,12 @@ from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 #: Names that stand for the choice: AITER's, of which the last two are its dialects, and none.
 ALIASES = ("", "auto", "triton", "gluon")
 
-#: Untuned calls of one row on Hopper that get the first listed kernel: fewest elements of the
-#: weight, of 16 bits, and least N and K. Over F.linear in bf16 on an H100 (26 November 2026): 1.03
-#: to 1.48 for 30 weights. On an H200 (20 November 2026): 1.04 to 1.51 for three with K = 8192, and
-#: a K of 1024 lost 20 %. fp8 by row on that H100: 1.14 to 2.16 for 12 weights of 17 to 262 million
-#: elements.
-_ONE_ROW_WEIGHT, _ONE_ROW_LEAST = {"a16w16": 10 << 20, "a8w8": 16 << 20}, 2048
+#: Untuned calls on Hopper that get the first listed kernel, by op: most rows, fewest elements of
+#: the weight; and least N and K. Over F.linear in bf16 (26 November 2026), one row: 1.04 to 1.48 for 30
+#: weights on an H100, 1.01 to 1.40 for 22 on an H200. Two rows: 1.02 to 1.35 for 18, 1.01 to 1.23
+#: for 16. A K of 1024 lost 20 %. fp8 by row on that H100: 1.14 to 2.16 for 12 weights of 17 to 262
+#: million elements.
+_FEW_ROWS, _LEAST = {"a16w16": (2, 10 << 20), "a8w8": (1, 16 << 20)}, 2048
 
 _log = logging.getLogger("tunedgemm")
 
@@ -52,9 +52,10 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
-    if device.gfx != "sm_90" or shape.m != 1 or shape.layout != "row" or shape.op not in _ONE_ROW_WEIGHT:
+    rows, weight = _FEW_ROWS.get(shape.op, (0, 0))
+    if device.gfx != "sm_90" or not 0 < shape.m <= rows or shape.layout != "row":
         return False
-    if min(shape.n, shape.k) < _ONE_ROW_LEAST or shape.n * shape.k < _ONE_ROW_WEIGHT[shape.op]:
+    if min(shape.n, shape.k) < _LEAST or shape.n * shape.k < weight:
         return False
     if shape.op == "a8w8":
         return (shape.dtype, shape.scale) == ("fp8_e4m3fn", "row") and shape.outdtype in ("bf16", "fp16")

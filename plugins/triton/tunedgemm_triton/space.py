@@ -94,11 +94,10 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     exchanges nothing.
     """
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
-    known = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS
-    if shape.m == 1:
-        of_k = tuple(pattern for span, pattern in tiles.ONE_ROW_OF_K if shape.k in span)
-        first = {1: tiles.ONE_ROW_OF_BYTES, 2: of_k}.get(width_of(shape.dtype), ())
-        known = tuple(dict.fromkeys((*first, *known)))
+    known, width = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS, width_of(shape.dtype)
+    of_k = [pattern for span, pattern in tiles.FIRST_OF_K.get(shape.m, ()) if shape.k in span][: width == 2]
+    of_bytes = tiles.ONE_ROW_OF_BYTES if width == 1 and shape.m == 1 else ()
+    known = tuple(dict.fromkeys((*of_k[:1], *of_bytes, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2

@@ -16,13 +16,16 @@ ONE_ROW = (
     (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
 )  # fmt: skip
 
-#: What comes first for these K in 16 bits, by bf16 on an H100 and an H200. A program reads two
-#: chunks, which hold the row with little to spare; or two rows in smaller chunks, where two chunks
-#: would have much to spare or the row is very long.
-ONE_ROW_OF_K = (
-    (range(2049, 3073), (2, 1, 4)), (range(3073, 4096), (1, 2, 8)), (range(4097, 4865), (2, 1, 2)), (range(4865, 6145), (2, 1, 8)),
-    (range(6145, 7681), (2, 1, 4)), (range(7681, 8193), (1, 2, 16)), (range(20481, 1 << 31), (2, 1, 2)),
-)  # fmt: skip
+#: Rows of activations -> what comes first for these K in 16 bits, by bf16 on an H100 and an H200.
+#: With one row a program reads two chunks, which hold the row with little to spare; or two rows in
+#: smaller chunks, where two chunks would have much to spare or the row is very long.
+FIRST_OF_K = {
+    1: (
+        (range(2049, 3073), (2, 1, 4)), (range(3073, 4096), (1, 2, 8)), (range(4097, 4865), (2, 1, 2)), (range(4865, 6145), (2, 1, 8)),
+        (range(6145, 7681), (2, 1, 4)), (range(7681, 8193), (1, 2, 16)), (range(20481, 1 << 31), (2, 1, 2)),
+    ),
+    2: ((range(4865, 6145), (8, 1, 2)), (range(1 << 31), (2, 2, 1))),
+}  # fmt: skip
 
 #: The same for operands of one byte, of which a load has twice as many: what comes before
 #: `ONE_ROW`.
