@@ -19,10 +19,10 @@ from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
 ALIASES = ("", "auto", "triton", "gluon")
 
 #: Untuned calls on Hopper that get the first listed kernel, by op: most rows, fewest elements of
-#: the weight; and least N and K. Over F.linear in bf16 (26 November 2026), one row: 1.04 to 1.48 for 30
-#: weights on an H100, 1.01 to 1.40 for 22 on an H200. Two rows: 1.02 to 1.35 for 18, 1.01 to 1.23
-#: for 16. A K of 1024 lost 20 %. fp8 by row on that H100: 1.14 to 2.16 for 12 weights of 17 to 262
-#: million elements.
+#: the weight; and least N and K. Over F.linear in bf16 (26 November 2026), one row: 1.04 to 1.48
+#: for 30 weights on an H100, 1.01 to 1.40 for 22 on an H200. Two rows: 1.02 to 1.35 for 18, 1.01
+#: to 1.23 for 16. A K of 1024 lost 20 %. fp8 by row on that H100: 1.14 to 2.16 for 12 weights of
+#: 17 to 262 million elements.
 _FEW_ROWS, _LEAST = {"a16w16": (2, 10 << 20), "a8w8": (1, 16 << 20)}, 2048
 
 _log = logging.getLogger("tunedgemm")
