@@ -97,7 +97,7 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     known, width = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS, width_of(shape.dtype)
     of_k = [pattern for span, pattern in tiles.FIRST_OF_K.get(shape.m, ()) if shape.k in span][: width == 2]
     of_bytes = tiles.ONE_ROW_OF_BYTES if width == 1 and shape.m == 1 else ()
-    known = tuple(dict.fromkeys((*of_k[:1], *of_bytes, *known)))
+    known = tuple(dict.fromkeys((*of_k, *of_bytes, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2

@@ -48,8 +48,8 @@ class Measured:
 #: 4, up to 2 % lost at 32. M of 64 and 128, 22 products from 28 Mi elements on: 1.006 to 1.18; a
 #: smaller one lost 2 %. M = 256, seven of 13 to 50 Mi elements: 1.016 to 1.13; of nine larger ones
 #: three lost 10 %.
-#: An H200 reads 1.4 times as fast, so uneven shares of its SMs lose: of 38 products of M up to 32
-#: and larger N or weight, 27 lost, up to 9 %. The others gained 0.993 to 1.28 times.
+#: An H200 reads 1.4 times as fast, so uneven shares of its SMs lose: of 65 products of M up to 32
+#: and larger N or weight, 45 lost, up to 8 %. The 32 others were at 0.992 to 1.23.
 #:
 #: fp8 by row, 34 products of M up to 32, 17 to 262 million elements: 1.03 to 1.63. M from 256, N
 #: 4096 to 73728: 0.997 to 1.5; on an H200 (23 November; N and K 2112 to 8192) 1.06 to 1.6. Those of
