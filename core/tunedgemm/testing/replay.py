@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
+
+import attrs
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -24,6 +28,24 @@ def read_trials(path: Path) -> list[Timing]:
             line.
     """
     return [line.timing() for line in read_log(path) if line.kind == "trial"]
+
+
+def read_times(path: Path, like: Shape) -> dict[Shape, dict[tuple[str, str, int], float]]:
+    """Return the microseconds of a CSV of trials by shape, then by libtype, kernel and splits.
+
+    Its columns are M, N, K, libtype, kernelName, splitK, us and perhaps scale_order; the shapes'
+    other fields are those of *like*. Failures, which took 0, are left out. A file ``.gz`` is
+    compressed.
+    """
+    times: dict[Shape, dict[tuple[str, str, int], float]] = {}
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="") as text:
+        for row in csv.DictReader(text):
+            if us := float(row["us"]):
+                shape = attrs.evolve(like, m=int(row["M"]), n=int(row["N"]), k=int(row["K"]))
+                if "scale_order" in row:
+                    shape = attrs.evolve(shape, extra={"scale_order": row["scale_order"]} if row["scale_order"] else {})
+                times.setdefault(shape, {})[row["libtype"], row["kernelName"], int(row["splitK"])] = us
+    return times
 
 
 class Replay:

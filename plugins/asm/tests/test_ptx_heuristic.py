@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import itertools
 import statistics
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.testing.replay import read_times
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import parse_name
@@ -21,20 +21,6 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 LIKE = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
 PLAIN = Shape("a16w16", 16, 8192, 4096)
 BY_BLOCK = Shape("a8w8_blockscale", 64, 8192, 4096, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": "m_major_padded"})
-
-
-def timed(file: str, like: Shape) -> dict[Shape, dict[tuple[str, str, int], float]]:
-    """Return microseconds by shape, then by libtype, kernel and splits; failures have none."""
-    found: dict[Shape, dict[tuple[str, str, int], float]] = {}
-    opened = gzip.open if file.endswith(".gz") else open
-    with opened(RESULTS / file, "rt", newline="") as text:
-        for row in csv.DictReader(text):
-            if float(row["us"]):
-                shape = attrs.evolve(like, m=int(row["M"]), n=int(row["N"]), k=int(row["K"]))
-                if like == BY_BLOCK:
-                    shape = attrs.evolve(shape, extra={"scale_order": row["scale_order"]} if row["scale_order"] else {})
-                found.setdefault(shape, {})[row["libtype"], row["kernelName"], int(row["splitK"])] = float(row["us"])
-    return found
 
 
 @pytest.mark.parametrize(
@@ -53,7 +39,7 @@ def timed(file: str, like: Shape) -> dict[Shape, dict[tuple[str, str, int], floa
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
     """The untuned kernel lost less than 1 % to torch's call everywhere, and was faster in the mean."""
     gains = []
-    for shape, times in timed(file, like).items():
+    for shape, times in read_times(RESULTS / file, like).items():
         solution = asm.heuristic_fallback(shape, H100 if file.startswith("h100") else H200)
         us = times.get(("asm", solution.kernel_name, solution.split_k)) if solution else None
         if us:
@@ -80,7 +66,7 @@ def test_no_kernel_of_an_untuned_call_was_slower_than_torchs_in_a_process_withou
 def test_the_first_of_the_list_by_block_was_rarely_slower_than_torchs() -> None:
     """The first listed kernel was slower than torch's call for two products of 40, by at most 6 %."""
     gains = []
-    for shape, times in timed("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK).items():
+    for shape, times in read_times(RESULTS / "h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK).items():
         first = next(iter(asm.enumerate_solutions(shape, H200)))
         if us := times.get(("asm", first.kernel_name, first.split_k)):
             gains.append(times["torch", "native", 0] / us)
