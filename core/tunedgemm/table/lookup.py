@@ -175,7 +175,7 @@ class Table:
 
     def rows_for(self, device: Device) -> Iterator[Row]:
         """Yield the rows of this gfx and cu_num that may serve the device, by precedence."""
-        return self._index.rows_of(device.gfx, device.cu_num, functools.partial(self._serves, device))
+        return self._index.rows_of(device.gfx, device.cu_num, lambda layer, name: name in ("", device.name) or self._serves_alike(layer))
 
     def foreign(self, device: Device) -> str:
         """Describe the rows' devices where none is *device*; "" where some may be, or there are no rows."""
@@ -229,7 +229,7 @@ class Table:
                 for number in numbers:
                     gfx, name = devices[number]
                     named = name in ("", device.name)
-                    if gfx in ("", device.gfx) and named is same and self._serves(device, self._index.layer_of(number), name):
+                    if gfx in ("", device.gfx) and named is same and (named or self._serves_alike(self._index.layer_of(number))):
                         unparsed.append(_UnparsedRow(number, m, word, same, product, units, once))
         return unparsed
 
@@ -302,9 +302,9 @@ class Table:
         """Return a layer in words, "" where no file has its rows."""
         return self._labels[layer] if self._labels else ""
 
-    def _serves(self, device: Device, layer: int, name: str) -> bool:
-        """Return whether rows of a layer and of a device's *name* may serve."""
-        return name in ("", device.name) or self.op.name not in _OWN_DEVICE or self._label(layer) != SHIPPED_WORD
+    def _serves_alike(self, layer: int) -> bool:
+        """Return whether a layer's rows may serve other devices of their gfx and cu_num."""
+        return self.op.name not in _OWN_DEVICE or self._label(layer) != SHIPPED_WORD
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""

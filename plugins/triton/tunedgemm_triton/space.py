@@ -95,9 +95,10 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     """
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
     known, width = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS, width_of(shape.dtype)
-    of_k = [pattern for span, pattern in tiles.FIRST_OF_K.get(shape.m, ()) if shape.k in span][: width == 2]
-    of_bytes = tiles.ONE_ROW_OF_BYTES if width == 1 and shape.m == 1 else ()
-    known = tuple(dict.fromkeys((*of_k, *of_bytes, *known)))
+    first: Iterable[tuple[int, int, int]] = tiles.ONE_ROW_OF_BYTES if width == 1 and shape.m == 1 else ()
+    if width == 2:
+        first = itertools.islice((pattern for span, pattern in tiles.FIRST_OF_K.get(shape.m, ()) if shape.k in span), 1)
+    known = tuple(dict.fromkeys((*first, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2

@@ -69,9 +69,9 @@ def _selected(rows: Sequence[Row], found: Evidence, least_gain: float | None) ->
     """Return the rows to publish, how many name torch's call instead, and how many are left out."""
     if least_gain is None:
         return list(rows), 0, 0
-    gains = {row: gain for row in rows if (gain := found.gain(row)) is not None}
-    kept = [row if gain >= least_gain else found.of_torch(row) for row, gain in gains.items()]
-    return kept, sum(gain < least_gain for gain in gains.values()), len(rows) - len(gains)
+    gains = [(row, gain) for row in rows if (gain := found.gain(row)) is not None]
+    kept = [row if gain >= least_gain else found.of_torch(row) for row, gain in gains]
+    return kept, sum(gain < least_gain for _, gain in gains), len(rows) - len(gains)
 
 
 def _default_name(op: Op, rows: Sequence[Row]) -> str:

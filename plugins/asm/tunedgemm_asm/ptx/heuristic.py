@@ -101,9 +101,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     ]
     fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
     if shape.m <= _ONE_TILE:
-        fitting = [tile for tile in fitting if tile.tile_m >= shape.m]
         several_rounds = shape.op == "a16w16" and shape.n > _NARROW * _RESIDENT * device.cu_num
-        fitting = [tile for tile in fitting if tile.tile_n <= _NARROW or not several_rounds]
+        fitting = [tile for tile in fitting if tile.tile_m >= shape.m and (tile.tile_n <= _NARROW or not several_rounds)]
     config = min(fitting, key=lambda config: (cost_of(config, 1, shape, max(1, device.cu_num)), config.turns))
     return Solution(libtype, config.name, 1)
 
