@@ -68,7 +68,7 @@ _SHARED = ("arrival.py", "gemm.py", "tile.py")
 SOURCES = {
     "gemv": (REVISIONS["gemv"], "73e0cd68d7b16727", ("arrival.py", "gemv.py")),
     "gemm": (REVISIONS["gemm"], "64ea4637733fb052", ("arrival.py", "tile.py", "gemm.py")),
-    "tma": (REVISIONS["tma"], "928f2bf7c813c50d", ("arrival.py", "tile.py", "persistent.py")),
+    "tma": (REVISIONS["tma"], "544c6b90b818f3d5", ("arrival.py", "tile.py", "persistent.py")),
     "streamk": (REVISIONS["streamk"], "3813768fbe7f6958", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
     "mx": (mx.REVISION, "9edf0b62be453f64", ("mx.py", *_SHARED)),
     "moe": (moe.REVISION, "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),

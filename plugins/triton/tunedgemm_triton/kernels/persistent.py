@@ -9,6 +9,10 @@ import triton.language as tl
 
 from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product, tile_of, zeros
 
+#: Cycles in which the tensor memory accelerator fills a row outside an operand (H100).
+#: Rows of x times rows of the weight that a multiprocessor multiplies in a cycle, a byte deep.
+_OUTSIDE, _PRODUCTS = tl.constexpr(12), tl.constexpr(4096)
+
 
 @triton.jit
 def box(operand, batch, row, k, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, BATCHED: tl.constexpr):
@@ -42,6 +46,11 @@ def tma(
     items = tiles_m * tiles_n * SPLIT_K
     if BATCHED:
         items *= B
+    # The tensor memory accelerator takes _OUTSIDE cycles for a row outside x. Where that is longer
+    # than a step's products, the last tile of M ends with x instead. It repeats its neighbour's
+    # rows, with the same bits. Elsewhere rows outside cost no time, and zeros take less power.
+    outside = tiles_m * BLOCK_M - M
+    last = tl.where(_OUTSIDE * _PRODUCTS * outside > 128 * BLOCK_M * BLOCK_N, tl.maximum(M - BLOCK_M, 0), M)
     # Scales and stores count tiles separately. With specialised warps Triton 3.6 moves the first
     # row of a descriptor's load by half a tile for the second consumer. It would move a shared
     # value twice.
@@ -57,16 +66,16 @@ def tma(
             own_m, own_n = tile_m, tile_n
         acc = zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype)
         for block in range(part * each, tl.minimum(part * each + each, blocks)):
-            a = box(x, batch, tile_m * BLOCK_M, block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
+            a = box(x, batch, tl.minimum(tile_m * BLOCK_M, last), block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
             b = box(weight, batch, tile_n * BLOCK_N, block * BLOCK_K, BLOCK_N, BLOCK_K, BATCHED)
             if SCALE == "block" or SCALE == "column" or SCALE == "padded":
-                m = own_m * BLOCK_M + tl.arange(0, BLOCK_M)
+                m = tl.minimum(own_m * BLOCK_M, last) + tl.arange(0, BLOCK_M)
                 by_m, by_n = block_scales(x_scale, w_scale, m, own_n * BLOCK_N, block * BLOCK_K // 128, M, N, K, SCALE, BLOCK_N)
                 sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype), SWAP, PROMOTE, UPCAST)
                 acc += sums * factors(by_m, by_n, SWAP, BLOCK_N)
             else:
                 acc = product(a, b, acc, SWAP, PROMOTE, UPCAST)
-        m = own_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        m = tl.minimum(own_m * BLOCK_M, last) + tl.arange(0, BLOCK_M)
         n = own_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if BATCHED:
             first = tl.zeros([], tl.int64) + batch
