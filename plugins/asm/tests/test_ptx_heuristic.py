@@ -13,8 +13,9 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.testing.replay import read_times
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.limits import unfit
+from tunedgemm_asm.ptx.limits import unfit, units_of
 from tunedgemm_asm.ptx.names import parse_name
+from tunedgemm_asm.ptx.order import place_of
 
 H200, H100 = Device("sm_90", 132, "nvidia-h200"), Device("sm_90", 132, "nvidia-h100-80gb-hbm3")
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
@@ -99,8 +100,21 @@ def test_few_rows_of_x_share_one_tile(m: int) -> None:
         assert (config.tile_b if config.swapped else config.tile_a) >= m
 
 
+@pytest.mark.parametrize("m", [33, 48, 96, 128])
+def test_tiles_of_x_that_share_rows_of_the_weight_run_side_by_side(m: int) -> None:
+    """Listed kernels and the guess order tiles so that neighbouring CTAs read the same rows of the weight."""
+    shape = attrs.evolve(PLAIN, m=m, n=4096, k=12288)
+    for solution in (asm.heuristic_fallback(shape, H100), *asm.enumerate_solutions(shape, H100)):
+        assert solution is not None
+        config = parse_name(solution.kernel_name)
+        units = units_of(config, shape)
+        place = place_of(1, *units, config.group)
+        of_x, of_weight = (1, 0) if config.swapped else (0, 1)
+        assert place[of_weight] == 0 if units[of_x] > 1 else place[of_x] == 0
+
+
 @pytest.mark.parametrize(("m", "n", "device", "is_served"), [
-    (33, 8192, H100, True), (128, 7168, H100, True), (64, 8192, H200, False), (64, 7160, H100, False),
+    (33, 8192, H100, True), (128, 10240, H100, True), (65, 10232, H100, False), (64, 8192, H200, False), (64, 7160, H100, False),
     (256, 5120, H200, True), (256, 8192, H200, False), (192, 5120, H200, False), (256, 8192, H100, True),
     (256, 14336, H100, False), (257, 8192, H100, False), (16, 7168, H200, True), (16, 7176, H200, False),
     (16, 7176, H100, True), (32, 7168, H200, False), (32, 7168, H100, True),
