@@ -7,8 +7,26 @@ from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.names import Gemm, KernelConfig
-from tunedgemm_triton.resources import ceil_div, tiles_of
+from tunedgemm_triton.limits import ARCHITECTURES, batches_of, width_of
+from tunedgemm_triton.names import Gemm, KernelConfig, Tma
+from tunedgemm_triton.resources import ceil_div, registers, resident, shared_bytes, tiles_of
+
+# Rates of `hopper_us`, fitted to 5170 times of 195 products on an H100, M = 16 to 4096
+# (``benchmarks/cost_fit.py``). A wgmma multiplies 64 rows of one operand by 8 to 256 of the
+# other, 32 bytes deep; the tensor cores of a multiprocessor do 4096 operations in a cycle.
+_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
+_MEMORY, _L2, _MULTIPROCESSOR = 2.57e6, 12.3e6, 13.1e4  # bytes per microsecond
+#: Cycles over those of wgmma alone: operands from descriptors, from pointers, with specialised
+#: warps; and time over that of four warps where eight share 64 rows.
+_DESCRIBED, _POINTERS, _SPECIALISED, _EIGHT_WARPS = 0.884, 1.02, 1.03, 1.017
+#: Microseconds of a load's latency, of a step of the loop, and of a launch.
+_LATENCY, _STEP, _LAUNCH = 1.36, 0.0225, 2.78
+#: Microseconds to store an output, to meet the other parts of K, and to add an element of them.
+_STORED, _MEETING, _ADDED = 2.2e-4, 1.17, 3.5e-4
+#: Registers of a multiprocessor; registers of a thread that `registers` does not count.
+_REGISTERS, _OTHERS = 1 << 16, 80
+#: Order of the norm that combines bounds which overlap in part.
+_TOGETHER = 8.0
 
 
 def sort_splits(splits: Iterable[int], tiles: int, device: Device) -> list[int]:
@@ -37,3 +55,42 @@ def mi300x_clocks(kernel: Gemm, split: int, shape: Shape, device: Device) -> flo
     step = max(kernel.block_m * kernel.block_n / 16, 4 * (kernel.block_m + kernel.block_n)) + 100
     # Half of the warps hide half of the latency of the others.
     return waves * ceil_div(ceil_div(shape.k, 128), split) * (step + 200 / kernel.warps) + 2000 * (split > 1)
+
+
+def hopper_us(kernel: Gemm | Tma, split: int, shape: Shape, device: Device) -> float:
+    """Predict the microseconds of a kernel without block scales on Hopper, to order kernels."""
+    width, tiles = width_of(shape.dtype), tiles_of(kernel, shape)
+    a, b = (kernel.block_n, kernel.block_m) if kernel.swap else (kernel.block_m, kernel.block_n)
+    multiplied = max(2 * 64 * b * 16 / _OPERATIONS, (64 + b) * 32 / _SHARED_BYTES)
+    cycles = ceil_div(a, 64) * kernel.block_k * width / 32 * multiplied * _slowdown(kernel)
+    held = min(_held(kernel, shape, device), ceil_div(tiles * split, device.cu_num))
+    stage = (a + b) * kernel.block_k * width
+    step = _bound(cycles / _CYCLES_A_US + _STEP, max(_LATENCY / (kernel.stages * held), stage / _MULTIPROCESSOR))
+    steps = ceil_div(ceil_div(shape.k, kernel.block_k), split)
+    rounds = ceil_div(tiles * split, device.cu_num * held) * held
+    busy = rounds * (steps * step + a * b * _STORED) + _LAUNCH
+    moved = batches_of(shape) * (width * shape.k * (shape.m + shape.n) + 2 * shape.m * shape.n)
+    met = _MEETING + _ADDED * split * tiles * a * b / device.cu_num if split > 1 else 0.0
+    bounds = _bound(busy, tiles * split * steps * stage / _L2, moved / _MEMORY)
+    return bounds * (_EIGHT_WARPS if kernel.warps == 8 and a < 128 else 1.0) + met
+
+
+def _bound(*times: float) -> float:
+    """Return the time of concurrent work from the times of its parts."""
+    return float(sum(time**_TOGETHER for time in times) ** (1 / _TOGETHER))
+
+
+def _slowdown(kernel: Gemm | Tma) -> float:
+    """Return the cycles of a step's products over those of wgmma alone."""
+    if isinstance(kernel, Gemm):
+        return _POINTERS
+    return _DESCRIBED * (_SPECIALISED if kernel.specialize else 1.0)
+
+
+def _held(kernel: Gemm | Tma, shape: Shape, device: Device) -> int:
+    """Return the programs that a multiprocessor holds at a time."""
+    if isinstance(kernel, Tma):
+        return resident(kernel, shape, device)
+    room = ARCHITECTURES[device.gfx].shared_bytes // max(shared_bytes(kernel, shape, device.gfx), 1)
+    threads = 32 * kernel.warps
+    return max(1, min(room, _REGISTERS // (threads * (registers(kernel, shape, device.gfx) + _OTHERS)), 2048 // threads))

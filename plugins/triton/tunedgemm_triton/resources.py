@@ -38,14 +38,14 @@ def grid_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
     if isinstance(kernel, Gemv):
         return ceil_div(shape.n, kernel.block_n), split_k, ceil_div(shape.m, kernel.rows) * batches_of(shape)
     if isinstance(kernel, Tma):
-        return min(tiles_of(kernel, shape) * split_k, device.cu_num * _resident(kernel, shape, device)), 1, 1
+        return min(tiles_of(kernel, shape) * split_k, device.cu_num * resident(kernel, shape, device)), 1, 1
     if isinstance(kernel, Streamk):
         steps = tiles_of(kernel, shape) * ceil_div(shape.k, kernel.block_k)
-        return min(steps, device.cu_num * _resident(kernel, shape, device)), 1, 1
+        return min(steps, device.cu_num * resident(kernel, shape, device)), 1, 1
     return tiles_of(kernel, shape) // batches_of(shape), split_k, batches_of(shape)
 
 
-def _resident(kernel: KernelConfig, shape: Shape, device: Device) -> int:
+def resident(kernel: KernelConfig, shape: Shape, device: Device) -> int:
     """Return the programs that a multiprocessor holds at a time, if fed by descriptors; at most
     two: one multiplies while one waits.
     """

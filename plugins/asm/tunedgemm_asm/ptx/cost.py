@@ -2,7 +2,7 @@
 
 The tensor cores of a Hopper SM do 4096 operations in a cycle. The other rates are fitted to 5072
 times of 38 products on an H200 under load, 22 and 23 November 2026: 16-bit operands, and fp8 with
-scales by row and by block (``benchmarks/asm_fit.py``). What promotion shows by block, or
+scales by row and by block (``benchmarks/cost_fit.py``). What promotion shows by block, or
 overlapped, is fitted to 2180 times of 48 products on an H100, 25 and 26 November 2026. The fit
 optimizes the order of kernels, so a rate that bounds few kernels, such as that of L2, is not a
 measurement. The cost of a launch, equal for all kernels, is part of the other rates. A stage of
