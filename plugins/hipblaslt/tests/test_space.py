@@ -257,7 +257,7 @@ def test_nearest_tiles() -> None:
     possible = list(tiles())
     near = nearest_tiles(20, possible, WIDE)
     assert near[0] == 20
-    assert len(near) == 25
+    assert len(near) == 9
     assert all(64 <= side <= 256 for number in near for side in tiles()[number])
     small = nearest_tiles(20, possible, (64, 16, 512))
     assert all(rows <= 128 and columns <= 128 for rows, columns in (tiles()[number] for number in small))
