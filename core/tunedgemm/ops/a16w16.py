@@ -256,6 +256,8 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
+    # torch's call is close to the best: on an H200, 9 of 60 rows of an H100 lost, by up to 17 %.
+    serves_alike=False,
     functions=("gemm_a16w16",),
     entry=_entry,
 )

@@ -157,6 +157,8 @@ class Op:
             given and nothing follows it; None where it is not, so that no bias is split off.
         weight_dtype: a Shape to the short dtype of the weight in memory; by default the field
             ``q_dtype_w``, else the dtype of the activations.
+        serves_alike: whether rows of the package's tables serve all devices of their gfx and
+            cu_num, or only the device that they name.
         padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it;
             see `tunedgemm.ops.padded_m`.
         first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of
@@ -185,6 +187,7 @@ class Op:
     equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
     weight_dtype: Callable[[Shape], str] = _weight_dtype
+    serves_alike: bool = True
     padded_m: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
     _examples: Callable[[], tuple[Shape, ...]] = tuple

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: Ops whose rows in the package's tables serve only the device that they name. torch's call is
-#: close to the best: on an H200, 9 of 60 rows of an H100 lost to it, by up to 17 %.
-_OWN_DEVICE = ("a16w16",)
-
 #: The word for rows with M = 0, which pin one solution for every M.
 _PINNED = "pinned"
 
@@ -304,7 +300,7 @@ class Table:
 
     def _serves_alike(self, layer: int) -> bool:
         """Return whether a layer's rows may serve other devices of their gfx and cu_num."""
-        return self.op.name not in _OWN_DEVICE or self._label(layer) != SHIPPED_WORD
+        return self.op.serves_alike or self._label(layer) != SHIPPED_WORD
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""
