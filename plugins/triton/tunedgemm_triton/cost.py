@@ -11,9 +11,9 @@ from tunedgemm_triton.limits import ARCHITECTURES, batches_of, width_of
 from tunedgemm_triton.names import Gemm, KernelConfig, Tma
 from tunedgemm_triton.resources import ceil_div, registers, resident, shared_bytes, tiles_of
 
-# Rates of `hopper_us`, fitted to 5170 times of 195 products on an H100, M = 16 to 4096
-# (``benchmarks/cost_fit.py``). A wgmma multiplies 64 rows of one operand by 8 to 256 of the
-# other, 32 bytes deep; the tensor cores of a multiprocessor do 4096 operations in a cycle.
+# Rates of `hopper_us`, fitted to 13964 times of 195 products on an H100, M = 16 to 4096;
+# ``benchmarks/cost_fit.py`` judges them. A wgmma multiplies 64 rows of one operand by 8 to 256 of
+# the other, 32 bytes deep; the tensor cores of a multiprocessor do 4096 operations in a cycle.
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
 _MEMORY, _L2, _MULTIPROCESSOR = 2.57e6, 12.3e6, 13.1e4  # bytes per microsecond
 #: Cycles over those of wgmma alone: operands from descriptors, from pointers, with specialised
