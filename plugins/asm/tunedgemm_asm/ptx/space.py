@@ -77,20 +77,20 @@ def _covering(rows: int, dtype: str) -> int:
 
 def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
     """Yield the tiles of a shape, before stages and clusters are chosen."""
-    same = {"group": _GROUP, "promoted": promoted, "staged": shape.scale == "block"}
+    same = {"promoted": promoted, "staged": shape.scale == "block"}
     for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
         for tile_b in ladder:
-            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, **same))
+            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, **same))
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
         yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, turns=True) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
         for tile_m in dict.fromkeys(_covering(rows, shape.dtype) for rows in (shape.m, ceil_div(shape.m, 2))):
             # Tiles of x that share rows of the weight are neighbours: eight apart they took up to
             # 1.2 times as long (H100, M = 96).
-            same["group"] = _GROUP if tile_m >= shape.m else 1
+            group = _GROUP if tile_m >= shape.m else 1
             for tile_n, consumers in _SWAPPED:
                 if not promoted or tile_n // SIDE // consumers * tile_m <= MOST_SWAPPED:
-                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, swapped=True, **same))
+                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, group=group, swapped=True, **same))
 
 
 def _with_overlap(config: KernelConfig) -> list[KernelConfig]:
