@@ -55,9 +55,14 @@ def resident(kernel: KernelConfig, shape: Shape, device: Device) -> int:
     return min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
 
 
+def is_aligned(shape: Shape) -> bool:
+    """Return whether rows of the operands are multiples of 16 bytes, as tensor descriptors need."""
+    return shape.k * width_of(shape.dtype) % 16 == 0
+
+
 def described(kernel: KernelConfig, shape: Shape, gfx: str) -> bool:
-    """Return whether tensor descriptors feed the kernel; their rows are multiples of 16 bytes."""
-    possible = ARCHITECTURES[gfx].tma and shape.k * width_of(shape.dtype) % 16 == 0
+    """Return whether tensor descriptors feed the kernel."""
+    possible = ARCHITECTURES[gfx].tma and is_aligned(shape)
     return isinstance(kernel, Tma) or (isinstance(kernel, Streamk) and possible)
 
 

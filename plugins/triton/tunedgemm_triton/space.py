@@ -13,7 +13,7 @@ from tunedgemm_triton import tiles
 from tunedgemm_triton.cost import hopper_us, mi300x_clocks, sort_splits, wave_occupancy
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of, unsupported, width_of
 from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, parse_name
-from tunedgemm_triton.resources import ceil_div, fits, packs, promotes, step_of, tiles_of
+from tunedgemm_triton.resources import ceil_div, fits, is_aligned, packs, promotes, step_of, tiles_of
 
 LIBTYPE = "triton"
 
@@ -89,8 +89,7 @@ def _solution(kernel: KernelConfig, split: int) -> Solution:
 
 def _is_ranked(shape: Shape, device: Device) -> bool:
     """Return whether `hopper_us` orders the shape's kernels."""
-    aligned = shape.k * width_of(shape.dtype) % 16 == 0
-    return _has_wgmma(device) and aligned and shape.m > _RANKED_ROWS and shape.scale != "block"
+    return _has_wgmma(device) and is_aligned(shape) and shape.m > _RANKED_ROWS and shape.scale != "block"
 
 
 def _has_wgmma(device: Device) -> bool:
@@ -214,7 +213,7 @@ def _tiled(shape: Shape, device: Device) -> Iterator[Candidate]:
     tiles are too few.
     """
     covered = 1 << (shape.m - 1).bit_length()
-    persistent = ARCHITECTURES[device.gfx].tma and shape.layout == "row" and shape.k * width_of(shape.dtype) % 16 == 0
+    persistent = ARCHITECTURES[device.gfx].tma and shape.layout == "row" and is_aligned(shape)
     if persistent:
         yield from _persistent(shape, device, covered)
     few = persistent and not _is_ranked(shape, device)
