@@ -14,7 +14,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import Options, Samples
+from tunedgemm.tuner.trial import DeviceFault, Options, Samples
 
 SHAPE, OTHER = Shape("a16w16", 4, 32, 64, "fp32"), Shape("a16w16", 9, 32, 64, "fp32")
 GOOD, BAD, GONE = (Solution("turbo", name) for name in ("good", "bad", "gone"))
@@ -196,8 +196,10 @@ def test_a_call_that_changes_operands_costs_its_solution_alone(change: str, call
     one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(fake_backend("turbo", solutions=("good", "bad"), call=spoilt)))
     statuses = [one.check_first(SHAPE, BAD).status, one.check(SHAPE, BAD).status, one.check(SHAPE, GOOD).status]
     assert (calls == 40) == (statuses[:2] == ["ok", "ok"]) and statuses[2] == "ok"
-    with pytest.raises(PluginError, match="it changed its operands in a later call"):
+    with pytest.raises(DeviceFault, match="it changed its operands in a later call"):  # a new process tells which
         one.sample(SHAPE, (BAD, GOOD), 5)
+    with pytest.raises(PluginError, match="it changed its operands in a later call"):
+        one.sample(SHAPE, (BAD,), 5)
     assert isinstance(one.sample(SHAPE, (GOOD,), 2)[GOOD], Samples)
     assert one.check_again(SHAPE, GOOD).status == "ok" and one.check_again(SHAPE, BAD).status != "ok"
 

@@ -157,7 +157,7 @@ def checked(call, shape: Shape = SHAPE):
         (narrow, "wrong", "worst row"),
         (wrong_shape, "wrong", "instead of"),
         (transposed, "wrong", "instead of contiguous rows"),
-        (shared_buffer, "wrong", "the memory of an earlier output"),
+        (shared_buffer, "wrong", "did not allocate in the call"),
         (wrong_dtype, "wrong", "instead of"),
         (elsewhere, "wrong", "on meta instead of"),
         (raises, "failed", "RuntimeError: boom"),

@@ -345,6 +345,7 @@ op = Op(
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
     first_rows=_first_rows,
+    is_linear=False,
     examples=lambda: (
         _example((1, 128, 64, 8, 2)),
         _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),

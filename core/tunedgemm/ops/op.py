@@ -166,6 +166,7 @@ class Op:
         examples, large: functions without arguments that return the shapes of the conformance
             suite, and further ones for a GPU; empty for an op whose shapes follow from M, N and K
             alone. They are called at the first use: serving does not need them.
+        is_linear: whether scaled activations give an output that is scaled alike.
         functions: names of the op's public functions.
         entry: a dispatcher to those functions by name; an op without one is called by
             ``tunedgemm.call``.
@@ -192,6 +193,7 @@ class Op:
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
     _examples: Callable[[], tuple[Shape, ...]] = tuple
     _large: Callable[[], tuple[Shape, ...]] = tuple
+    is_linear: bool = True
     functions: tuple[str, ...] = ()
     entry: Callable[[Serving], Mapping[str, Call]] | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 #: AITER's fine padding: up to this M, to multiples of that many rows
 _FINE = ((256, 16), (1024, 32), (4096, 64))
@@ -58,6 +58,12 @@ def on_nvidia(m: int, words: Mapping[int, str]) -> Mapping[int, str]:
     """
     kept = {row: word for row, word in words.items() if not (_SKINNY < m < row if word == "coarse" else m <= _VECTORS < row)}
     return dict(sorted(kept.items(), key=lambda rung: abs(rung[0] - m)))
+
+
+def serving(rule: Callable[[int, int], Mapping[int, str]], m: int, n: int, kind: str) -> Mapping[int, str]:
+    """Return the M whose rows may serve *m* by an op's rule, on a device of a kind, in order."""
+    words = rule(m, n)
+    return on_nvidia(m, words) if kind == "nvidia" else words
 
 
 def exact(m: int, n: int) -> Mapping[int, str]:

@@ -14,7 +14,7 @@ import attrs
 
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
-from tunedgemm.ops.padded_m import on_nvidia
+from tunedgemm.ops.padded_m import serving
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
@@ -188,7 +188,7 @@ class Table:
         compute units precedes one for any. Then come the layers by precedence, and within a layer
         the lowest time. Rows of another device of the same gfx and cu_num follow in the same order,
         in 16 bits without those of the package's tables. On NVIDIA, the nearest M comes first, and
-        rows too far away are left out: see `on_nvidia`.
+        rows too far away are left out: see `padded_m.on_nvidia`.
         """
         buckets = self._buckets(shape, device)
         if not buckets:
@@ -244,9 +244,7 @@ class Table:
         buckets: list[_Bucket] = []
         if keys:
             parts, count = index.parts, len(index.parts)
-            rungs = self.op.padded_m(shape.m, shape.n)
-            if device.kind == "nvidia":
-                rungs = on_nvidia(shape.m, rungs)
+            rungs = serving(self.op.padded_m, shape.m, shape.n, device.kind)
             if index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:

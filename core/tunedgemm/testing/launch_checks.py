@@ -21,7 +21,6 @@ from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.launching import (
     Case,
     concurrent_calls,
-    foldings,
     launch,
     output_of_side_stream,
     replayed,
@@ -29,6 +28,7 @@ from tunedgemm.testing.launching import (
     work_of_children,
 )
 from tunedgemm.tuner.accuracy import same_bits
+from tunedgemm.tuner.served import foldings
 from tunedgemm.tuner.verify import Poisoned, rows_of
 
 #: Kernels of each shape, and splits of K, that `lacks` is asked about.

@@ -15,7 +15,6 @@ from tunedgemm.backends import native
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.ops.op import Op
@@ -186,28 +185,6 @@ def output_of_side_stream(launcher: Launcher, operands: Sequence[Any]) -> Any:
         seen = duplicate(launch(launcher, operands))
     torch.cuda.synchronize()
     return seen
-
-
-def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with the rows split in two halves, or below a leading dimension of 1.
-
-    First x alone is folded, then all activations. Forms that the op refuses, or takes as another
-    shape, are left out.
-    """
-    head, yielded = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
-    for folded in ((0,), tuple(index for index in range(len(operands)) if index not in op.weights)):
-        again = tuple(_folded(o, head, shape.m) if index in folded else o for index, o in enumerate(operands))
-        sizes = [None if operand is None else operand.shape for operand in again]
-        with contextlib.suppress(OperandError):
-            if sizes not in yielded and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
-                yield again
-        yielded.append(sizes)
-
-
-def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
-    """Reshape the M rows of an activation; return an operand without M rows unchanged."""
-    by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
-    return operand.reshape(*head, *operand.shape[1:]) if by_row else operand
 
 
 def concurrent_calls(launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:

@@ -19,6 +19,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
+from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.contents import fingerprint
 from tunedgemm.ops.op import Op
@@ -29,8 +30,9 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
+from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
-from tunedgemm.tuner.verify import Verifier
+from tunedgemm.tuner.verify import Verifier, worse_of
 from tunedgemm.tuner.workload import Workload
 
 Answer = TypeVar("Answer")
@@ -59,6 +61,7 @@ class Session:
     _shape: Shape | None = attrs.field(default=None, init=False)
     _sampler: Sampler | None = attrs.field(default=None, init=False)
     _verifier: Verifier | None = attrs.field(default=None, init=False)
+    _served: Served | None = attrs.field(default=None, init=False)
     _fingerprint: tuple[Any, ...] = attrs.field(default=(), init=False)
 
     @property
@@ -114,7 +117,7 @@ class Session:
         self._shape = shape
 
     def _make_operands(self, shape: Shape) -> None:
-        self._sampler, self._verifier = None, None
+        self._sampler, self._verifier, self._served = None, None, None
         gc.collect()
         if multiprocessing.parent_process() is not None:  # in a worker, objects between two shapes stay alive
             gc.freeze()
@@ -130,6 +133,8 @@ class Session:
         sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
         self._verifier = Verifier(op, shape, sets, options.errRatio)
         self._verifier.prepare()
+        if isinstance(self._sampler, Workload):
+            self._sampler.judge = self._verifier.judge
         self._fingerprint = fingerprint(sets[0])
 
     def _renew_changed_operands(self) -> bool:
@@ -170,11 +175,27 @@ class Session:
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify a solution after its timing: on the oldest operands, and from a graph if captured."""
+        """Verify a solution after its timing: from a graph if captured, and all that its row serves."""
         graphs = self.options.timing == "graph"
-        return self._bind_and_verify(
-            shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
-        )
+
+        def verify(verifier: Verifier, launcher: Launcher) -> Timing:
+            timing = verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
+            if timing.status != "ok":
+                return timing
+            backend = self._backend(solution.libtype)
+            served = self._served_checks(shape).check(
+                solution, launcher, lambda at: backend.bind(solution, at, self.device), is_baseline=solution.libtype == BUILTIN
+            )
+            return worse_of(timing, served)
+
+        return self._bind_and_verify(shape, solution, verify)
+
+    def _served_checks(self, shape: Shape) -> Served:
+        if self._served is None:
+            solution = self.baseline(shape)
+            launcher = self._backend(solution.libtype).bind(solution, shape, self.device) if solution else None
+            self._served = Served(self._checks, self.device, launcher if isinstance(launcher, Launcher) else None)
+        return self._served
 
     def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing], once: bool = False) -> Timing:
         """Bind a solution, then verify it; a correct verification of one call has compared the operands."""
@@ -197,7 +218,8 @@ class Session:
         """Time solutions in interleaved rounds; a failure is returned as its Timing.
 
         Raises:
-            PluginError: one of the solutions changed its operands, which are made anew.
+            PluginError: the one solution changed its operands, which are made anew.
+            DeviceFault: one of several did; in a new process it does so again.
         """
         answers: dict[Solution, Samples | Timing] = {}
         for solution in solutions:
@@ -209,7 +231,7 @@ class Session:
         assert sampler is not None, "bind has opened the shape"
         samples = self._run_on_device(lambda: sampler(launchers, rounds))
         if self._renew_changed_operands():
-            raise PluginError("it changed its operands in a later call")
+            raise (DeviceFault if len(launchers) > 1 else PluginError)("it changed its operands in a later call")
         for solution, answer in samples.items():
             if isinstance(answer, Exception):
                 self._alive(answer)

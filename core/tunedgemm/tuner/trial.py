@@ -301,11 +301,17 @@ class DeviceFault(TunedGemmError):
     """The device's context is lost, and its process with it: an illegal address or the like."""
 
 
+class WrongOutput(TunedGemmError):
+    """An output of timed calls is wrong."""
+
+
 def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
     """Return the Timing of a solution that raised."""
     import torch
 
     status = "failed"
+    if isinstance(error, WrongOutput):
+        return Timing(shape, solution, "wrong", err_ratio=1.0, detail=str(error)[:500])
     if isinstance(error, OutOfResources):
         status = "out_of_resources"
     elif isinstance(error, torch.OutOfMemoryError | MemoryError):

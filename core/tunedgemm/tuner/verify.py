@@ -7,8 +7,9 @@ as given, in float32 or float64.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -18,21 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.formats.contents import duplicate, overwrite
+from tunedgemm.ops.formats.contents import duplicate, fingerprint, overwrite, raw
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import LIFTED, errors, same_bits
-from tunedgemm.tuner.trial import failed
+from tunedgemm.tuner.trial import WrongOutput, failed
 
 #: Consecutive calls whose bits are compared, and which may not leak memory.
 REPEATS = 4
 #: M whose rows are compared for batch invariance: both sides of every kernel tile size.
 INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
 
-#: operand sets of a check: which one, and whether with other activations at the same addresses
-_SETS = ((0, False), (1, False), (0, True))
 _GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
 _CANARY = 0xA5
 _aten = torch.ops.aten
@@ -46,7 +45,7 @@ _ALLOCATIONS = (
 
 
 @classmethod  # type: ignore[misc]
-def _never_compiled(cls: type) -> bool:
+def never_compiled(cls: type) -> bool:
     """Return False, lest torch wrap each mode for its compiler, whose import takes a second."""
     del cls
     return False
@@ -58,7 +57,7 @@ class Poisoned(TorchDispatchMode):
     Types without NaN get bytes 0xFF.
     """
 
-    _should_skip_dynamo = _never_compiled
+    _should_skip_dynamo = never_compiled
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +83,7 @@ class Poisoned(TorchDispatchMode):
 class Traced(TorchDispatchMode):
     """Records the storages that operations make, to count those that stay alive."""
 
-    _should_skip_dynamo = _never_compiled
+    _should_skip_dynamo = never_compiled
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +97,10 @@ class Traced(TorchDispatchMode):
                 self._allocated[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return results
 
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Return whether an operation made the storage of a tensor."""
+        return tensor.untyped_storage()._cdata in self._allocated
+
     def held(self) -> int:
         """Return the bytes of the storages that are still alive."""
         return sum(size for reference, size in self._allocated.values() if not reference.expired())
@@ -106,6 +109,43 @@ class Traced(TorchDispatchMode):
 def _storages(values: Sequence[Any]) -> list[torch.UntypedStorage]:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+
+
+@attrs.frozen(eq=False)
+class Variant:
+    """One call to verify.
+
+    Attributes:
+        what: the call, in words that follow "wrong"; the key of its reference.
+        shape: what the launcher is bound to.
+        operands: the arguments.
+        change: gives operands other contents at the same addresses during the call, or None.
+        expected: the reference [rows, N]; None to compute it.
+        by_row: whether rows are compared at one scale, however large their values are.
+        spoiled: whether rows hold NaN or infinity, which the output must show.
+    """
+
+    what: str
+    shape: Shape
+    operands: tuple[Any, ...]
+    change: Callable[[tuple[Any, ...]], None] | None = None
+    expected: torch.Tensor | None = None
+    by_row: bool = False
+    spoiled: bool = False
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """Change the operands, and restore them at the end."""
+        if self.change is None:
+            yield
+            return
+        before = [(operand, duplicate(operand)) for operand in self.operands if operand is not None]
+        try:
+            self.change(self.operands)
+            yield
+        finally:
+            for operand, contents in before:
+                overwrite(operand, contents)
 
 
 @attrs.frozen(eq=False)
@@ -122,17 +162,49 @@ class Verifier:
     shape: Shape
     operand_sets: Sequence[tuple[Any, ...]]
     err_ratio: float
-    _references: dict[tuple[int, bool], torch.Tensor] = attrs.field(factory=dict, init=False)
-    _activations: dict[bool, tuple[tuple[int, torch.Tensor], ...]] = attrs.field(factory=dict, init=False)
+    _references: dict[str, torch.Tensor] = attrs.field(factory=dict, init=False)
+    _renewed: list[tuple[Any, ...]] = attrs.field(factory=list, init=False)
+    _sums: dict[tuple[Solution, int], tuple[Any, ...]] = attrs.field(factory=dict, init=False)
 
     def prepare(self) -> None:
         """Compute the references, which take longer than a kernel."""
-        for index, renewed in (*_SETS, (len(self.operand_sets) - 1, False)):
-            self._reference(index, renewed)
+        for variant in (*self._checked, self.variant(-1)):
+            self.expected(variant)
+
+    @property
+    def _checked(self) -> tuple[Variant, ...]:
+        return self.variant(0), self.variant(1), self.variant(0, renewed=True)
+
+    def variant(self, index: int, *, renewed: bool = False) -> Variant:
+        """Return an operand set as it is given, or with renewed activations."""
+        index %= len(self.operand_sets)
+        what = f"with the operands of set {index}" + (", renewed" if renewed else "")
+        return Variant(what, self.shape, self.operand_sets[index], self._renew if renewed else None)
+
+    def renewed(self) -> tuple[Any, ...]:
+        """Return other operands of the same kind."""
+        if not self._renewed:
+            self._renewed.append(self.op.make_inputs(self.shape, self.operand_sets[0][0].device, 11))
+        return self._renewed[0]
+
+    def _renew(self, operands: tuple[Any, ...]) -> None:
+        """Give activations other contents, which shows a memoised result."""
+        for position, (operand, other) in enumerate(zip(operands, self.renewed(), strict=False)):
+            if position not in self.op.weights and operand is not None:
+                overwrite(operand, other)
+
+    def expected(self, variant: Variant) -> torch.Tensor:
+        """Return the reference of a variant, computed once."""
+        if variant.expected is not None:
+            return variant.expected
+        if variant.what not in self._references:
+            with variant.changed():
+                self._references[variant.what] = self.op.reference(variant.shape, variant.operands)
+        return self._references[variant.what]
 
     def check_first(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify one call on one set of operands: a wrong solution need not be timed."""
-        return self._verify_poisoned(solution, launcher, *_SETS[0])
+        return self.verify(solution, launcher.call, self.variant(0))
 
     def check(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify on two sets of operands, new activations at old addresses, and repeated calls.
@@ -142,13 +214,13 @@ class Verifier:
             failure.
         """
         worst = Timing(self.shape, solution, "ok")
-        for index, renewed in _SETS:
-            timing = self._verify_poisoned(solution, launcher, index, renewed)
+        for variant in self._checked:
+            timing = self.verify(solution, launcher.call, variant)
             if timing.status != "ok":
                 return timing
-            worst = _worse_of(worst, timing)
+            worst = worse_of(worst, timing)
         again = self._verify_repeats(solution, launcher)
-        return attrs.evolve(_worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
+        return attrs.evolve(worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
         """Verify after many calls: a kernel may leave a state that makes later calls wrong.
@@ -159,14 +231,32 @@ class Verifier:
             graphed: also replay a graph twice, which shows a counter that only a host launch
                 clears.
         """
-        last = len(self.operand_sets) - 1
-        timing = self._verify_poisoned(solution, launcher, last, False)
+        timing = self.verify(solution, launcher.call, self.variant(-1))
         if timing.status == "ok" and graphed and self.operand_sets[0][0].is_cuda:
-            timing = self._verify_replays(solution, launcher, (0, last))
+            timing = self._verify_replays(solution, launcher, (0, -1))
             when = "outside a graph, but not in one that is replayed"
         else:
             when = "at first, wrong later"
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right {when}: {timing.detail}"[:500])
+
+    def judge(self, solution: Solution, out: torch.Tensor, index: int) -> None:
+        """Check the last output of timed calls; bits that were right before are not compared again.
+
+        Args:
+            solution: what was timed.
+            out: its output.
+            index: the operand set of the call.
+
+        Raises:
+            WrongOutput: the output is wrong.
+        """
+        key, bits = (solution, index), fingerprint([out])
+        if self._sums.get(key) == bits:
+            return
+        timing = self._compare(solution, out, self.variant(index))
+        if timing.status != "ok":
+            raise WrongOutput(f"right at first, wrong after timed calls: {timing.detail}")
+        self._sums[key] = bits
 
     def _verify_replays(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
         """Verify a captured call of each of these operand sets after its second replay."""
@@ -184,7 +274,7 @@ class Verifier:
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
         for index, out in zip(indices, outs, strict=True):
-            timing = _worse_of(timing, self._compare(solution, out, index, False))
+            timing = worse_of(timing, self._compare(solution, out, self.variant(index)))
         return timing
 
     def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
@@ -209,25 +299,38 @@ class Verifier:
                 return f"the first rows differ between M = {m} and M = {sizes[-1]}"
         return ""
 
-    def _verify_poisoned(self, solution: Solution, launcher: Launcher, index: int, renewed: bool) -> Timing:
+    def verify(self, solution: Solution, call: Callable[..., Any], variant: Variant) -> Timing:
+        """Verify one call, with its output and workspace filled with NaN between canaries."""
         try:
-            with _Renewed(self, index, renewed):
-                out, fault = self._run(launcher.call, self.operand_sets[index])
+            expected = self.expected(variant)
+            with variant.changed():
+                out, fault = self._run(call, variant.operands)
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
         if fault:
             return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
-        return self._compare(solution, out, index, renewed)
+        return self._compare(solution, out, attrs.evolve(variant, expected=expected))
 
-    def _compare(self, solution: Solution, out: torch.Tensor, index: int, renewed: bool) -> Timing:
+    def _compare(self, solution: Solution, out: torch.Tensor, variant: Variant) -> Timing:
         tolerance = self.op.tolerance(self.shape)
-        exact = self._reference(index, renewed)
-        ratio, row = errors(out, exact, tolerance)
+        exact = self.expected(variant)
+        rows, exact_rows = out.reshape(-1, out.shape[-1]), exact.reshape(-1, exact.shape[-1])
+        if variant.spoiled:
+            whole = exact_rows.isfinite().all(dim=-1)
+            if not torch.equal(rows[~whole].isfinite(), exact_rows[~whole].isfinite()):
+                return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail="it hides NaN or infinity of its operands")
+            rows, exact_rows = rows[whole], exact_rows[whole]
+        if variant.by_row:
+            sizes = exact_rows.double().norm(dim=-1, keepdim=True)
+            rows, exact_rows = (each.double() / sizes * exact.shape[-1] ** 0.5 for each in (rows, exact_rows))
+        ratio, row = errors(rows, exact_rows, tolerance)
         if ratio > self.err_ratio or not row <= tolerance.row_error:
             bound = "any finite" if tolerance.row_error == LIFTED else f"{tolerance.row_error:.1e}"
             allowed = f"allowed {self.err_ratio:.2%} and {bound}"
             detail = f"{ratio:.2%} of elements off, worst row {row:.1e} ({allowed})"
             return Timing(self.shape, solution, "wrong", err_ratio=ratio, row_error=min(row, 1e30), detail=detail)
+        if tolerance.row_error >= 1 and exact_rows.any() and not raw(out).any():  # within these bounds, zeros are right
+            return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail="it returned zeros alone")
         return Timing(self.shape, solution, "ok", err_ratio=ratio, row_error=row)
 
     def _run(self, call: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, str]:
@@ -247,16 +350,35 @@ class Verifier:
             overwrite(now, was)
         return out, "it changed its operands" if changed else self._shape_fault(out, operands)
 
-    def _memory_fault(self, launcher: Launcher) -> str:
-        """Return how an output shares memory with an operand or the next output, "" if it does not."""
-        operands = self.operand_sets[0]
-        with torch.no_grad():
-            outs = [launcher.call(*operands) for _ in range(2)]
-        first, second = (out.untyped_storage().data_ptr() for out in outs)
-        if first == second:
-            return "it returned the memory of an earlier output"
-        addresses = {storage.data_ptr() for storage in _storages(operands)}
-        return "it returned the memory of an operand" if first in addresses else ""
+    def memory_fault(self, launcher: Launcher, count: int) -> str:
+        """Return how outputs depend on each other or on operands, "" if they do not.
+
+        An output must be new memory that nothing else uses, and that ends with it.
+
+        Args:
+            launcher: the launcher.
+            count: outputs that are alive at the same time.
+        """
+        outs: list[torch.Tensor] = []
+        contents: list[tuple[Any, ...]] = []
+        for number in range(count):
+            operands = self.operand_sets[number % 2]
+            with Traced() as traced, torch.no_grad():
+                out = launcher.call(*operands)
+            if out.untyped_storage().data_ptr() in {storage.data_ptr() for storage in _storages(operands)}:
+                return "it returned the memory of an operand"
+            if out.data_ptr() in {earlier.data_ptr() for earlier in outs}:
+                return "it returned the memory of an earlier output"
+            if not traced.made(out):
+                return "it returned memory that it did not allocate in the call"
+            outs.append(out)
+            contents.append(fingerprint([out]))
+            del out, traced
+        if [fingerprint([out]) for out in outs] != contents:
+            return "it changed an output that it had returned"
+        first = StorageWeakRef(outs[0].untyped_storage())
+        outs.clear()
+        return "" if first.expired() else "it keeps the memory of an output that it had returned"
 
     def _verify_repeats(self, solution: Solution, launcher: Launcher) -> Timing:
         """Verify consecutive calls on the same operands, compare their bits, and look for leaks."""
@@ -266,7 +388,7 @@ class Verifier:
         held: list[int] = []  # bytes that all calls so far keep
         worst = Timing(self.shape, solution, "ok")
         try:
-            if fault := self._memory_fault(launcher):
+            if fault := self.memory_fault(launcher, 2):
                 return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
             for _ in range(REPEATS):
                 with Traced() as traced, torch.no_grad():
@@ -278,7 +400,7 @@ class Verifier:
                 held.append(sum(trace.held() for trace in traces))
                 if first is None or not same_bits(copy, first):
                     deterministic = first is None
-                    worst = _worse_of(worst, self._compare(solution, copy, 0, False))
+                    worst = worse_of(worst, self._compare(solution, copy, self.variant(0)))
                     first = copy if first is None else first
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
@@ -300,49 +422,14 @@ class Verifier:
             return f"it returned strides {out.stride()} instead of contiguous rows"
         return "" if got == wanted else f"it returned {got} instead of {wanted}"
 
-    def _reference(self, index: int, renewed: bool) -> torch.Tensor:
-        if (index, renewed) not in self._references:
-            with _Renewed(self, index, renewed):
-                self._references[index, renewed] = self.op.reference(self.shape, self.operand_sets[index])
-        return self._references[index, renewed]
-
-    def contents(self, renewed: bool) -> tuple[tuple[int, torch.Tensor], ...]:
-        """Return activations by position: copies of the given ones, or others of the same kind."""
-        if renewed not in self._activations:
-            operands = self.operand_sets[0]
-            source = self.op.make_inputs(self.shape, operands[0].device, 11) if renewed else operands
-            kept = [(p, t if renewed else duplicate(t)) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
-            self._activations[renewed] = tuple(kept)
-        return self._activations[renewed]
-
-
-@attrs.frozen(eq=False)
-class _Renewed:
-    """Gives the activations other contents at the same addresses, which shows a memoised result."""
-
-    verifier: Verifier
-    index: int
-    renewed: bool
-
-    def __enter__(self) -> None:
-        self._fill(True)
-
-    def __exit__(self, *_: object) -> None:
-        self._fill(False)
-
-    def _fill(self, renewed: bool) -> None:
-        if self.renewed:
-            self.verifier.contents(False)
-            for position, values in self.verifier.contents(renewed):
-                overwrite(self.verifier.operand_sets[self.index][position], values)
-
 
 def rows_of(out: torch.Tensor, m: int) -> torch.Tensor:
     """Return an output as [batches, M, N]; one batch for an op without batches."""
     return out.reshape(out.numel() // max(1, m * out.shape[-1]), m, out.shape[-1])
 
 
-def _worse_of(first: Timing, second: Timing) -> Timing:
+def worse_of(first: Timing, second: Timing) -> Timing:
+    """Return the second Timing if it failed, else the first with the larger errors of both."""
     if second.status != "ok":
         return second
     err_ratio, row_error = max(first.err_ratio, second.err_ratio), max(first.row_error, second.row_error)

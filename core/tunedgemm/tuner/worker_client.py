@@ -25,7 +25,7 @@ from tunedgemm.tuner.trial import Options, Place, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
 #: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
-_CHECK_CALLS = 16
+_CHECK_CALLS = 64
 #: Most solutions that are checked in one request. A request takes 0.5 ms, and a check a few.
 _BATCH = 16
 #: Seconds of a sample's overhead, and of a solution's first use: a capture, a first launch.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from tunedgemm.backends.launcher import Launcher
@@ -58,8 +59,18 @@ _THROTTLE = {
 
 #: Starts one sample and returns the function that waits for its microseconds per call.
 Start = Callable[[], Callable[[], float]]
-#: A captured sample, and the events at its begin and end.
-_Graph = tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]
+#: Checks the output of a solution on the operand set of this number; raises where it is wrong.
+Judge = Callable[[Solution, torch.Tensor, int], None]
+
+
+@attrs.frozen(eq=False)
+class _Graph:
+    """A captured sample, the events at its begin and end, and a copy of its last output."""
+
+    sample: torch.cuda.CUDAGraph
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    copy: torch.cuda.CUDAGraph | None
 
 
 def touch(x: torch.Tensor) -> None:
@@ -159,6 +170,10 @@ class Workload:
         #: calls that one sample spans
         self.calls: int = enough if hot else min(copies, enough) if on_cpu else copies if small else max(copies, enough)
         self._flush = torch.empty(FLUSH * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
+        #: looks at the last output of each solution's calls; None does not
+        self.judge: Judge | None = None
+        self._last: Any = None  # output of the last call that was not captured
+        self._kept: Any = None  # that of the last captured one
         self._graphs: dict[Solution, _Graph] = {}
         self._touches: _Graph | None = None  # what a sample takes without its calls
         self._touch_us: deque[float] = deque(maxlen=RECENT_TOUCHES)
@@ -204,7 +219,10 @@ class Workload:
                 if self._flush is not None:
                     self._flush.sum()
                 try:
-                    pending[solution] = timers[solution]()
+                    finish = timers[solution]()
+                    if number == rounds - 1 and self.judge is not None:
+                        self.judge(solution, self._last_output(solution), len(self._used) - 1)
+                    pending[solution] = finish
                 except Exception as error:
                     self._drop_failed(solution, error, samples, answers)
             if number == rounds - 1:
@@ -216,9 +234,17 @@ class Workload:
                     self._drop_failed(solution, error, samples, answers)
             if touched:
                 self._touch_us.append(touched())
-        self._worked = time.perf_counter()
+        self._worked, self._last = time.perf_counter(), None
         timed = {solution: Samples(self._alone(solution, us), self.calls, mhz, throttled) for solution, us in samples.items()}
         return {**answers, **timed}
+
+    def _last_output(self, solution: Solution) -> Any:
+        """Return the output of the last call of the sample that was just started."""
+        graph = self._graphs.get(solution)
+        if graph is not None and graph.copy is not None:
+            graph.copy.replay()
+            return self._kept
+        return self._last
 
     def _alone(self, solution: Solution, samples: Sequence[float]) -> tuple[float, ...]:
         """Return the samples of a captured solution without the time of their touches."""
@@ -265,19 +291,20 @@ class Workload:
 
     def _on_cpu(self, call: Callable[..., Any]) -> Callable[[], float]:
         start = time.perf_counter_ns()
-        self._calls(call)
+        self._last = self._calls(call)
         us = (time.perf_counter_ns() - start) / 1e3 / self.calls
         return lambda: us
 
-    def _calls(self, call: Callable[..., Any]) -> None:
-        used = self._used
-        for number in range(self.calls):
-            call(*used[number % len(used)])
+    def _calls(self, call: Callable[..., Any]) -> Any:
+        used, out = self._used, None
+        for number in range(-self.calls, 0):  # the last call is that of the last operands
+            out = call(*used[number % len(used)])
+        return out
 
     def _eager(self, call: Callable[..., Any]) -> Callable[[], float]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        self._calls(call)
+        self._last = self._calls(call)
         end.record()
         return lambda: self._elapsed(start, end)
 
@@ -301,36 +328,49 @@ class Workload:
         The launch of the graph is therefore not timed.
         """
 
-        def after_touch(*operands: Any) -> None:
+        def after_touch(*operands: Any) -> Any:
             touch(operands[0])
-            call(*operands)
+            return call(*operands)
 
-        graph = torch.cuda.CUDAGraph()
         start = torch.cuda.Event(enable_timing=True, external=True)
         end = torch.cuda.Event(enable_timing=True, external=True)
+
+        def sample() -> Any:
+            start.record()
+            out = self._calls(after_touch)
+            end.record()
+            return out
+
+        graph, out = self._captured(sample)
+        copy = None
+        if out is not None and self.judge is not None:  # its memory in the pool is that of other graphs, too
+            kept = self._kept = torch.empty_like(out) if self._kept is None else self._kept
+            copy, _ = self._captured(lambda: kept.copy_(out))
+        graph.replay()  # alone: it uploads the graph, and what it breaks is this solution's fault
+        torch.cuda.synchronize(self.device.torch_device)
+        return _Graph(graph, start, end, copy)
+
+    def _captured(self, action: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """Capture an action in the pool of all graphs; return the graph and the action's answer."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`, which empties the allocator's cache at each capture.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool)
             try:
-                start.record()
-                self._calls(after_touch)
-                end.record()
+                answer = action()
                 graph.capture_end()
             except Exception:
                 self._pool = None  # a broken capture leaves the pool unusable
                 with contextlib.suppress(Exception):
                     graph.capture_end()
                 raise
-        graph.replay()  # alone: it uploads the graph, and what it breaks is this solution's fault
-        torch.cuda.synchronize(self.device.torch_device)
-        return graph, start, end
+        return graph, answer
 
     def _replay(self, captured: _Graph) -> Callable[[], float]:
-        graph, start, end = captured
-        graph.replay()
-        return lambda: self._elapsed(start, end)
+        captured.sample.replay()
+        return lambda: self._elapsed(captured.start, captured.end)
 
     def _saturate(self, timers: Mapping[Solution, Start]) -> None:
         """Load an idle GPU until its times settle, so that all rounds have the same clocks."""

@@ -14,6 +14,9 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_wei
 if TYPE_CHECKING:
     import torch
 
+#: Bytes around a moved tensor: a multiple of every alignment that kernels ask for.
+_MARGIN = 256
+
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """Return the contents as contiguous bytes, the last dimension longer; shuffled weights stay so."""
@@ -54,6 +57,22 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
     if tensor.element_size() > 1:
         return tensor.clone(memory_format=form)
     return tensor.detach().view(torch.uint8).clone(memory_format=form).view(tensor.dtype)
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor, with its strides and type, to 256 bytes from the begin of a storage of NaN."""
+    import torch
+
+    if isinstance(tensor, ShuffledWeight):
+        return as_shuffled(moved(tensor.plain), tensor.layout_name)
+    if isinstance(tensor, ShuffledScale):
+        return as_shuffled_scale(moved(tensor.plain))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    buffer = torch.full((extent * tensor.element_size() + 2 * _MARGIN,), 0xFF, dtype=torch.uint8, device=tensor.device)
+    inner = buffer[_MARGIN : buffer.numel() - _MARGIN].view(tensor.dtype)
+    copy = inner.as_strided(tensor.shape, tensor.stride(), _MARGIN // tensor.element_size())
+    overwrite(copy, tensor)
+    return copy
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,344 @@
+"""Stage 4 after the timing, served: is all that a row serves right, beyond the call that was timed?
+
+A row of 64 rows serves calls of fewer rows, with any leading dimensions and bias dtypes, after
+weights were updated in place, for as long as the process lives. Only possible winners are checked
+so. Docs: ``docs/tuning.md`` lists what stays undetected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.contents import moved, overwrite
+from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.ops.op import Op
+from tunedgemm.ops.padded_m import serving
+from tunedgemm.ops.quantised import BIAS_DTYPES
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.trial import failed
+from tunedgemm.tuner.verify import Variant, Verifier, never_compiled, worse_of
+
+#: Outputs that are alive at the same time, fewer where they take more bytes than these.
+WINDOW, WINDOW_BYTES = 16, 1 << 30
+#: Calls in a row, and the seconds after which there are no more.
+CALLS, SECONDS = 1100, 0.1
+#: Smaller M that are tried: the least, the largest, and some between.
+FEWER_ROWS = 4
+#: Share of an operand's contents that changes at once.
+PART = 256
+#: Largest binary exponent by which rows of the activations are scaled, either way.
+EXPONENT = 40
+
+Bind = Callable[[Shape], Launcher | Unsupported]
+
+
+@attrs.frozen(eq=False)
+class Served:
+    """Checks of one shape, for its possible winners.
+
+    Attributes:
+        verifier: operands and references of the shape.
+        device: the device.
+        baseline: torch's own call; None where it does not run.
+    """
+
+    verifier: Verifier
+    device: Device
+    baseline: Launcher | None
+
+    def check(self, solution: Solution, launcher: Launcher, bind: Bind, *, is_baseline: bool = False) -> Timing:
+        """Verify everything that a row of this solution serves.
+
+        Args:
+            solution: the solution.
+            launcher: its launcher for the shape.
+            bind: returns its launcher at another M or bias dtype.
+            is_baseline: whether this is a route of torch.
+
+        Returns:
+            A Timing without a time, with status ``ok``, ``wrong``, or that of the failure.
+        """
+        shape, worst = self.verifier.shape, Timing(self.verifier.shape, solution, "ok")
+        try:
+            fault = self.verifier.memory_fault(launcher, self._window) or ("" if is_baseline else self._substitution_fault(launcher, bind))
+            self._call_often(launcher)
+        except Exception as error:  # a kernel may raise anything
+            return failed(shape, solution, error)
+        if fault:
+            return attrs.evolve(worst, status="wrong", err_ratio=1.0, detail=fault)
+        for variant in self._variants():
+            bound = launcher if variant.shape == shape else bind(variant.shape)
+            if isinstance(bound, Unsupported):  # dispatch asks the next row then
+                continue
+            timing = self.verifier.verify(solution, bound.call, variant)
+            if timing.status != "ok":
+                return attrs.evolve(timing, detail=f"{variant.what}: {timing.detail}"[:500])
+            worst = worse_of(worst, timing)
+        return worst
+
+    @property
+    def _operands(self) -> tuple[Any, ...]:
+        return self.verifier.operand_sets[0]
+
+    @functools.cached_property
+    def _expected(self) -> torch.Tensor:
+        """Return the reference of the first operands."""
+        return self.verifier.expected(self.verifier.variant(0))
+
+    @property
+    def _window(self) -> int:
+        size = self._expected.numel() * torch_dtype(self.verifier.shape.outdtype).itemsize
+        return max(3, min(WINDOW, WINDOW_BYTES // max(1, size)))
+
+    def _substitution_fault(self, launcher: Launcher, bind: Bind) -> str:
+        """Return that torch's own call took the place of a kernel that failed, "" if it did not.
+
+        It did if torch dispatches the operations of its own call, and if Python code of the backend
+        swallows an exception when it binds or launches. Other ways to hide a failure are not seen.
+        """
+        if self.baseline is None or dispatched(launcher, self._operands) != dispatched(self.baseline, self._operands):
+            return ""
+        swallowed: list[str] = []
+        with swallowed_exceptions(swallowed), torch.no_grad():
+            bound = bind(self.verifier.shape)
+            (launcher if isinstance(bound, Unsupported) else bound).call(*self._operands)
+        return f"it ran torch's own call after its kernel failed: {swallowed[0]}" if swallowed else ""
+
+    def _call_often(self, launcher: Launcher) -> None:
+        """Call the launcher many times; the checks that follow see what that changed."""
+        first = self._operands[0]
+        clock = time.monotonic if first.is_cuda else time.thread_time  # other processes do not shorten the check
+        until = clock() + SECONDS
+        for number in range(CALLS):
+            with torch.no_grad():
+                launcher.call(*self._operands)
+            if number % 32 == 0:
+                if first.is_cuda:
+                    torch.cuda.synchronize(first.device)
+                if clock() > until:
+                    break
+
+    def _variants(self) -> Iterator[Variant]:
+        yield from self._fewer_rows()
+        yield from self._other_forms()
+        yield from self._bias_dtypes()
+        yield from self._other_contents()
+
+    def _fewer_rows(self) -> Iterator[Variant]:
+        """Yield calls of fewer rows that the row of this shape serves."""
+        op, shape = self.verifier.op, self.verifier.shape
+        least = max(1, min(shape.m // 2 + 1, shape.m - 127))
+        tried = sorted({*range(least, shape.m, max(1, shape.m // PART)), *range(max(least, shape.m - 8), shape.m)})
+        served = [m for m in tried if shape.m in serving(op.padded_m, m, shape.n, self.device.kind)]
+        between = random.Random(str(shape)).sample(served[1:-1], min(FEWER_ROWS - 2, len(served[1:-1])))
+        for m in dict.fromkeys([*served[-1:], *served[:1], *between]):
+            cut = op.first_rows(shape, self._operands, m)
+            width = self._expected.shape[-1]
+            expected = self._expected.reshape(-1, shape.m, width)[:, :m].reshape(-1, width)
+            yield Variant(f"at M = {m}", self._shape_of(cut), cut, expected=expected)
+
+    def _other_forms(self) -> Iterator[Variant]:
+        """Yield the operands with other leading dimensions, and inside larger buffers."""
+        shape = self.verifier.shape
+        for form in foldings(self.verifier.op, shape, self._operands):
+            yield Variant(f"for x {tuple(form[0].shape)}", shape, form, expected=self._expected)
+        inside = tuple(None if operand is None else moved(operand) for operand in self._operands)
+        yield Variant("for operands that begin inside their storage", shape, inside, expected=self._expected)
+
+    def _bias_dtypes(self) -> Iterator[Variant]:
+        """Yield the bias in each dtype: rows do not tell them apart."""
+        operands, shape = self._operands, self.verifier.shape
+        at = self.verifier.op.operands.index("bias?") if shape.bias and "bias?" in self.verifier.op.operands else len(operands)
+        if at >= len(operands) or operands[at] is None:
+            return
+        bias = operands[at].to(torch.bfloat16)
+        bias = torch.where(bias.abs() < 2.0**-10, torch.zeros_like(bias), bias)  # float16 holds all others exactly
+        for name in BIAS_DTYPES:
+            given = (*operands[:at], bias.to(torch_dtype(name)), *operands[at + 1 :])
+            with contextlib.suppress(OperandError):
+                yield Variant(f"with a bias in {name}", self._shape_of(given), given)
+
+    def _other_contents(self) -> Iterator[Variant]:
+        """Yield other contents at the same addresses: all, parts, rows of other sizes, NaN, the first again."""
+        shape, operands, other = self.verifier.shape, self._operands, self.verifier.operand_sets[1]
+        expected = self.verifier.expected(self.verifier.variant(1))
+        yield Variant("after weights changed in place", shape, operands, lambda now: _replace(now, other), expected)
+        for place in range(2):
+            change = functools.partial(self._replace_part, place=place)
+            yield Variant(f"after a part of the operands changed in place ({place + 1})", shape, operands, change)
+        if self._exponents != (0, 0):
+            yield Variant("with rows of very different size", shape, operands, self._scale_rows, by_row=True)
+        if self._spoilt is not None:
+            yield Variant("with NaN in a row", shape, operands, self._spoil_rows, spoiled=True)
+        yield Variant("after all of this", shape, operands, expected=self._expected)
+
+    def _shape_of(self, operands: tuple[Any, ...]) -> Shape:
+        op, shape = self.verifier.op, self.verifier.shape
+        return op.shape_of(*operands, otype=torch_dtype(shape.outdtype), **op.fields(shape))
+
+    def _replace_part(self, now: tuple[Any, ...], place: int) -> None:
+        """Give a small part of each operand other contents, which a key of sampled contents misses."""
+        draw = random.Random(f"{self.verifier.shape} {place}")
+        for position, operand in enumerate(now):
+            if operand is None:
+                continue
+            source = self.verifier.operand_sets[1] if position in self.verifier.op.weights else self.verifier.renewed()
+            target, new = plain_weight(operand), plain_weight(source[position])
+            if not target.is_contiguous() or not target.dim() or target.dtype in (torch.int32, torch.int64):  # indices hang together
+                overwrite(target, new)
+                continue
+            part = max(1, target.numel() // PART)
+            start = draw.randrange(target.numel() - part + 1)
+            overwrite(target.view(-1)[start : start + part], new.contiguous().view(-1)[start : start + part])
+
+    @functools.cached_property
+    def _scaled(self) -> int | None:
+        """Return the position of an activation in 16 bits or more; None where there is none, or scaling is not linear."""
+        return self._activation(lambda dtype: dtype.is_floating_point and dtype.itemsize > 1)
+
+    @functools.cached_property
+    def _spoilt(self) -> int | None:
+        """Return the position of an activation whose dtype has NaN."""
+        return self._activation(lambda dtype: dtype in _NAN_BYTES or (dtype.is_floating_point and dtype.itemsize > 1))
+
+    def _activation(self, fits: Callable[[torch.dtype], bool]) -> int | None:
+        op = self.verifier.op
+        given = [position for position, operand in enumerate(self._operands) if operand is not None and position not in op.weights]
+        floats = torch_dtype(self.verifier.shape.outdtype).is_floating_point and op.is_linear
+        activations = [position for position in given if not op.operands[position].startswith("bias")]
+        return next((position for position in activations if floats and fits(self._operands[position].dtype)), None)
+
+    @functools.cached_property
+    def _exponents(self) -> tuple[int, int]:
+        """Return binary exponents by which rows may shrink and grow, as far as dtypes hold the values."""
+        if self._scaled is None or not self._expected.numel():
+            return 0, 0
+        lows, highs = [-EXPONENT], [EXPONENT]
+        out = torch.finfo(torch_dtype(self.verifier.shape.outdtype))
+        operand = self._operands[self._scaled]
+        for values, info in ((self._expected, out), (operand, torch.finfo(operand.dtype))):
+            most = max(float(values.abs().max()), info.tiny)
+            highs.append(math.floor(math.log2(info.max / most)) - 4)
+            lows.append(math.ceil(math.log2(info.tiny / most)) + 14)
+        return min(0, max(lows)), max(0, min(highs))
+
+    def _scale_rows(self, now: tuple[Any, ...]) -> None:
+        """Scale each row by a power of two; a kernel that clamps, or rounds at a fixed scale, differs."""
+        assert self._scaled is not None, "asked for by _exponents"
+        low, high = self._exponents
+        operand, m = now[self._scaled], self.verifier.shape.m
+        draw = random.Random(str(self.verifier.shape))
+        exponents = [high, low, *(draw.randint(low, high) for _ in range(m - 2))][:m]
+        factors = torch.tensor([2.0**each for each in exponents], dtype=operand.dtype, device=operand.device)
+        by_row = operand.dim() >= 2 and operand.shape[-2] == m
+        operand.mul_(factors[:, None] if by_row else factors[0])
+
+    def _spoil_rows(self, now: tuple[Any, ...]) -> None:
+        """Put NaN into one row, and infinity into another where the dtype has it."""
+        assert self._spoilt is not None, "asked for by _other_contents"
+        operand, m = now[self._spoilt], self.verifier.shape.m
+        if operand.dim() < 2 or operand.shape[-2] != m:
+            operand.fill_(math.nan)
+            return
+        row, column = m // 2, operand.shape[-1] // 3
+        if operand.dtype in _NAN_BYTES:
+            operand.view(torch.uint8)[..., row, column] = _NAN_BYTES[operand.dtype]
+            return
+        operand[..., row, column] = math.nan
+        if m > 2:
+            operand[..., m - 1, column] = math.inf
+
+
+#: NaN in the dtypes of one byte that hold it.
+_NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7F, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}
+
+
+def _replace(now: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    for operand, source in zip(now, other, strict=True):
+        if operand is not None:
+            overwrite(operand, source)
+
+
+class _Dispatched(TorchDispatchMode):
+    """Records the operations that torch dispatches, without allocations and views."""
+
+    _should_skip_dynamo = never_compiled
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.__name__.split(".")[0] in _ALLOCATIONS):
+            forms = [(tuple(arg.shape), arg.dtype) for arg in args if isinstance(arg, torch.Tensor)]
+            self.operations.append((str(func), *forms))
+        return func(*args, **(kwargs or {}))
+
+
+_ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the operations of one call that torch dispatches, each with its operands' sizes and dtypes."""
+    with _Dispatched() as mode, torch.no_grad():
+        launcher.call(*operands)
+    recorded: list[tuple[Any, ...]] = mode.operations
+    return recorded
+
+
+@contextlib.contextmanager
+def swallowed_exceptions(found: list[str]) -> Iterator[None]:
+    """Add the exceptions that code outside torch and this package raises or catches to a list."""
+    own = {"tunedgemm", "torch", *sys.stdlib_module_names}
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if event == "exception" and module not in own and not issubclass(argument[0], StopIteration | GeneratorExit):
+            found.append(f"{argument[0].__name__}: {argument[1]}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the operands with the rows split in two halves, or below a leading dimension of 1.
+
+    First x alone is folded, then all activations. Forms that the op refuses, or takes as another
+    shape, are left out.
+    """
+    head, yielded = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
+    for folded in ((0,), tuple(index for index in range(len(operands)) if index not in op.weights)):
+        again = tuple(_folded(o, head, shape.m) if index in folded else o for index, o in enumerate(operands))
+        sizes = [None if operand is None else operand.shape for operand in again]
+        with contextlib.suppress(OperandError):
+            if sizes not in yielded and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+                yield again
+        yielded.append(sizes)
+
+
+def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
+    """Reshape the M rows of an activation; return an operand without M rows unchanged."""
+    by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
+    return operand.reshape(*head, *operand.shape[1:]) if by_row else operand
