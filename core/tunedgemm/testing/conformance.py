@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tunedgemm.testing.launch_checks import LaunchChecks
 from tunedgemm.testing.listing_checks import ListingChecks
-from tunedgemm.tuner.verify import Poisoned
+from tunedgemm.tuner.watching import Poisoned
 
 __all__ = ["BackendConformance", "Poisoned"]
 

@@ -27,9 +27,10 @@ from tunedgemm.testing.launching import (
     share_memory,
     work_of_children,
 )
-from tunedgemm.tuner.accuracy import same_bits
-from tunedgemm.tuner.served import foldings
-from tunedgemm.tuner.verify import Poisoned, rows_of
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, same_bits
+from tunedgemm.tuner.served import Served, foldings
+from tunedgemm.tuner.verify import Verifier, rows_of
+from tunedgemm.tuner.watching import Poisoned
 
 #: Kernels of each shape, and splits of K, that `lacks` is asked about.
 _KERNELS, _SPLITS = 2, (0, 3, 1 << 20)
@@ -190,6 +191,21 @@ class LaunchChecks(ConformanceCases):
             yield f"the backend chooses it and bind() refuses it: {launcher}"
         elif fault := case.fault(launch(launcher, case.operands)):
             yield f"of the backend's choice: {fault}"
+
+    def test_rows_are_right_in_all_that_they_serve(self, op_name: str) -> None:
+        """Check the first and the last solution in use, as the tuner checks a winner: see `Served`."""
+        faults: list[str] = []
+        for case in self._launching(op_name):
+            for solution, launcher in dict([case.launchers[0], case.launchers[-1]]).items() if case.shape.m else ():
+                faults += case.listed(solution, self._faults_in_use(case, solution, launcher))
+        require_none(faults)
+
+    def _faults_in_use(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
+        sets = [case.drawn(seed).operands for seed in (0, 1)]
+        served = Served(Verifier(case.op, case.shape, sets, MAX_ERROR_RATIO), case.device, None)
+        timing = served.check(solution, launcher, lambda at: self.backend().bind(solution, at, case.device))
+        if timing.status != "ok":
+            yield f"is {timing.status} in use: {timing.detail}"
 
     def test_launchers_serve_two_threads(self, op_name: str) -> None:
         """Check that two threads, each on its stream, can call one launcher with different operands."""

@@ -21,7 +21,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
-from tunedgemm.tuner.verify import Poisoned
+from tunedgemm.tuner.watching import Poisoned
 
 #: Bytes of operands and references that a session keeps for later checks and other backends.
 KEPT_BYTES = 1 << 29

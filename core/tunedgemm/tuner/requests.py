@@ -173,6 +173,18 @@ class CheckAgain:
 
 
 @attrs.frozen
+class CheckServed:
+    """Verify all that the row of a solution serves."""
+
+    shape: Shape
+    solution: Solution
+
+    def run(self, session: Session) -> Timing:
+        """Call `Session.check_served`."""
+        return session.check_served(self.shape, self.solution)
+
+
+@attrs.frozen
 class Batch:
     """Several requests about one solution each: a message costs as much as a small check."""
 

@@ -1,8 +1,8 @@
-"""Stage 4 after the timing, served: is all that a row serves right, beyond the call that was timed?
+"""Stage 7, served: is all that the winner's row serves right, beyond the call that was timed?
 
 A row of 64 rows serves calls of fewer rows, with any leading dimensions and bias dtypes, after
-weights were updated in place, for as long as the process lives. Only possible winners are checked
-so. Docs: ``docs/tuning.md`` lists what stays undetected.
+weights were updated in place, for as long as the process lives. ``docs/tuning.md`` lists what stays
+undetected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import attrs
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -33,12 +32,13 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.trial import failed
-from tunedgemm.tuner.verify import Variant, Verifier, never_compiled, worse_of
+from tunedgemm.tuner.verify import Variant, Verifier, worse_of
+from tunedgemm.tuner.watching import dispatched
 
 #: Outputs that are alive at the same time, fewer where they take more bytes than these.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
 #: Calls in a row, and the seconds after which there are no more.
-CALLS, SECONDS = 1100, 0.1
+CALLS, SECONDS = 1100, 0.05
 #: Smaller M that are tried: the least, the largest, and some between.
 FEWER_ROWS = 4
 #: Share of an operand's contents that changes at once.
@@ -51,7 +51,7 @@ Bind = Callable[[Shape], Launcher | Unsupported]
 
 @attrs.frozen(eq=False)
 class Served:
-    """Checks of one shape, for its possible winners.
+    """Checks of one shape, for its winner.
 
     Attributes:
         verifier: operands and references of the shape.
@@ -63,21 +63,21 @@ class Served:
     device: Device
     baseline: Launcher | None
 
-    def check(self, solution: Solution, launcher: Launcher, bind: Bind, *, is_baseline: bool = False) -> Timing:
+    def check(self, solution: Solution, launcher: Launcher, bind: Bind, *, is_torchs: bool = False) -> Timing:
         """Verify everything that a row of this solution serves.
 
         Args:
             solution: the solution.
             launcher: its launcher for the shape.
             bind: returns its launcher at another M or bias dtype.
-            is_baseline: whether this is a route of torch.
+            is_torchs: whether this is a route of torch.
 
         Returns:
             A Timing without a time, with status ``ok``, ``wrong``, or that of the failure.
         """
         shape, worst = self.verifier.shape, Timing(self.verifier.shape, solution, "ok")
         try:
-            fault = self.verifier.memory_fault(launcher, self._window) or ("" if is_baseline else self._substitution_fault(launcher, bind))
+            fault = self.verifier.memory_fault(launcher, self._window) or ("" if is_torchs else self._substitution_fault(launcher, bind))
             self._call_often(launcher)
         except Exception as error:  # a kernel may raise anything
             return failed(shape, solution, error)
@@ -274,33 +274,6 @@ def _replace(now: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     for operand, source in zip(now, other, strict=True):
         if operand is not None:
             overwrite(operand, source)
-
-
-class _Dispatched(TorchDispatchMode):
-    """Records the operations that torch dispatches, without allocations and views."""
-
-    _should_skip_dynamo = never_compiled
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func.__name__.split(".")[0] in _ALLOCATIONS):
-            forms = [(tuple(arg.shape), arg.dtype) for arg in args if isinstance(arg, torch.Tensor)]
-            self.operations.append((str(func), *forms))
-        return func(*args, **(kwargs or {}))
-
-
-_ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-
-
-def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the operations of one call that torch dispatches, each with its operands' sizes and dtypes."""
-    with _Dispatched() as mode, torch.no_grad():
-        launcher.call(*operands)
-    recorded: list[tuple[Any, ...]] = mode.operations
-    return recorded
 
 
 @contextlib.contextmanager

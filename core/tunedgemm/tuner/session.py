@@ -32,7 +32,7 @@ from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
-from tunedgemm.tuner.verify import Verifier, worse_of
+from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
 
 Answer = TypeVar("Answer")
@@ -175,20 +175,23 @@ class Session:
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify a solution after its timing: from a graph if captured, and all that its row serves."""
+        """Verify a solution after its timing: on the oldest operands, and from a graph if captured."""
         graphs = self.options.timing == "graph"
+        return self._bind_and_verify(
+            shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
+        )
 
-        def verify(verifier: Verifier, launcher: Launcher) -> Timing:
-            timing = verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
-            if timing.status != "ok":
-                return timing
-            backend = self._backend(solution.libtype)
-            served = self._served_checks(shape).check(
-                solution, launcher, lambda at: backend.bind(solution, at, self.device), is_baseline=solution.libtype == BUILTIN
-            )
-            return worse_of(timing, served)
+    def check_served(self, shape: Shape, solution: Solution) -> Timing:
+        """Verify all that the row of a solution serves: see `Served`."""
+        backend = self._backend(solution.libtype)
 
-        return self._bind_and_verify(shape, solution, verify)
+        def bind(at: Shape) -> Launcher | Unsupported:
+            return backend.bind(solution, at, self.device)
+
+        is_torchs = solution.libtype == BUILTIN
+        return self._bind_and_verify(
+            shape, solution, lambda _, launcher: self._served_checks(shape).check(solution, launcher, bind, is_torchs=is_torchs)
+        )
 
     def _served_checks(self, shape: Shape) -> Served:
         if self._served is None:

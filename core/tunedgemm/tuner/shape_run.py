@@ -17,7 +17,7 @@ import attrs
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
-from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, Forget
+from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, CheckServed, Forget
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
@@ -77,7 +77,7 @@ class ShapeRun:
         right = self._check(self._compile(candidates)) if self._open(candidates) else []
         if self.tuner.finished and self._is_late(CHECKING) and any(solution not in self._timings for solution in candidates):
             raise BudgetSpent("the budget leaves no time for all candidates")
-        winner, tied = self._select(self._finalists(right))
+        winner, tied = self._choose(self._finalists(right))
         libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
         baseline = self._timings.get(self._baseline) if self._baseline else None
@@ -279,6 +279,20 @@ class ShapeRun:
                     finalists.remove(solution)
                 elif solution.libtype in self.tuner.ranks:
                     limit = min(limit, us * (1 + MAX_NOISE))
+
+    def _choose(self, finalists: list[Solution]) -> tuple[Timing | None, int]:
+        """Return the row, and how many solutions tied with it: the fastest that is right wherever it serves."""
+        while True:
+            winner, tied = self._select(finalists)
+            if winner is None:
+                return None, 0
+            with self._clock("check"):
+                served = self.tuner.client.check(CheckServed(self.task.shape, winner.solution))
+            if served.status == "ok":
+                return winner, tied
+            self._finalize([served])
+            finalists[:] = [solution for solution in finalists if solution != winner.solution]
+            self._check_again(finalists)
 
     def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """Return the row, and how many solutions tied with it.

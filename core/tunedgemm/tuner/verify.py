@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
@@ -26,89 +25,12 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import LIFTED, errors, same_bits
 from tunedgemm.tuner.trial import WrongOutput, failed
+from tunedgemm.tuner.watching import Poisoned, Traced, storages_of
 
 #: Consecutive calls whose bits are compared, and which may not leak memory.
 REPEATS = 4
 #: M whose rows are compared for batch invariance: both sides of every kernel tile size.
 INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
-
-_GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
-_CANARY = 0xA5
-_aten = torch.ops.aten
-_ALLOCATIONS = (
-    _aten.empty.memory_format,
-    _aten.empty_like.default,
-    _aten.new_empty.default,
-    _aten.empty_strided.default,
-    _aten.new_empty_strided.default,
-)
-
-
-@classmethod  # type: ignore[misc]
-def never_compiled(cls: type) -> bool:
-    """Return False, lest torch wrap each mode for its compiler, whose import takes a second."""
-    del cls
-    return False
-
-
-class Poisoned(TorchDispatchMode):
-    """Makes every fresh allocation a NaN-filled view between canaries.
-
-    Types without NaN get bytes 0xFF.
-    """
-
-    _should_skip_dynamo = never_compiled
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._buffers: list[torch.Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fresh = func(*args, **(kwargs or {}))
-        if func not in _ALLOCATIONS or fresh.layout is not torch.strided or fresh.is_meta:
-            return fresh
-        extent = fresh.untyped_storage().nbytes()
-        buffer = torch.full((extent + 2 * _GUARD,), 0xFF, dtype=torch.uint8, device=fresh.device)
-        buffer[:_GUARD] = _CANARY
-        buffer[_GUARD + extent :] = _CANARY
-        self._buffers.append(buffer)
-        typed = buffer[_GUARD : _GUARD + extent].view(fresh.dtype)
-        return typed.as_strided(fresh.size(), fresh.stride(), _GUARD // fresh.element_size())
-
-    def overwritten(self) -> bool:
-        """Return whether a canary was overwritten."""
-        return any(bool((end != _CANARY).any()) for buffer in self._buffers for end in (buffer[:_GUARD], buffer[-_GUARD:]))
-
-
-class Traced(TorchDispatchMode):
-    """Records the storages that operations make, to count those that stay alive."""
-
-    _should_skip_dynamo = never_compiled
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._allocated: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        of_arguments = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
-        for storage in _storages(results if isinstance(results, tuple | list) else [results]):
-            if storage._cdata not in of_arguments:  # neither a view of an argument nor the argument, changed in place
-                self._allocated[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        return results
-
-    def made(self, tensor: torch.Tensor) -> bool:
-        """Return whether an operation made the storage of a tensor."""
-        return tensor.untyped_storage()._cdata in self._allocated
-
-    def held(self) -> int:
-        """Return the bytes of the storages that are still alive."""
-        return sum(size for reference, size in self._allocated.values() if not reference.expired())
-
-
-def _storages(values: Sequence[Any]) -> list[torch.UntypedStorage]:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
 
 
 @attrs.frozen(eq=False)
@@ -365,7 +287,7 @@ class Verifier:
             operands = self.operand_sets[number % 2]
             with Traced() as traced, torch.no_grad():
                 out = launcher.call(*operands)
-            if out.untyped_storage().data_ptr() in {storage.data_ptr() for storage in _storages(operands)}:
+            if out.untyped_storage().data_ptr() in {storage.data_ptr() for storage in storages_of(operands)}:
                 return "it returned the memory of an operand"
             if out.data_ptr() in {earlier.data_ptr() for earlier in outs}:
                 return "it returned the memory of an earlier output"

@@ -19,7 +19,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, GetPlace, Open, Request, TakeSamples
+from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, CheckServed, GetPlace, Open, Request, TakeSamples
 from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
@@ -145,10 +145,10 @@ class WorkerClient:
                 checked = [self.check(request) for request in batch]
             yield from filter(None, checked)
 
-    def _check_allowance(self, requests: Sequence[CheckFirst | Check | CheckAgain]) -> float:
+    def _check_allowance(self, requests: Sequence[CheckFirst | Check | CheckAgain | CheckServed]) -> float:
         return self.allowance(requests[0].shape, _CHECK_CALLS, len(requests))
 
-    def check(self, request: CheckFirst | Check | CheckAgain) -> Timing:
+    def check(self, request: CheckFirst | Check | CheckAgain | CheckServed) -> Timing:
         """Bind a solution, then verify it under the deadline of kernels."""
         shape, solution = request.shape, request.solution
         try:

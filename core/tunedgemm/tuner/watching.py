@@ -1,0 +1,117 @@
+"""Dispatch modes that watch the calls of a launcher: what they allocate, and which operations run.
+
+Everything that a launcher does through torch's dispatcher is seen, from C++, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tunedgemm.backends.launcher import Launcher
+
+_GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
+_CANARY = 0xA5
+_aten = torch.ops.aten
+_ALLOCATIONS = (
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.empty_strided.default,
+    _aten.new_empty_strided.default,
+)
+
+
+@classmethod  # type: ignore[misc]
+def never_compiled(cls: type) -> bool:
+    """Return False, lest torch wrap each mode for its compiler, whose import takes a second."""
+    del cls
+    return False
+
+
+class Poisoned(TorchDispatchMode):
+    """Makes every fresh allocation a NaN-filled view between canaries.
+
+    Types without NaN get bytes 0xFF.
+    """
+
+    _should_skip_dynamo = never_compiled
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fresh = func(*args, **(kwargs or {}))
+        if func not in _ALLOCATIONS or fresh.layout is not torch.strided or fresh.is_meta:
+            return fresh
+        extent = fresh.untyped_storage().nbytes()
+        buffer = torch.full((extent + 2 * _GUARD,), 0xFF, dtype=torch.uint8, device=fresh.device)
+        buffer[:_GUARD] = _CANARY
+        buffer[_GUARD + extent :] = _CANARY
+        self._buffers.append(buffer)
+        typed = buffer[_GUARD : _GUARD + extent].view(fresh.dtype)
+        return typed.as_strided(fresh.size(), fresh.stride(), _GUARD // fresh.element_size())
+
+    def overwritten(self) -> bool:
+        """Return whether a canary was overwritten."""
+        return any(bool((end != _CANARY).any()) for buffer in self._buffers for end in (buffer[:_GUARD], buffer[-_GUARD:]))
+
+
+class Traced(TorchDispatchMode):
+    """Records the storages that operations make, to count those that stay alive."""
+
+    _should_skip_dynamo = never_compiled
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._allocated: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        of_arguments = {storage._cdata for storage in storages_of([*args, *(kwargs or {}).values()])}
+        for storage in storages_of(results if isinstance(results, tuple | list) else [results]):
+            if storage._cdata not in of_arguments:  # neither a view of an argument nor the argument, changed in place
+                self._allocated[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return results
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Return whether an operation made the storage of a tensor."""
+        return tensor.untyped_storage()._cdata in self._allocated
+
+    def held(self) -> int:
+        """Return the bytes of the storages that are still alive."""
+        return sum(size for reference, size in self._allocated.values() if not reference.expired())
+
+
+def storages_of(values: Sequence[Any]) -> list[torch.UntypedStorage]:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+
+
+class Dispatched(TorchDispatchMode):
+    """Records the operations that torch dispatches, without allocations and views."""
+
+    _should_skip_dynamo = never_compiled
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func in _ALLOCATIONS):
+            forms = [(tuple(arg.shape), arg.dtype) for arg in args if isinstance(arg, torch.Tensor)]
+            self.operations.append((str(func), *forms))
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the operations of one call that torch dispatches, each with its operands' sizes and dtypes."""
+    with Dispatched() as mode, torch.no_grad():
+        launcher.call(*operands)
+    recorded: list[tuple[Any, ...]] = mode.operations
+    return recorded
