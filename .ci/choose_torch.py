@@ -1,4 +1,5 @@
-"""Give .venv its torch: keep the one that PYTHON has, or install the build for this machine.
+"""Give .venv its torch: keep the one that PYTHON has, or install the build for this machine. Triton
+follows torch: builds for GPUs require theirs, and one that requires none gets the newest.
 
     .venv/bin/python .ci/choose_torch.py PYTHON
 
@@ -67,13 +68,16 @@ def gpu() -> str:
     return "AMD" if Path("/dev/kfd").exists() else ""
 
 
-def builds(index: str) -> list[str]:
-    """Return the versions with the label of `index`, newest first, in it or where pip looks anyway."""
+def builds(index: str) -> list[tuple[str, ...]]:
+    """Return pip's words for each version with the label of `index`, newest first, in it or where pip looks anyway."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--extra-index-url", index, "--retries", "1"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    listed = re.search(r"Available versions: (.*)", answer)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    listed = re.search(r"Available versions: (.*)", answer.stdout)
     label = "+" + index.rstrip("/").rpartition("/")[2]
-    return [one for one in (listed[1].split(", ") if listed else []) if one.endswith(label) and release(one) >= release(least())]
+    versions = [one for one in (listed[1].split(", ") if listed else []) if one.endswith(label) and release(one) >= release(least())]
+    # An index that did not answer would cost each dependency its retries.
+    where = () if "Retrying" in answer.stderr else ("--extra-index-url", index)
+    return [(f"torch=={version}", *where) for version in versions]
 
 
 def choose(index: str | None, vendor: str) -> tuple[str, ...]:
@@ -93,7 +97,7 @@ def choose(index: str | None, vendor: str) -> tuple[str, ...]:
     if not index:
         return plain
     if found := builds(index):
-        return (f"torch=={found[0]}", "--extra-index-url", index)
+        return found[0]
     words = f"torch: no build for Python {sys.version_info[0]}.{sys.version_info[1]} was found (got {index})"
     if index != CPU_INDEX:
         raise SystemExit(f"{words}; check the address and the network")
@@ -101,15 +105,24 @@ def choose(index: str | None, vendor: str) -> tuple[str, ...]:
     return plain
 
 
+def install(*words: str) -> None:
+    """Install into .venv, or end with pip's exit status."""
+    if status := subprocess.run([sys.executable, "-m", "pip", "install", *words], check=False).returncode:
+        raise SystemExit(status)
+
+
 def main() -> None:
     """Keep a torch or install one, and say how much that will download."""
     if torch := kept(sys.argv[1]):
-        print(f"torch: keeps {torch}")
-        return
-    words = choose(os.environ.get("TORCH_INDEX"), gpu())
-    size = SIZES["cpu" if words[0].endswith("+cpu") else "cuda"]
-    print(f"torch: installs {words[0]}, about {size}, unless pip has it on this machine", flush=True)
-    raise SystemExit(subprocess.run([sys.executable, "-m", "pip", "install", *words], check=False).returncode)
+        print(f"torch: keeps {torch}", flush=True)
+    else:
+        words = choose(os.environ.get("TORCH_INDEX"), gpu())
+        size = SIZES["cpu" if words[0].endswith("+cpu") else "cuda"]
+        print(f"torch: installs {words[0]}, about {size}, unless pip has it on this machine", flush=True)
+        install(*words)
+    if subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode:
+        print("triton: this torch requires none; the newest is for tests in its interpreter, about 0.2 GB to download", flush=True)
+        install("triton")
 
 
 if __name__ == "__main__":
