@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-#: label of a build -> its size to download and on disk; the files of 2.13 and 2.14 for x86-64
-SIZES = {"cpu": "0.2 GB to download, 1 GB on disk", "cuda": "3 GB to download, 6 GB on disk"}
+#: sizes of the builds of 2.13 and 2.14 for x86-64, with the libraries that they require
+CPU_SIZE, CUDA_SIZE = "0.2 GB to download, 0.8 GB on disk", "3 GB to download, 5 GB on disk"
 #: what a Python says of its torch: its own version, torch's, and the folder that has it
 ASK = """
 import importlib.metadata as m, json, sys
@@ -69,7 +69,10 @@ def gpu() -> str:
 
 
 def builds(index: str) -> list[tuple[str, ...]]:
-    """Return pip's words for each version with the label of `index`, newest first, in it or where pip looks anyway."""
+    """Return pip's words for each version with the label of `index`, newest first.
+
+    It may be in that index or wherever pip looks anyway.
+    """
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--extra-index-url", index, "--retries", "1"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     listed = re.search(r"Available versions: (.*)", answer.stdout)
@@ -117,8 +120,8 @@ def main() -> None:
         print(f"torch: keeps {torch}", flush=True)
     else:
         words = choose(os.environ.get("TORCH_INDEX"), gpu())
-        size = SIZES["cpu" if words[0].endswith("+cpu") else "cuda"]
-        print(f"torch: installs {words[0]}, about {size}, unless pip has it on this machine", flush=True)
+        size = CPU_SIZE if words[0].endswith("+cpu") else f"{CUDA_SIZE} for CUDA"
+        print(f"torch: installs {words[0]}, about {size}; less where pip has some of it", flush=True)
         install(*words)
     if subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode:
         print("triton: this torch requires none; the newest is for tests in its interpreter, about 0.2 GB to download", flush=True)

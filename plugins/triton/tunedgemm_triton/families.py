@@ -81,7 +81,7 @@ def family_of(op: str) -> OpFamily:
 
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no kernel takes the shape on the architecture with the installed Triton, or None."""
-    return installed.fault() or family_of(shape.op).unsupported(shape, device)
+    return family_of(shape.op).unsupported(shape, device) or installed.fault() or None
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
