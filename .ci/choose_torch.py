@@ -124,7 +124,7 @@ def main() -> None:
         print(f"torch: installs {words[0]}, about {size}; less where pip has some of it", flush=True)
         install(*words)
     if subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode:
-        print("triton: this torch requires none; the newest is for tests in its interpreter, about 0.2 GB to download", flush=True)
+        print("triton: this torch requires none; the newest is for tests in its interpreter, about 0.3 GB to download", flush=True)
         install("triton")
 
 
