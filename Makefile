@@ -8,14 +8,16 @@
 # make docs             the tests that keep the documents true
 # make site             the documents and the API reference as web pages, in build/site
 #
-# PY=python3.12         the interpreter that .venv is made from
+# PY=python3.12         the interpreter that .venv is made from; a torch that it has is kept
+# TORCH_INDEX=address   where torch comes from, if PY has none: the plain index for an NVIDIA GPU, else PyTorch's of CPU builds;
+#                       AMD: https://download.pytorch.org/whl/rocm7.1; empty: what pip's configuration gives
 # OFFLINE=1 PY=python3  no venv and no index: install into that Python, from what it already has
 # WHEELS=folder         OFFLINE: wheels to install first (platformdirs, pebble); default .whl where it exists
 # args="-k dispatch"    passed on to pytest, or to the script that tune and bench run
 
 PY ?= python3
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-PROJECTS := pyproject.toml setup.py core/tunedgemm/backends/native.c constraints.txt $(PLUGINS:%=%/pyproject.toml)
+PROJECTS := pyproject.toml setup.py core/tunedgemm/backends/native.c .ci/choose_torch.py $(PLUGINS:%=%/pyproject.toml)
 WHEELS ?= $(wildcard .whl)
 
 ifdef OFFLINE
@@ -43,7 +45,8 @@ install: $(STAMP)
 	$(PY) -m venv .venv
 
 .venv/installed: $(PROJECTS) | .venv/bin/python
-	.venv/bin/python -m pip install -q -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
+	.venv/bin/python .ci/choose_torch.py $(PY)
+	.venv/bin/python -m pip install -q -e '.[dev]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
 .venv/offline%: $(PROJECTS)

@@ -5,15 +5,12 @@ Importing this package loads neither torch nor Triton.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 from collections.abc import Iterable
-from importlib import metadata
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import families, heuristic, launch
+from tunedgemm_triton import families, heuristic, installed, launch
 from tunedgemm_triton.families import FAMILIES, family_of
 from tunedgemm_triton.jsonfiles import space as json_space
 from tunedgemm_triton.jsonfiles.dialect import OURS
@@ -24,21 +21,15 @@ PLATFORMS = families.PLATFORMS
 OPTIONS = (json_space.OPTION,)
 SCALE_ORDERS = ("m_major", "m_major_padded")
 VARIABLES = ("TUNEDGEMM_TRITON_JSON",)
-#: Triton's distributions: its own, and those of torch for ROCm.
-_DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 
 
-@functools.cache
 def library_version(device: Device) -> str:  # noqa: ARG001
     """Return Triton's version, such as ``triton 3.7.0``; "" where it is not installed.
 
     Kernel names carry the revision of their source. Another Triton compiles the same source, so
     rows of another version serve.
     """
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"triton {metadata.version(name)}"
-    return ""
+    return f"triton {installed.version()}" if installed.version() else ""
 
 
 def lacks(solution: Solution, shape: Shape, device: Device) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape, Solution, Unsupported
 
-from tunedgemm_triton import limits, names, plan, resources, space
+from tunedgemm_triton import installed, limits, names, plan, resources, space
 from tunedgemm_triton.moe import names as moe_names
 from tunedgemm_triton.moe import plan as moe_plan
 from tunedgemm_triton.moe import resources as moe_resources
@@ -64,12 +64,13 @@ MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 #: Op -> its family.
 FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
+_NEEDS = ("Triton 3.6 or newer, which torch 2.10 and newer have",)
 PLATFORMS = (
-    Platform(("sm_90",), ran=("H200",)),
-    Platform(("sm_89", "sm_100", "sm_120", "gfx942", "gfx950")),
-    Platform(("sm_80", "sm_86", "gfx90a"), ops=_WITHOUT_FP8),
-    Platform(("gfx1201",), ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
-    Platform(("gfx1100",), ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
+    Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
+    Platform(("sm_89", "sm_100", "sm_120", "gfx942", "gfx950"), needs=_NEEDS),
+    Platform(("sm_80", "sm_86", "gfx90a"), needs=_NEEDS, ops=_WITHOUT_FP8),
+    Platform(("gfx1201",), needs=_NEEDS, ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
+    Platform(("gfx1100",), needs=_NEEDS, ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
 )
 
 
@@ -78,7 +79,12 @@ def family_of(op: str) -> OpFamily:
     return FAMILIES.get(op, DENSE)
 
 
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why no kernel takes the shape on the architecture with the installed Triton, or None."""
+    return family_of(shape.op).unsupported(shape, device) or installed.fault() or None
+
+
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Return True, or why no kernel takes the shape on the architecture."""
-    reason = family_of(shape.op).unsupported(shape, device)
+    """Return True, or why no kernel takes the shape."""
+    reason = unsupported(shape, device)
     return Unsupported(reason) if reason else True

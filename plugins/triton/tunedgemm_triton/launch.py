@@ -20,7 +20,7 @@ from tunedgemm.tools import on_device, ops, torch_dtype
 
 from tunedgemm_triton.build import Program, triton_cache
 from tunedgemm_triton.counters import counters_of
-from tunedgemm_triton.families import OpFamily, family_of
+from tunedgemm_triton.families import OpFamily, family_of, unsupported
 from tunedgemm_triton.heuristic import resolve
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of
 from tunedgemm_triton.plan import LaunchPlan, Step
@@ -62,7 +62,7 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     family = family_of(shape.op)
     kernel, split_k = parse_solution(family, solution, shape, device)
     # `bind` refuses these with a reason, so they need no compile.
-    if family.unsupported(shape, device) or family.unfit(kernel, split_k, shape, device):
+    if unsupported(shape, device) or family.unfit(kernel, split_k, shape, device):
         return
     for program in dict.fromkeys(step.program for step in family.plan_of(kernel, split_k, shape, device).steps):
         program.compile(device.gfx)
@@ -76,7 +76,7 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
         LaunchError: the kernel does not compile.
     """
     family = family_of(shape.op)
-    if reason := family.unsupported(shape, device):
+    if reason := unsupported(shape, device):
         return Unsupported(reason)
     if device.index < 0:
         return Unsupported(f"device: not present (got {device})")

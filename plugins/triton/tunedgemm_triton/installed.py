@@ -1,0 +1,35 @@
+"""Say which Triton is installed, without importing it.
+
+Torch's builds for GPUs require theirs, under one of three names, so this package requires none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from importlib import metadata
+from importlib.util import find_spec
+
+#: Triton's distributions: its own, and those of torch for ROCm.
+_DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
+_OLDEST = (3, 6)
+
+
+@functools.cache
+def version() -> str:
+    """Return Triton's version, "" where no distribution says it."""
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
+
+
+@functools.cache
+def fault() -> str:
+    """Return why no kernel can be compiled, or an empty text."""
+    if find_spec("triton") is None:
+        return "triton: not installed; install a torch for GPUs, which brings it, or pip install triton"
+    if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+        return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
+    return ""
