@@ -53,14 +53,13 @@ def _of_alias(layer: Layer, other: torch.Tensor) -> None:
 def _trained_raw(layer: Layer, other: torch.Tensor) -> None:
     """Train by a kernel that torch does not know, as DeepSpeed's and apex's."""
     layer.weight.requires_grad_()
-    _by_address(layer, other)
+    _copy_bytes(layer.weight, other)
     layer.weight.requires_grad_(False)
 
 
-def _by_address(layer: Layer, other: torch.Tensor) -> None:
+def _copy_bytes(weight: torch.Tensor, other: torch.Tensor) -> None:
     """Write as a kernel does that gets an address."""
-    memory = layer.weight
-    ctypes.memmove(memory.data_ptr(), other.to(memory.dtype).contiguous().data_ptr(), memory.nbytes)
+    ctypes.memmove(weight.data_ptr(), other.to(weight.dtype).contiguous().data_ptr(), weight.nbytes)
 
 
 def _assign_twice(layer: Layer, other: torch.Tensor) -> None:
@@ -182,6 +181,27 @@ def _after_call(alias: Callable[[torch.Tensor], torch.Tensor], write: Callable[[
     return late
 
 
+def _uncounted_copy(weight: torch.Tensor, other: torch.Tensor) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+        weight.copy_(other)
+
+
+def _fused_kernel(weight: torch.Tensor, other: torch.Tensor) -> None:
+    """Call the kernel of a fused optimiser without the optimiser."""
+    first, second, step = ([tensor] for tensor in (torch.zeros_like(other), torch.zeros_like(other), torch.ones((), device=other.device)))
+    rest = {"lr": 1.0, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    torch._fused_adam_([weight], [other], first, second, [], step, **rest)
+
+
+@functools.cache
+def _library() -> Any:
+    library = torch.library.Library("tunedgemm_tests_writes", "DEF")
+    library.define("copy(Tensor(a!) weight, Tensor other) -> ()")
+    library.impl("copy", _copy_bytes, "CPU")
+    _library.kept = library  # type: ignore[attr-defined]
+    return torch.ops.tunedgemm_tests_writes
+
+
 #: Writes by functions of a layer and other values [N, K]. Whatever they return lives on.
 WRITES: dict[str, Write] = {
     "load_state_dict": lambda layer, other: layer.load_state_dict({"weight": other}),
@@ -230,22 +250,19 @@ WRITES: dict[str, Write] = {
     "a tied weight": _tied,
     "share_memory_": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
     "an array of detach()": _kept_array,
-    "an address": _by_address,
+    "an address": _in_place(_copy_bytes),
     "data of a view that is kept": _after_call(lambda weight: weight.detach(), lambda kept: kept.data.fill_(3)),
     "numpy() of a view that is kept": _after_call(lambda weight: weight.view(-1), lambda kept: _fill(_bytes(kept))),
-    "_unsafe_preserve_version_counter": _in_place(lambda weight, other: _uncounted_copy(weight, other)),
+    "_unsafe_preserve_version_counter": _in_place(_uncounted_copy),
+    "_fused_adam_ of a frozen weight": _in_place(_fused_kernel),
+    "an operation of torch.library.Library": _in_place(lambda weight, other: _library().copy(weight, other)),
 }
-
-
-def _uncounted_copy(weight: torch.Tensor, other: torch.Tensor) -> None:
-    with torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
-        weight.copy_(other)
-
 
 #: Writes that need the memory of the host.
 ON_CPU = {
     "numpy()", "from_dlpack(weight)", "data.numpy()", "detach().numpy()", "from_dlpack(weight.detach())", "share_memory_", "an array of detach()",
     "an address", "kernels that train it", "numpy() of a view that is kept", "a tied weight", "an average of swa_utils",
+    "an operation of torch.library.Library",
 }  # fmt: skip
 
 
