@@ -225,7 +225,7 @@ def test_sharded_layers_take_the_plain_weight(met, group) -> None:
 
 
 def test_an_unchanged_weight_is_copied_once(met) -> None:
-    """Reading the weight and its copy costs no other copy; a state_dict does, because it may be written to."""
+    """Reading the weight costs no other copy; a state_dict does, because others may write to it."""
     layer, _ = layer_of(drawn(1))
     kept = layer.weight.orders
     for _ in range(3):
