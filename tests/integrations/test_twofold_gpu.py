@@ -143,7 +143,7 @@ def test_a_replayed_graph_reads_the_present_weight(layout: str) -> None:
 
 
 def test_graphs_that_write_are_followed_while_they_train(layout: str) -> None:
-    """Replays of a captured step count nothing: a trained weight has no copy, a frozen one needs `refresh`."""
+    """Replayed steps count nothing: a trained weight has no copy, a frozen one needs `refresh`."""
     layer = layer_of(layout)
     layer.requires_grad_()
     layer.weight.grad = drawn(2)
