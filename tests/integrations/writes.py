@@ -259,8 +259,8 @@ WRITES: dict[str, Write] = {
 #: Writes that need the memory of the host.
 ON_CPU = {
     "numpy()", "from_dlpack(weight)", "data.numpy()", "detach().numpy()", "from_dlpack(weight.detach())", "share_memory_",
-    "an array of detach()", "an address", "kernels that train it", "numpy() of a view that is kept", "a tied weight", "an average of swa_utils",
-    "an operation of torch.library.Library",
+    "an array of detach()", "an address", "kernels that train it", "numpy() of a view that is kept", "a tied weight",
+    "an average of swa_utils", "an operation of torch.library.Library",
 }  # fmt: skip
 
 
