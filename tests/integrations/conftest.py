@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
@@ -27,6 +27,11 @@ from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
+
+_spec = importlib.util.spec_from_file_location("tunedgemm_tests_writes", Path(__file__).with_name("writes.py"))
+assert _spec is not None and _spec.loader is not None
+writes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(writes)
 
 
 @pytest.fixture
@@ -235,106 +240,31 @@ def sglang_table(sglang: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     tunedgemm.reload()
 
 
-def _add(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    layer.weight.data += other
+@pytest.fixture(name="writes")
+def _writes() -> ModuleType:
+    """Return the ways to write to a weight."""
+    return writes
 
 
-def _assign(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    layer.weight.data = other.clone()
+@pytest.fixture(params=[name for name in writes.WRITES if not writes.is_unseen(name)])
+def write(request: pytest.FixtureRequest) -> str:
+    """Return the name of a way to write to a weight that the next call follows."""
+    return request.param
 
 
-def _assign_twice(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    """The second memory may have the address of the first."""
-    layer.weight.data = torch.zeros_like(other)
-    layer.weight.data = other.clone()
+@pytest.fixture(params=[name for name in writes.WRITES if writes.is_unseen(name)])
+def unseen(request: pytest.FixtureRequest) -> str:
+    """Return the name of a way that no call sees."""
+    return request.param
 
 
-def _without_gradients(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    with torch.no_grad():
-        layer.weight.add_(other)
-
-
-def _in_inference_mode(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    with torch.inference_mode():
-        layer.weight.mul_(0.5)
-        layer.weight.data.add_(other)
-
-
-def _step(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    layer.weight.requires_grad_()
-    layer.weight.grad = other.clone()
-    torch.optim.SGD(layer.parameters(), lr=1.0, foreach=True).step()
-    layer.weight.requires_grad_(False)
-
-
-def _grow(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    """Give the storage another address, and write to it uncounted."""
-    storage = layer.weight.detach().untyped_storage()
-    storage.resize_(2 * storage.nbytes())
-    storage.fill_(int(other[0, 0].abs()) + 60)
-
-
-def _replace(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    layer.weight = torch.nn.Parameter(other.clone(), requires_grad=False)
-
-
-def _poke(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    layer._parameters["weight"] = torch.nn.Parameter(other.clone(), requires_grad=False)
-
-
-def _compiled(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    with torch.no_grad():
-        torch.compile(lambda weight, by: weight.mul_(0.5).add_(by), backend="aot_eager")(layer.weight, other)
-
-
-def _numpy(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    """Write past torch, in a dtype that numpy has."""
-    layer.float()
-    layer(torch.ones(128, other.shape[1]))
-    layer.weight.numpy()[3:5] = 7
-
-
-def _swap(layer: torch.nn.Linear, other: torch.Tensor) -> None:
-    torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(other.clone(), requires_grad=False))
-
-
-#: What torch does to the weight of a layer, with other values [N, K]; the last four on a CPU alone.
-CHANGES: dict[str, Callable[[torch.nn.Linear, torch.Tensor], Any]] = {
-    "load_state_dict": lambda layer, other: layer.load_state_dict({"weight": other}),
-    "load_state_dict assign": lambda layer, other: layer.load_state_dict({"weight": other.clone()}, assign=True),
-    "copy_": lambda layer, other: layer.weight.copy_(other),
-    "out=": lambda layer, other: torch.add(other, other, out=layer.weight),
-    "part": lambda layer, other: layer.weight[3:5].fill_(7),
-    "detached": lambda layer, other: layer.weight.detach().copy_(other),
-    "data +=": _add,
-    "data.copy_": lambda layer, other: layer.weight.data.copy_(other),
-    "data.view": lambda layer, other: layer.weight.data.view(-1)[5:900].fill_(3),
-    "data =": _assign,
-    "data = twice": _assign_twice,
-    "set_": lambda layer, other: layer.weight.set_(other.clone()),
-    "no_grad": _without_gradients,
-    "inference_mode": _in_inference_mode,
-    "optimiser": _step,
-    "storage": lambda layer, other: layer.weight.untyped_storage().copy_(other.clone().untyped_storage()),
-    "grown": _grow,
-    "replaced": _replace,
-    "replaced in the dictionary": _poke,
-    "swapped": _swap,
-    "compiled": _compiled,
-    "numpy": _numpy,
-    "dlpack": lambda layer, other: torch.from_dlpack(layer.weight).copy_(other),
-    "numpy of data": lambda layer, other: layer.weight.data.view(torch.int16).numpy().__setitem__(slice(3, 5), 0x4100),
-    "shared with processes": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
-}
-
-
-@pytest.fixture(params=CHANGES)
-def change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
+@pytest.fixture
+def change(write: str) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
     """Return a way to change a layer's weight."""
-    return CHANGES[request.param]
+    return writes.WRITES[write]
 
 
-@pytest.fixture(params=list(CHANGES)[:-4])
+@pytest.fixture(params=[name for name in writes.WRITES if name not in writes.ON_CPU and writes.answers().get(name) == "a new copy"])
 def gpu_change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
     """Return a way to change a layer's weight on a GPU."""
-    return CHANGES[request.param]
+    return writes.WRITES[request.param]

@@ -142,6 +142,31 @@ def test_a_replayed_graph_reads_the_present_weight(layout: str) -> None:
             check(layer)
 
 
+def test_graphs_that_write_are_followed_while_they_train(layout: str) -> None:
+    """Replayed steps count nothing: a trained weight has no copy, a frozen one needs `refresh`."""
+    layer = layer_of(layout)
+    layer.requires_grad_()
+    layer.weight.grad = drawn(2)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=1.0, fused=True, capturable=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        optimiser.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimiser.step()
+    for _ in range(3):
+        graph.replay()
+        check(layer, is_shuffled=False)
+        assert layer.weight.orders is None
+    layer.requires_grad_(False)
+    check(layer)
+    graph.replay()
+    with pytest.raises(AssertionError):
+        check(layer)
+    tunedgemm.refresh(layer)
+    check(layer)
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Inductor's advice

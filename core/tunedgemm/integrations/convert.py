@@ -62,14 +62,8 @@ class Converted:
     _twofold: list[TwofoldLinear] = attrs.field(repr=False)
 
     def refresh(self) -> None:
-        """Drop the shuffled copies of weights that are kept twice; the next calls make them again.
-
-        Needed only after writes that torch does not count: see ``docs/models.md``.
-        """
-        for module in self._twofold:
-            weight = module._parameters.get("weight")
-            if isinstance(weight, TwofoldWeight):
-                weight.orders = None
+        """Call `refresh` for the converted layers."""
+        _refresh(self._twofold)
 
     def undo(self) -> None:
         """Restore every layer's class and its weight's order; further calls do nothing."""
@@ -81,6 +75,25 @@ class Converted:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.undo()
+
+
+def refresh(model: torch.nn.Module) -> None:
+    """Drop the shuffled copies of a model's weights that are kept twice; the next calls make them again.
+
+    Needed only after writes that nothing counts: see ``docs/models.md``. It costs nothing where a
+    model has no such weights.
+
+    Args:
+        model: a model, converted or not, or a part of one.
+    """
+    _refresh(model.modules())
+
+
+def _refresh(modules: Iterable[torch.nn.Module]) -> None:
+    for module in modules:
+        weight = module._parameters.get("weight")
+        if isinstance(weight, TwofoldWeight):
+            weight.orders = None
 
 
 def convert(

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from tunedgemm.dispatch.calls import capture_check, is_captured, may_synchronize, watch_graphs
@@ -43,8 +42,9 @@ class TunedLinear(torch.nn.Linear):
 class TwofoldLinear(TunedLinear):
     """A `TunedLinear` with a plain and a shuffled weight; each call takes the better one.
 
-    Graphs of torch.compile and of CUDA, gradients, autocast and functional transforms take the
-    plain weight. A replay of a CUDA graph cannot see that the copy must be made again.
+    Graphs of torch.compile and of CUDA, weights that are trained, autocast and functional
+    transforms take the plain weight. A replay of a CUDA graph cannot see that the copy must be made
+    again.
 
     Attributes:
         copy_layout: the layout of the copy, which is kept with the weight (`TwofoldWeight`).
@@ -67,15 +67,14 @@ class TwofoldLinear(TunedLinear):
         except (AttributeError, KeyError):
             current = False
         if not current:
+            orders = plain = None  # type: ignore[assignment]  # they would count as other holders of the memory
             renewed = self.renew()
             if renewed is None:
                 out = linear(input, self.weight, self.bias)
                 return out
             orders, plain, weight, bias = renewed, renewed.plain, self.weight, self.bias
         chosen, shuffled = plain, orders.shuffled
-        if is_grad_enabled() and weight.requires_grad:
-            chosen = weight
-        elif shuffled is not None:
+        if shuffled is not None:
             try:
                 chosen = tgemm.dispatcher.preferred(input, plain, shuffled, bias)
             except (UserError, RuntimeError, TypeError, ValueError):  # the tables cannot serve it: torch does, or raises
@@ -89,11 +88,11 @@ class TwofoldLinear(TunedLinear):
         """Return the present weight with a new copy, or without where that must wait.
 
         Other tensors may have the memory of a parameter that has replaced the layer's. Their writes
-        may not count, so it gets a copy once they are gone. None stands for a weight of another
-        type, such as that of a parametrisation.
+        may not count, so it gets a copy once they are gone. None stands for a weight that is
+        trained, or of another type, such as that of a parametrisation.
         """
         weight: Any = self._parameters.get("weight")
-        if type(weight) not in (TwofoldWeight, torch.nn.Parameter) or is_kept_elsewhere(weight):
+        if type(weight) not in (TwofoldWeight, torch.nn.Parameter) or weight.requires_grad or is_kept_elsewhere(weight):
             return None
         if weight.is_cuda:
             watch_graphs()

@@ -102,14 +102,6 @@ def noted_order(tensor: torch.Tensor) -> str:
         return ""
 
 
-def memory_state(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the address and the version of a tensor; None where torch counts no writes to it."""
-    try:
-        return tensor.data_ptr(), tensor._version
-    except RuntimeError:  # no memory, or made in inference mode
-        return None
-
-
 def layout_of(op: str, weight: torch.Tensor) -> str:
     """Return ``row`` for a plain weight, else the layout that its type names.
 

@@ -23,7 +23,8 @@ import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
-from tunedgemm.ops.layout import Order, memory_state, name_of, note_order, order_of
+from tunedgemm.ops.formats.writes import watched_state
+from tunedgemm.ops.layout import Order, name_of, note_order, order_of
 
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
@@ -112,7 +113,7 @@ def shuffle_weight(
     """
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
-    made_of = memory_state(x)
+    made_of = watched_state(x)
     if use_int4 or is_guinterleave:
         order = _variant(x, layout, use_int4, is_guinterleave, pad_k_to)
         name, x = name_of(order), alternated(x, x.shape[0], order.rows) if is_guinterleave and gate_up else x
@@ -293,7 +294,9 @@ class ShuffledWeight(torch.Tensor):
         if func in _KEPT:
             if kwargs.get("dtype") not in (None, weight.dtype):
                 raise OperandError(f"a weight of layout {weight.layout_name} cannot change its dtype; unshuffle_weight(w) first")
-            return _wrapped(func(*plain_args, **kwargs), weight.layout_name)
+            kept = _wrapped(func(*plain_args, **kwargs), weight.layout_name)
+            kept.made_of = None if func is _aten.empty_like.default else weight.made_of
+            return kept
         if (result := rearranged(weight.layout_name, weight.plain, func, plain_args, kwargs)) is not None:
             return _retyped(result, weight.layout_name)
         if (rows := blocks_as_rows(weight.layout_name, weight.plain, func, plain_args, kwargs)) is not None:

@@ -2,7 +2,7 @@
 
 torch counts the writes to a tensor in its version. A copy holds the version and the address of the
 weight that it was made of; where they differ it is made again. `TwofoldWeight` sees writes that
-torch does not count.
+torch does not count, and has no copy while it is trained.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TwofoldWeight(torch.nn.Parameter):
     def data(self) -> torch.Tensor:  # type: ignore[override]
         """Return a detached view. Writes to it count, unlike those to the `data` of other tensors."""
         self.drop()
-        return self.detach()
+        return torch.Tensor.detach(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -70,6 +70,26 @@ class TwofoldWeight(torch.nn.Parameter):
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         if value is not self and is_foreign(self):
             make_single(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a weight that begins or ends its training drops its copy.
+
+        Kernels that torch does not know may train it. A property would be traced by Dynamo, which
+        then finds itself.
+        """
+        if name == "requires_grad" and value != self.requires_grad:
+            self.drop()
+        super().__setattr__(name, value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> TwofoldWeight:  # type: ignore[override]
+        """Set `requires_grad`."""
+        self.requires_grad = requires_grad
+        return self
+
+    def detach(self) -> torch.Tensor:  # type: ignore[override]
+        """Return a view, as in a state_dict; its writes count, those to its `data` and arrays do not."""
+        self.orders = None
+        return torch.Tensor.detach(self)
 
     def as_plain(self) -> torch.Tensor:
         """Return the memory as a tensor of torch's own type, without a gradient."""
@@ -82,7 +102,7 @@ class TwofoldWeight(torch.nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> TwofoldWeight:
         """Clone the plain weight."""
         if id(self) not in memo:
-            memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
+            memo[id(self)] = type(self)(torch.Tensor.detach(self).clone(), self.requires_grad)
         copied: TwofoldWeight = memo[id(self)]
         return copied
 
@@ -126,7 +146,7 @@ def copied(weight: Any, layout: str) -> Orders:
         if uncounted(plain):
             return orders
         try:
-            shuffled = shuffle_weight(plain.contiguous(), layout)
+            shuffled = shuffle_weight(plain, layout)
         except OperandError:  # it has other sizes or another dtype than when the layout was chosen
             return orders
     if plain.is_cuda:  # other threads read the copy on other streams
@@ -145,10 +165,13 @@ def uncopied(weight: torch.nn.Parameter) -> Orders:
 
 def is_kept_elsewhere(weight: Any) -> bool:
     """Return whether another tensor may have a parameter's memory without its count of writes."""
-    if type(weight) is not TwofoldWeight and is_foreign(weight):
+    twofold, foreign = type(weight) is TwofoldWeight, is_foreign(weight)
+    if foreign and not twofold:
         return True
-    if type(weight) is not TwofoldWeight or weight.handed_out:
-        weight.handed_out = False  # first: another thread may hand it out meanwhile
+    if foreign or not twofold or weight.handed_out:
+        if twofold:
+            weight.orders = None  # they have the memory, too
+        weight.handed_out = False  # before the check: another thread may hand it out meanwhile
         weight.handed_out |= not is_sole_holder(weight)
     kept: bool = weight.handed_out
     return kept
