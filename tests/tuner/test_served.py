@@ -262,7 +262,7 @@ def test_the_reference_of_every_op_passes(name: str) -> None:
 
 
 def test_torchs_own_routes_pass() -> None:
-    """Check that the built-in backend's solutions serve what their rows serve, and are not their own substitutes."""
+    """Check that the built-in backend's solutions pass, and are not taken for substitutes."""
     registry = Registry()
     here = Session("a16w16", -1, Options(), registry)
     for shape in (SHAPE, BIASED):

@@ -1,8 +1,8 @@
 """Stage 7, served: is all that the winner's row serves right, beyond the call that was timed?
 
-A row of 64 rows serves calls of fewer rows, with any leading dimensions and bias dtypes, after
-weights were updated in place, for as long as the process lives. ``docs/tuning.md`` lists what stays
-undetected.
+The row of M = 64 serves calls of fewer rows, with any leading dimensions and bias dtypes. It serves
+after weights were updated in place, too, and for as long as the process lives. ``docs/tuning.md``
+lists what stays undetected.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Served:
     def _substitution_fault(self, launcher: Launcher, bind: Bind) -> str:
         """Return that torch's own call took the place of a kernel that failed, "" if it did not.
 
-        It did if torch dispatches the operations of its own call, and if Python code of the backend
-        swallows an exception when it binds or launches. Other ways to hide a failure are not seen.
+        Two signs together show it. Torch dispatches the same operations as for its own call, and
+        Python code of the backend swallows an exception when it binds or launches.
         """
         if self.baseline is None or dispatched(launcher, self._operands) != dispatched(self.baseline, self._operands):
             return ""
@@ -210,7 +210,7 @@ class Served:
 
     @functools.cached_property
     def _scaled(self) -> int | None:
-        """Return the position of an activation in 16 bits or more; None where there is none, or scaling is not linear."""
+        """Return the position of an activation in 16 bits or more that scales the output, if any."""
         return self._activation(lambda dtype: dtype.is_floating_point and dtype.itemsize > 1)
 
     @functools.cached_property

@@ -98,7 +98,7 @@ class Verifier:
         return self.variant(0), self.variant(1), self.variant(0, renewed=True)
 
     def variant(self, index: int, *, renewed: bool = False) -> Variant:
-        """Return an operand set as it is given, or with renewed activations."""
+        """Return an operand set, unchanged or with renewed activations."""
         index %= len(self.operand_sets)
         what = f"with the operands of set {index}" + (", renewed" if renewed else "")
         return Variant(what, self.shape, self.operand_sets[index], self._renew if renewed else None)
