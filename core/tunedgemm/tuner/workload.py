@@ -296,10 +296,14 @@ class Workload:
         return lambda: us
 
     def _calls(self, call: Callable[..., Any]) -> Any:
-        used, out = self._used, None
-        for number in range(-self.calls, 0):  # the last call is that of the last operands
-            out = call(*used[number % len(used)])
-        return out
+        """Run the calls of one sample; return the last output, of the last operands.
+
+        The others are freed at once, so that all calls write to the same memory.
+        """
+        used = self._used
+        for number in range(1 - self.calls, 0):
+            call(*used[(number - 1) % len(used)])
+        return call(*used[-1])
 
     def _eager(self, call: Callable[..., Any]) -> Callable[[], float]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
