@@ -311,7 +311,7 @@ class _Scanner:
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
                 kind = len(self._stamps)
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
-                self._device_numbers.append(self.source.device_number(row.gfx, row.device))
+                self._device_numbers.append(self.source.device_number(row.gfx, row.device, row.cu_num))
             self._kinds[texts] = kind
         return kind
 
