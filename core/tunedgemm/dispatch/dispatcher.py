@@ -145,7 +145,7 @@ class Dispatcher:
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
-        """Explain which solution would serve a shape, and why others would not; an absent device binds nothing."""
+        """Explain what would serve a shape, and why others would not; an absent device binds nothing."""
         device = device or current_device()
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
         found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))

@@ -359,7 +359,7 @@ class Table:
 
 
 def _others(index: Index, device: Device) -> str:
-    """Name the devices of an index's rows, as ``gfx942/80``; "" where *device* may be one, or there are none."""
+    """Name the devices of rows, as ``gfx942/80``; "" where *device* may be one, or there are none."""
     pairs = index.devices
     if any(gfx in ("", device.gfx) and units in (0, device.cu_num) for gfx, units in pairs):
         return ""

@@ -270,7 +270,7 @@ def test_the_text_alone_is_quantised(folder, configs):
 
 
 def test_a_dtype_of_experts_is_theirs_alone(folder, faults_of):
-    """At the top or in quantization_config: mxfp4 weights with fp8 activations; an unknown word leaves them out."""
+    """Read at the top and in quantization_config; an unknown word leaves the experts out."""
 
     def check(word, inside, scheme):
         stated = {**DEEPSEEK, **({"expert_dtype": word} if inside else {})}
@@ -287,7 +287,7 @@ def test_a_dtype_of_experts_is_theirs_alone(folder, faults_of):
 
 
 def test_a_field_that_is_not_read_costs_its_layers(faults_of):
-    """A field that may decide a dtype leaves out the quantised layers; another one is a note; no field is silent."""
+    """A field that may decide a dtype leaves out the quantised layers; another is a note."""
 
     def check(method, field, value, decides):
         stated = {**STATED[method][0], field: value}
@@ -305,7 +305,7 @@ def test_a_field_that_is_not_read_costs_its_layers(faults_of):
 
 
 def test_parts_with_their_own_quantisation(faults_of):
-    """Rules of names, of classes and of parts: each layer has its own scheme, or is left out; none has another's."""
+    """Each layer has the scheme of its name, class and part, or is left out."""
     fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
     int4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
     group = {"targets": ["Linear"], "weights": fp8, "input_activations": DYNAMIC}
@@ -366,7 +366,7 @@ def test_fields_of_config_json_that_state_a_format(faults_of):
 
 
 def test_reasons_and_schemes_agree_with_the_ops(faults_of):
-    """Of every scheme, a layer is listed as a shape that its op's operands make, or no op's examples have its format."""
+    """A scheme is listed as a shape that its op's operands make, or no op's examples have it."""
     from tunedgemm.ops import ops
 
     linear = {(op.weight_dtype(shape), shape.dtype, shape.scale) for op in ops().values() if op.name != "fmoe" for shape in op.examples}

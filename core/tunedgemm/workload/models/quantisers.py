@@ -1,4 +1,4 @@
-"""Quantisers: the spellings of ``quantization_config`` in ``config.json``, read as `Scheme`s; torch-free.
+"""Quantisers: spellings of ``quantization_config`` in ``config.json``, read as schemes; torch-free.
 
 Of transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt and the MXFP4 of gpt-oss. The
 formats of others are refused.
@@ -126,7 +126,7 @@ def _scheme_of(stated: Any, raw: Mapping[str, Any]) -> Scheme:
 
 
 def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
-    """Leave out the quantised layers where a field that is not read may decide a dtype; else note the field."""
+    """Leave out the quantised layers where an unread field may decide a dtype; else note the field."""
     notes = tuple(f"quantization_config has {key!r}, which is not read" for key in unread)
     deciding = [key for key, value in unread.items() if _DECIDES.search(f"{key} {json.dumps(value, default=str)}")]
     if not deciding:

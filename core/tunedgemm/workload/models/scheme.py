@@ -115,7 +115,7 @@ class Quantisation:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Tell whether a list's entry matches the module of this full name: whole, by words or as a pattern."""
+    """Tell whether a list's entry matches the module of this name: whole, by words or as a pattern."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None
