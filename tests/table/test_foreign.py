@@ -61,7 +61,11 @@ CONTENTS: dict[str, tuple[bytes | str, ...]] = {
     "sep=": ("sep=,\n" + CSV, '"sep=;"\r\nM;N;K\r\n'),
     "Markdown": ("| M | N | K |\n|---|---|---|\n| 1 | 2 | 3 |\n",),
     "patch": ("diff --git a/t.csv b/t.csv\n", "--- a/t.csv\n+++ b/t.csv\n@@ -1 +1 @@\n"),
-    "title": ("my tuned gemms\n" + CSV, "tuned on MI300X, ROCm 7\n\n# a note\ngfx,cu_num,M,N,K,us\n", "experts\ntoken,model_dim,inter_dim\n"),
+    "title": (
+        "my tuned gemms\n" + CSV,
+        "tuned on MI300X, ROCm 7\n\n# a note\ngfx,cu_num,M,N,K,us\n",
+        "experts\ntoken,model_dim,inter_dim\n",
+    ),
     "Parquet": (b"PAR1\x15\x04\x15",),
     "Arrow": (b"ARROW1\0\0", b"FEA1\0\0"),
     ".xls)": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",),
@@ -110,7 +114,9 @@ def test_each_format_has_a_case():
     assert named == {known.name for known in FORMATS}
 
 
-@pytest.mark.parametrize("command", [["tune", "-i"], ["table", "check"], ["table", "show"], ["table", "merge", "OUT"], ["explain"], ["coverage"]])
+@pytest.mark.parametrize(
+    "command", [["tune", "-i"], ["table", "check"], ["table", "show"], ["table", "merge", "OUT"], ["explain"], ["coverage"]]
+)
 def test_every_command_names_the_format(tmp_path, capsys, command):
     """Tables and lists are read in one place: one line on standard error, and exit code 2."""
     path = tmp_path / "t.csv"

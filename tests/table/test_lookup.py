@@ -368,7 +368,10 @@ def test_a_named_table_of_other_devices_is_logged_once(tmp_path, monkeypatch, ca
 
 def test_the_row_of_another_device_is_named(faults_of):
     """A row of the same gfx comes first, then one of the nearest cu_num; M is as looked up."""
-    rows = [row("k", gfx=gfx, cu_num=units, line=line) for line, (gfx, units) in enumerate([("gfx950", 304), ("gfx942", 80), ("gfx942", 228)], 2)]
+    rows = [
+        row("k", gfx=gfx, cu_num=units, line=line)
+        for line, (gfx, units) in enumerate([("gfx950", 304), ("gfx942", 80), ("gfx942", 228)], 2)
+    ]
     table = Table(OP, [rows])
     shape = rows[0].shape
 

@@ -58,7 +58,7 @@ def test_a_line_of_ten_megabytes(path):
         read_rows(written(path, "x" * (10 << 20), LINE), OP)
 
 
-COMMENTS = ("# a note", "#", '"# a note, quoted by a spreadsheet",,', "  # indented", "#" + LINE, "# an unclosed \" quote")
+COMMENTS = ("# a note", "#", '"# a note, quoted by a spreadsheet",,', "  # indented", "#" + LINE, '# an unclosed " quote')
 
 
 def test_comments_are_read_as_comments(path, faults_of):

@@ -20,6 +20,10 @@ _OPENING = 4096
 _BEFORE = re.compile(rb'(?:\xef\xbb\xbf)?(?:[ \t,]*\r?\n|[ \t"]*#[^\n]*\n)*')
 
 
+def _compiled(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.DOTALL)
+
+
 @attrs.frozen
 class ForeignFormat:
     """A format of other programs.
@@ -31,7 +35,7 @@ class ForeignFormat:
     """
 
     name: str
-    begins: re.Pattern[bytes] = attrs.field(converter=lambda pattern: re.compile(pattern, re.DOTALL))
+    begins: re.Pattern[bytes] = attrs.field(converter=_compiled)
     remedy: str
 
 

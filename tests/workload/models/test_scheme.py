@@ -58,7 +58,10 @@ STATED = {
         compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None),
         "int4 weights scaled by group128 with activations of 16 bits",
     ),
-    "int4, fp8 activations": (compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC), "int4 weights scaled by group with fp8"),
+    "int4, fp8 activations": (
+        compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC),
+        "int4 weights scaled by group with fp8",
+    ),
     "int8, tensor": (compressed({"num_bits": 8, "type": "int", "strategy": "tensor"}, {**DYNAMIC, "type": "int"}), "scaled by tensor"),
     "mxfp4, llm-compressor": (
         compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, {**DYNAMIC, "num_bits": 4, "group_size": 32}),

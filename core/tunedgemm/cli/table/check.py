@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
     faults = [*map(str, problems), *faults_of(file, rows, op)]
-    print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)]))
+    print(
+        "\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)])
+    )
     return 1 if faults else 0
 
 

@@ -58,7 +58,9 @@ _ALGORITHMS = {
 _EXPERTS = {"fp4": "mxfp4_fp8", "mxfp4": "mxfp4_fp8", "fp8": "", "float8_e4m3fn": ""}
 _OF_16_BITS = ("bf16", "bfloat16", "fp16", "float16")
 #: what a text that decides a dtype mentions
-_DECIDES = re.compile(r"dtype|bits|precision|quant|format|fmt|scheme|algo|type|layer|module|group|block|scale|(?:fp|int|nf|float)\d|mx|e\dm\d", re.I)
+_DECIDES = re.compile(
+    r"dtype|bits|precision|quant|format|fmt|scheme|algo|type|layer|module|group|block|scale|(?:fp|int|nf|float)\d|mx|e\dm\d", re.I
+)
 #: fields of config.json that state a number format, those that are read or concern no weights, and
 #: formats of fewer than 16 bits
 _STATES = re.compile(r"dtype|quant|precision|(?:^|_)(?:fp8|fp4|int8|int4)(?:_|$)")

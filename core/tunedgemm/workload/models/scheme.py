@@ -133,7 +133,7 @@ _TEXT = ("text_config", "language_config", "llm_config", "text_model_config")
 
 
 def stated_parts(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of each part of a file that states a quantisation, "" for the whole, and the statement."""
+    """Yield the path of each part of a file that states a quantisation, and what it states."""
     stated = next((raw[field] for field in _FIELDS if raw.get(field)), None)
     if stated:
         yield path, stated
