@@ -13,8 +13,8 @@ from tunedgemm.errors import UserError
 from tunedgemm.workload.models.confine import Limits
 from tunedgemm.workload.models.fuse import Latent
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.sandbox import ask
 from tunedgemm.workload.models.quantisers import quantisation_of
+from tunedgemm.workload.models.sandbox import ask
 from tunedgemm.workload.models.source import build, config_of, number_of
 from tunedgemm.workload.models.walk import layers
 
