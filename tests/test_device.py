@@ -108,6 +108,27 @@ def test_gpus(monkeypatch, hip, properties, expected):
     assert found.index == 1
 
 
+@pytest.mark.parametrize(
+    ("gfx", "mode", "expected"),
+    [
+        *((gfx, None, 64) for gfx in ("gfx1010", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1200", "gfx1201")),
+        *((gfx, None, 32) for gfx in ("gfx1250", "gfx1251", "gfx942", "gfx950", "gfx90a", "gfx906")),
+        ("gfx1201", "1", 64),
+        ("gfx1201", "0", 32),
+    ],
+)
+def test_compute_units_of_amd(monkeypatch, gfx, mode, expected):
+    """A key has CUs, where HIP counts pairs of them unless it runs in CU mode."""
+    monkeypatch.delenv("GPU_ENABLE_WGP_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("GPU_ENABLE_WGP_MODE", mode)
+    properties = SimpleNamespace(gcnArchName=gfx, multi_processor_count=32, name="AMD Radeon")
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+    assert device_module._gpu.__wrapped__(0).cu_num == expected
+
+
 def test_the_default_device(monkeypatch):
     """Without a GPU the default device is the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,12 @@ _CPU_FLAGS = (
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
+#: AMD's architectures that pair two CUs to a WGP: gfx10, gfx11 and gfx12, but for gfx125x, which
+#: runs in CU mode alone
+_PAIRS_UNITS = re.compile(r"gfx(?:10|11|12(?!5))[0-9a-f]{2}")
+#: HIP's switch between both modes, and its word for CU mode
+_WGP_MODE, _CU_MODE = "GPU_ENABLE_WGP_MODE", "0"
+
 
 def slug(name: str) -> str:
     """Return a device's name as lower-case words joined by dashes."""
@@ -38,7 +45,8 @@ class Device:
     Attributes:
         gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its
             strongest instruction set.
-        cu_num: compute units, streaming multiprocessors, or the threads that torch uses on a CPU.
+        cu_num: compute units (see `compute_units`), streaming multiprocessors, or the threads that
+            torch uses on a CPU.
         name: a slug of the product's name; "" in tables without the column.
         index: which of the present devices; -1 for a CPU or for a device that is only described.
         versions: (name, version) of the libraries in use, not part of the identity. Plain strings:
@@ -129,16 +137,28 @@ def drivers() -> dict[str, str]:
     return versions
 
 
+def compute_units(gfx: str, processors: int) -> int:
+    """Return the number of an AMD GPU's CUs from HIP's count of its multiprocessors, which torch states.
+
+    HIP counts WGPs, pairs of CUs, where it runs kernels in WGP mode (ROCm/hip#3767). The keys of
+    AITER's tables have CUs, as rocminfo counts them (ROCm/aiter#4322).
+    """
+    paired = _PAIRS_UNITS.fullmatch(gfx) is not None and os.environ.get(_WGP_MODE) != _CU_MODE
+    return 2 * processors if paired else processors
+
+
 @functools.lru_cache
 def _gpu(index: int) -> Device:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
+    units = properties.multi_processor_count
     if torch.version.hip:
         gfx, library = properties.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
+        units = compute_units(gfx, units)
     else:
         gfx, library = f"sm_{properties.major}{properties.minor}", ("cuda", str(torch.version.cuda))
-    return Device(gfx, properties.multi_processor_count, slug(properties.name), index, (("torch", str(torch.__version__)), library))
+    return Device(gfx, units, slug(properties.name), index, (("torch", str(torch.__version__)), library))
 
 
 @functools.lru_cache

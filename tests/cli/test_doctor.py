@@ -130,6 +130,17 @@ def test_a_named_table_that_is_missing(doctor: Callable[..., tuple[int, str]], t
     assert code == 1 and f"{tmp_path / 'none.csv'}: no such file; write it with `tunedgemm tune --op fmoe -o " in out
 
 
+def test_a_named_table_of_another_device(
+    doctor: Callable[..., tuple[int, str]], user_table: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its devices stand under what is to know, which changes no verdict."""
+    path, here = user_table(), current_device()
+    path.write_text(path.read_text().replace(f"{here.gfx},{here.cu_num},", f"{here.gfx},{here.cu_num + 1},"))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
+    _, out = doctor()
+    assert f"{path}: no row for {here} (got rows for {here.gfx}/{here.cu_num + 1})" in out.partition("to know\n")[2].partition("to mend")[0]
+
+
 def test_stale_rows(user_table: Callable[..., Path], cpu: Device) -> None:
     """A row of another library version, or of an absent backend, is a fault with its remedy."""
     now = Registry().get("torch").library_version(cpu)  # type: ignore[union-attr]

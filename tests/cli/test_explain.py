@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,11 @@ def test_a_layout_that_cannot_be_is_a_mistake(capsys):
     """A wrong --layout ends in one line, as a wrong size does."""
     assert main(["explain", "4,32,64", "--layout", "gfx942:304"]) == 2
     assert "'layout' must be" in capsys.readouterr().err
+
+
+def test_an_untuned_shape_names_the_row_of_another_device(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file, its line and both counts; a tuned shape names none."""
+    text = explain(capsys, "2,32,64", "--table", table, "--device", "gfx942:80")
+    assert f"untuned: {table}:9 has this shape for gfx942, 304 CUs; this device has 80" in text
+    assert "untuned: " not in explain(capsys, "4,32,64", "--table", table)
+    assert json.loads(explain(capsys, "2,32,64", "--table", table, "--json"))["elsewhere"].endswith(f"{HERE.gfx}, {HERE.cu_num}")

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from tunedgemm.cli import main
 from tunedgemm.cli.table import check
-from tunedgemm.device import Device
+from tunedgemm.device import Device, current_device
 from tunedgemm.libtypes import AITER, OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
@@ -206,6 +206,15 @@ class TestCheck:
         assert code == bool(says)
         assert len(out) == 1
         assert all(said in out[0] for said in says or [" rows, no fault"])
+
+    def test_a_table_of_other_devices_is_noted(self, tmp_path, capsys):
+        """The note names its devices; a table with a row for this one has none."""
+        here = current_device()
+        code, out = checked(tmp_path, capsys, line(), line(m=32, gfx="gfx942,80"))
+        assert code == 0
+        assert f"no row for this device, {here}; rows are for gfx942/80, gfx942/304" in out[-1]
+        _, out = checked(tmp_path, capsys, line(gfx="gfx942,80"), line(gfx=f"{here.gfx},{here.cu_num}"))
+        assert not any("no row for this device" in text for text in out)
 
     def test_stages_of_two_backends_are_noted(self, tmp_path, capsys, monkeypatch):
         """Rows of fused MoE that no backend runs are no fault of the table; their tokens can all be looked up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import statistics
 import time
 from pathlib import Path
@@ -335,11 +336,57 @@ def test_a_frame_holds_every_row_with_numbers_as_numbers(tmp_path):
 
 
 def test_a_table_of_other_devices_says_whose_it_is():
-    """A table of other devices names them; one with rows for any device, or without rows, does not."""
+    """A table of other devices names them; one with rows for any device, or without rows, does not.
+
+    A row of this gfx and another of this cu_num make no row for this device.
+    """
     rows = [row("k"), row("k", gfx="gfx942", cu_num=80)]
     table = Table(OP, [rows])
 
-    assert table.foreign(Device("gfx950", 256)) == table.foreign(Device("gfx942", 304)) == "gfx942, sm_90 with cu_num 80, 132"
+    assert table.foreign(Device("gfx950", 256)) == table.foreign(Device("gfx942", 304)) == "gfx942/80, sm_90/132"
+    assert table.foreign(Device("gfx942", 132)) == table.foreign(Device("sm_90", 80)) == "gfx942/80, sm_90/132"
     assert table.foreign(H200) == table.foreign(Device("gfx942", 80)) == ""
     assert Table(OP, [[*rows, row("k", gfx="", cu_num=0)]]).foreign(Device("gfx942", 304)) == ""
     assert Table(OP, [[]]).foreign(H200) == ""
+
+
+def test_a_named_table_of_other_devices_is_logged_once(tmp_path, monkeypatch, caplog):
+    """A file of the variable whose rows are all for other devices; a file with a row for this one is not."""
+    for name, units in (("there", 80), ("here", 132)):
+        path = tmp_path / f"{name}.csv"
+        write_rows(path, OP, [row("k", cu_num=units)])
+    monkeypatch.setenv(OP.columns.variable, f"{tmp_path}/there.csv{os.pathsep}{tmp_path}/here.csv")
+    table = Table.load(OP)
+
+    for _ in range(2):
+        table.warn_of_foreign_files(H200)
+
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"a table that serves no call: {tmp_path}/there.csv: no row for sm_90, 132 SMs")
+    assert message.endswith("its rows are for sm_90/80")
+
+
+def test_the_row_of_another_device_is_named(faults_of):
+    """A row of the same gfx comes first, then one of the nearest cu_num; M is as looked up."""
+    rows = [
+        row("k", gfx=gfx, cu_num=units, line=line)
+        for line, (gfx, units) in enumerate([("gfx950", 304), ("gfx942", 80), ("gfx942", 228)], 2)
+    ]
+    table = Table(OP, [rows])
+    shape = rows[0].shape
+
+    def check(gfx, units, line, said):
+        text = table.elsewhere(shape, Device(gfx, units))
+        assert text == (f"{rows[line - 2].source}:{line} has this shape for {said}" if line else "")
+
+    assert not faults_of(
+        check,
+        [
+            ("gfx942", 304, 4, "gfx942, 228 CUs; this device has 304"),
+            ("gfx942", 100, 3, "gfx942, 80 CUs; this device has 100"),
+            ("gfx90a", 104, 3, "gfx942, 80 CUs; this device has gfx90a, 104"),
+        ],
+    )
+    assert table.elsewhere(attrs.evolve(shape, k=shape.k + 1), Device("gfx942", 304)) == ""
+    below = attrs.evolve(shape, m=shape.m - 1)
+    assert f"has M={shape.m}, which serves this shape, for gfx942, 228 CUs" in table.elsewhere(below, Device("gfx942", 304))

@@ -23,6 +23,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import sheet as sheets
 from tunedgemm.table.csvfile import Row, read_rows, upsert, write_rows
+from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.sheet import Record, Sheet, read_sheet
 
 OP = op_named("a16w16")
@@ -55,6 +56,55 @@ def test_a_line_of_ten_megabytes(path):
         assert time.perf_counter() - start < 2.0
     with pytest.raises(TableError, match=r"line 1 is too long for a header .got 10485760 characters"):
         read_rows(written(path, "x" * (10 << 20), LINE), OP)
+
+
+COMMENTS = ("# a note", "#", '"# a note, quoted by a spreadsheet",,', "  # indented", "#" + LINE, '# an unclosed " quote')
+
+
+def test_comments_are_read_as_comments(path, faults_of):
+    """A line that begins with # is nowhere a row or a fault: above the header, between rows, at the end."""
+
+    def check(comment, newline):
+        for lines in ((comment, HEADER, LINE), ("\ufeff" + comment, "", comment, HEADER, LINE), (HEADER, comment, LINE, comment)):
+            path.write_text(newline.join((*lines, "")), newline="")
+            [found], problems = read_rows(path, OP)
+            assert not problems and found.line == lines.index(LINE) + 1
+            path.write_text(newline.join(lines), newline="")  # without an end of its last line
+            assert len(read_rows(path, OP)[0]) == 1
+            [same] = open_source(path, OP)
+            assert (same.line, same.shape) == (found.line, found.shape)
+
+    assert not faults_of(check, [(comment, newline) for comment in COMMENTS for newline in ("\n", "\r\n")])
+
+
+def test_rewriting_keeps_comments_in_their_places(path, faults_of):
+    """A comment stays above its line, sorted or not, and the last ones stay last."""
+
+    def check(comment, sort):
+        other = LINE.replace(",16,", ",8,", 1)
+        written(path, comment, HEADER, comment, LINE, comment, other, comment)
+
+        upsert(path, OP, [row(us=1.5), row(m=32, us=9.1234)], sort)
+
+        lines = path.read_text().splitlines()
+        assert lines[:3] == [comment, HEADER, comment] and lines[-1] == comment
+        assert lines.count(comment) == 4 and len(read_rows(path, OP)[0]) == 3
+        replaced, kept = next(line for line in lines if ",1.5" in line), lines.index(other)
+        assert lines[lines.index(replaced) - 1] == comment == lines[kept - 1]
+        assert comment != lines[next(at for at, line in enumerate(lines) if ",32," in line) - 1]
+        upsert(path, OP, [row(us=1.5)], sort)
+        assert path.read_text().splitlines() == lines
+
+    assert not faults_of(check, [(comment, sort) for comment in COMMENTS for sort in (True, False)])
+
+
+def test_a_file_of_comments_alone(path):
+    """It has no header, and is not replaced."""
+    with pytest.raises(TableError, match=r"has comments alone; write a header"):
+        read_rows(written(path, "# a note"), OP)
+    with pytest.raises(TableError, match=r"has comments alone"):
+        upsert(path, OP, [row()])
+    assert path.read_text() == "# a note\n"
 
 
 def test_a_line_that_does_not_change_keeps_its_text(path, faults_of):

@@ -92,6 +92,7 @@ def _print(found: Explanation | RowExplanation, *, as_json: bool) -> None:
         "refused": explanation.refused,
         "certain": explanation.certain,
         "tuned": explanation.tuned,
+        "elsewhere": explanation.elsewhere,
         "passed_over": [{**_offer_facts(offer), "reason": reason} for offer, reason in explanation.passed_over],
         "row": {"source": of_row.row.source, "line": of_row.row.line, "verdict": of_row.verdict} if of_row else None,
     }

@@ -77,6 +77,8 @@ class Explanation:
     refused: str = ""
     #: whether *offer* was bound; False for a device that is only described
     bound: bool = True
+    #: the row of a table that would serve the shape on another device, and what differs, else ""
+    elsewhere: str = ""
 
     @property
     def libtype(self) -> str:
@@ -96,14 +98,24 @@ class Explanation:
     def __str__(self) -> str:
         runs = f"  nothing runs: {self.refused}" if self.refused else f"  runs {self.offer.solution}: {self.offer.why}"
         lines = [f"{self.shape} on {self.device}", runs]
+        if self.elsewhere:
+            lines.append(f"  untuned: {self.elsewhere}")
         if not (self.certain or self.refused):
             lines.append("  checked without the device: its libraries and compiled kernels may still refuse")
         lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
         return printable("\n".join(lines))
 
 
+def with_elsewhere(explanation: Explanation, table: Table) -> Explanation:
+    """Add to the explanation of an untuned shape which row would serve it on another device."""
+    if explanation.tuned:
+        return explanation
+    return attrs.evolve(explanation, elsewhere=table.elsewhere(explanation.shape, explanation.device))
+
+
 def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:
     """Yield the solutions that may serve a shape, best first; the last one always can."""
+    table.warn_of_foreign_files(device)
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)

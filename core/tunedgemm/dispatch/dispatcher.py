@@ -38,7 +38,7 @@ from tunedgemm.dispatch.calls import (
     watch_graphs,
     with_call_counter,
 )
-from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_source
+from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_elsewhere, with_source
 from tunedgemm.dispatch.gradients import differentiable, needs_gradient
 from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
 from tunedgemm.dispatch.operands import check_given, in_memory
@@ -145,13 +145,11 @@ class Dispatcher:
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
-        """Explain which solution would serve a shape, and why the others would not.
-
-        Binds nothing if the device is not present.
-        """
+        """Explain what would serve a shape, and why others would not; an absent device binds nothing."""
         device = device or current_device()
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
-        return with_source(choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))[0], self.registry)
+        found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))
+        return with_source(with_elsewhere(found, self.table), self.registry)
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call of any operands: a microsecond or two slower than the op's public functions.
@@ -346,7 +344,7 @@ class Dispatcher:
                 launcher = outside_autocast(launcher, self.op, shape, device)
             bound = self._bound[shape, device.index] = explanation, launcher
             if self.settings.log_choices:
-                _log.warning("%s", explanation)
+                _log.warning("%s", with_elsewhere(explanation, self.table))
         return bound
 
     def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None]:

@@ -236,12 +236,23 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
         elif key in waiting:
             row = waiting.pop(key)
             records.append(record if _is_this_row(path, record, op, unknown, row) else _kept_record(path, op, row, sheet.columns) or record)
-    records += filter(None, (_kept_record(path, op, row, sheet.columns) for row in waiting.values()))
-    if sort:
-        records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
-    sheet.records = records
+    end = next((at for at in range(len(records), 0, -1) if not records[at - 1].is_comment), 0)  # comments at the end stay there
+    records[end:end] = filter(None, (_kept_record(path, op, row, sheet.columns) for row in waiting.values()))
+    sheet.records = _in_order(records, op) if sort else records
     sheet.columns = _widen(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
     replace_text(path, sheet.text())
+
+
+def _in_order(records: Iterable[Record], op: Op) -> list[Record]:
+    """Sort lines as AITER does, without empty ones; a comment stays above the line that it precedes."""
+    groups: list[list[Record]] = [[]]
+    for record in records:
+        if record.is_comment or not blank(record):
+            groups[-1].append(record)
+        if not blank(record):
+            groups.append([])
+    *groups, last = groups
+    return [record for group in sorted(groups, key=lambda group: sort_key(group[-1], op)) for record in group] + last
 
 
 def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> Record | None:
@@ -341,6 +352,12 @@ def infer_op(paths: Iterable[Path]) -> Op:
 def require_columns(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
     """Raise TableError if columns are missing, which another op's file would lack."""
     if missing:
+        spelt = {column: other for column in missing for other in columns if other.lower() == column.lower()}
+        if spelt.keys() >= {*missing}:
+            raise TableError(
+                f"{path}: columns of {op.name} are spelt otherwise (got {', '.join(spelt.values())}); "
+                f"write {', '.join(spelt)}, where these are the sizes of row-major products"
+            )
         raise TableError(
             f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "
             f"(got {', '.join(columns)[:200]}); "

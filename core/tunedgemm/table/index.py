@@ -64,7 +64,7 @@ class RowSource(Sequence["Row"]):
         read: function of (line numbers, the lines' bytes) that returns their rows, in order.
         content: the file, without a byte order mark, each line ended by one newline.
         kinds: kind -> cu_num -> stamp, for all that occur.
-        devices: (gfx, device) of the rows, by the numbers in `device_numbers`.
+        devices: (gfx, device, cu_num) of the rows, by the numbers in `device_numbers`.
         keys, us, device_numbers, starts, lines: for each row the hash of its key, its microseconds,
             its position in `devices`, and the offset in `content` and the number of its line. The
             rows of one line are adjacent.
@@ -79,7 +79,7 @@ class RowSource(Sequence["Row"]):
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
     content: bytes = b""
     kinds: dict[Kind, dict[int, int]] = attrs.field(factory=dict)
-    devices: list[tuple[str, str]] = attrs.field(factory=list)
+    devices: list[tuple[str, str, int]] = attrs.field(factory=list)
     keys: array[int] = attrs.field(factory=numbers("q"))
     us: array[float] = attrs.field(factory=lambda: array("d"))
     device_numbers: array[int] = attrs.field(factory=numbers("I"))
@@ -91,7 +91,7 @@ class RowSource(Sequence["Row"]):
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
     cached: str = ""
-    _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    _numbered: dict[tuple[str, str, int], int] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> RowSource:
@@ -108,11 +108,11 @@ class RowSource(Sequence["Row"]):
         stamp = by_units[units] = by_units.get(units) or stamp_of(units, kind)
         return stamp
 
-    def device_number(self, gfx: str, device: str) -> int:
-        """Return the number of a gfx and device name, and register it."""
-        number = self._numbered.setdefault((gfx, device), len(self.devices))
+    def device_number(self, gfx: str, device: str, units: int) -> int:
+        """Return the number of a gfx, device name and cu_num, and register it."""
+        number = self._numbered.setdefault((gfx, device, units), len(self.devices))
         if number == len(self.devices):
-            self.devices.append((gfx, device))
+            self.devices.append((gfx, device, units))
         return number
 
     def add(self, row: Row, start: int) -> None:
@@ -123,7 +123,7 @@ class RowSource(Sequence["Row"]):
             self.parsed[len(self.keys)] = row
         self.keys.append(hash((self.stamp(row.cu_num, kind_of(shape)), shape.n, shape.k, shape.m)))
         self.us.append(row.us)
-        self.device_numbers.append(self.device_number(row.gfx, row.device))
+        self.device_numbers.append(self.device_number(row.gfx, row.device, row.cu_num))
         self.starts.append(start)
         self.lines.append(row.line)
 
@@ -246,20 +246,20 @@ class Index:
         return (row for source in self._sources for row in source)
 
     def rows_of(self, gfx: str, units: int, serves: Callable[[int, str], bool] | None = None) -> Iterator[Row]:
-        """Yield the rows of one gfx and cu_num by precedence; those of another gfx are not parsed.
+        """Yield the rows of one gfx and cu_num by precedence; no others are parsed.
 
         *serves* tells whether rows of a layer and a device's slug are wanted; all are without it.
         """
         for layer, source in zip(self._ranks, self._sources, strict=True):
-            named = {number: slug for number, (name, slug) in enumerate(source.devices) if name == gfx}
+            named = {number: slug for number, (name, slug, count) in enumerate(source.devices) if (name, count) == (gfx, units)}
             wanted = {number for number, slug in named.items() if serves is None or serves(layer, slug)}
             positions = [position for position, number in enumerate(source.device_numbers) if number in wanted]
-            yield from (row for row in source.iterate(positions) if row.cu_num == units)
+            yield from source.iterate(positions)
 
     @property
-    def devices(self) -> tuple[set[str], set[int]]:
-        """Return each gfx and each cu_num that rows name; "" and 0 stand for any."""
-        return {gfx for source in self._sources for gfx, _ in source.devices}, {units for stamps in self.kinds.values() for units in stamps}
+    def devices(self) -> set[tuple[str, int]]:
+        """Return each gfx with each cu_num that rows name; "" and 0 stand for any."""
+        return {(gfx, units) for source in self._sources for gfx, _, units in source.devices}
 
     @property
     def keys(self) -> Iterator[int | list[int]]:
@@ -285,7 +285,7 @@ class Index:
         """Return gfx and device of a row."""
         at = bisect.bisect_right(self._bases, number) - 1
         source = self._sources[at]
-        return source.devices[source.device_numbers[number - self._bases[at]]]
+        return source.devices[source.device_numbers[number - self._bases[at]]][:2]
 
     def row(self, number: int, *, keep: bool = True) -> Row:
         """Return the row of this number; *keep*: cache it."""

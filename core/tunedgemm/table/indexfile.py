@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Bytes of the smallest file worth a cache; smaller ones are scanned in about a tenth of a second.
 LARGE = 8 << 20
 
-_FORMAT = 2
+_FORMAT = 3
 _DIGEST = 32
 _ARRAYS = (("keys", "q"), ("us", "d"), ("device_numbers", "I"), ("starts", "q"), ("lines", "I"))
 
@@ -183,7 +183,7 @@ def _load(place: str, about: dict[str, Any]) -> tuple[RowSource, str, list[tuple
 def _source_of(head: dict[str, Any], numbers: memoryview) -> RowSource:
     """Return the source of a head and its arrays; raise ValueError or TypeError where they are no index."""
     source = RowSource(unread, sorted=_checked(head["sorted"], bool), pinned=_checked(head["pinned"], bool))
-    source.devices = [(_checked(gfx, str), _checked(device, str)) for gfx, device in _checked(head["devices"], list)]
+    source.devices = [(_checked(gfx, str), _checked(device, str), _number(units)) for gfx, device, units in _checked(head["devices"], list)]
     for (*words, extra), units in _checked(head["kinds"], list):
         pairs = tuple((_checked(name, str), _checked(value, str, int, bool)) for name, value in extra)
         dtype, outdtype, epilogue, scale, layout = (_checked(word, str) for word in words)

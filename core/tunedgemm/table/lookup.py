@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.ops.padded_m import serving
@@ -25,7 +26,6 @@ from tunedgemm.table.sheet import present
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tunedgemm.device import Device
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
@@ -114,17 +114,21 @@ class Table:
         *,
         index: Index | None = None,
         labels: Sequence[str] = (),
+        named: Sequence[tuple[Path, RowSource]] = (),
     ) -> None:
         """
         Args:
             layers: rows of each layer, the one of highest precedence first.
             index: the layers' rows, instead of *layers*.
             labels: the layers in words.
+            named: the files that the user named, and their rows.
         """
         self.op = op
         self.problems = tuple(problems)
         self._index = index or Index([[RowSource.of(layer)] for layer in layers])
         self._labels = tuple(labels)
+        self._named = tuple(named)
+        self._examined: set[Device] = set()
         self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
@@ -141,6 +145,7 @@ class Table:
             TableError: a file of *above* cannot be used.
         """
         by_layer: list[list[RowSource]] = []
+        named: list[tuple[Path, RowSource]] = []
         problems: list[Problem] = []
         layers = table_layers(op, above) if layers is None else layers
         for layer in layers:
@@ -156,13 +161,14 @@ class Table:
                     source = RowSource.of(())
                     source.problems.append(Problem(path, 0, str(error)))
                 sources.append(source)
+                named += [(path, source)] if layer.named_by_user else []
                 problems += source.problems
                 if faults := source.problems:
                     more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
                     what = "a row that is not used" if faults[0].line else "a table that is not used"
                     _log.warning("%s: %s%s", what, faults[0], more)
             by_layer.append(sources)
-        return cls(op, problems=problems, index=Index(by_layer), labels=list(map(str, layers)))
+        return cls(op, problems=problems, index=Index(by_layer), labels=list(map(str, layers)), named=named)
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -174,11 +180,33 @@ class Table:
         return self._index.rows_of(device.gfx, device.cu_num, lambda layer, name: name in ("", device.name) or self._serves_alike(layer))
 
     def foreign(self, device: Device) -> str:
-        """Describe the rows' devices where none is *device*; "" where some may be, or there are no rows."""
-        gfx, units = self._index.devices
-        if not gfx or (gfx & {"", device.gfx} and units & {0, device.cu_num}):
-            return ""
-        return f"{', '.join(sorted(gfx - {''}) or ['any gfx'])} with cu_num {', '.join(map(str, sorted(units)))}"
+        """Name the rows' devices where none is *device*; "" where some may be, or there are no rows."""
+        return _others(self._index, device)
+
+    def warn_of_foreign_files(self, device: Device) -> None:
+        """Log, once for a device, each file that the user named whose rows are all for other devices."""
+        if device in self._examined:
+            return
+        self._examined.add(device)
+        for path, source in self._named:
+            if others := _others(Index([[source]]), device):
+                _log.warning("a table that serves no call: %s: no row for %s; its rows are for %s", path, device, others)
+
+    def elsewhere(self, shape: Shape, device: Device) -> str:
+        """Name the row that would serve *shape* on another device, and what differs; "" where there is none.
+
+        A device of the same gfx comes first. For messages only: it looks the shape up once for each
+        device in the table.
+        """
+        others = self._index.devices - {(device.gfx, device.cu_num), ("", device.cu_num), (device.gfx, 0), ("", 0)}
+        for gfx, units in sorted(others, key=lambda other: (other[0] not in ("", device.gfx), abs(other[1] - device.cu_num), other)):
+            match = next(self.candidates(shape, Device(gfx or device.gfx, units or device.cu_num)), None)
+            if match is not None:
+                row = match.row
+                what = "this shape" if row.shape.m == shape.m else f"M={row.shape.m}, which serves this shape,"
+                here = str(device.cu_num) if row.gfx in ("", device.gfx) else f"{device.gfx}, {device.cu_num}"
+                return f"{row.source}:{row.line} has {what} for {Device(row.gfx or device.gfx, row.cu_num)}; this device has {here}"
+        return ""
 
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """Yield the rows that answer for *shape* on *device*, best first, for the caller to try in turn.
@@ -326,6 +354,14 @@ class Table:
                 entries = dict.fromkeys((row.gfx, row.device, _identity(row)) for *_, row in rows)
                 total += int.from_bytes(hashlib.sha256(repr((key, list(entries))).encode()).digest(), "big")
         return hashlib.sha256(f"{self.op.name} {total % (1 << 256)}".encode()).hexdigest()
+
+
+def _others(index: Index, device: Device) -> str:
+    """Name the devices of rows, as ``gfx942/80``; "" where *device* may be one, or there are none."""
+    pairs = index.devices
+    if any(gfx in ("", device.gfx) and units in (0, device.cu_num) for gfx, units in pairs):
+        return ""
+    return ", ".join(f"{gfx or 'any gfx'}/{units or 'any cu_num'}" for gfx, units in sorted(pairs))
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

@@ -43,8 +43,9 @@ class Provenance:
 
 
 def is_published(content: bytes) -> bool:
-    """Tell whether a file's bytes begin as those of a published table do."""
-    return content.removeprefix(_BOM).startswith(_MARK)
+    """Tell whether a file's bytes begin as those of a published table do, even below other comments."""
+    head = _split(content.removeprefix(_BOM))[0] if content.removeprefix(_BOM).startswith(b"#") else []
+    return any(line.startswith(_MARK) for line in head)
 
 
 def checked_body(path: Path, content: bytes) -> bytes:
@@ -87,7 +88,7 @@ def refuse_published(path: Path) -> None:
     """Raise TableError if a file to be changed is a published table, whose checksum would be wrong."""
     try:
         with open_regular(path) as file:
-            published = is_published(file.read(len(_BOM) + len(_MARK)))
+            published = is_published(file.read(_HEAD))
     except OSError:
         return
     if published:
@@ -112,7 +113,7 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 def _facts(path: Path, head: list[bytes]) -> dict[str, str]:
     """Parse the lines of a provenance."""
-    version = head[0][len(_MARK) :].strip() if head else b""
+    version = head[0].removeprefix(_MARK).strip() if head else b""
     if not version.isdigit():
         raise TableError(f"{path}: damaged provenance in its first line (got {version[:40].decode('ascii', 'replace')!r}); {_REMEDY}")
     if int(version) > FORMAT:

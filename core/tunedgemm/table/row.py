@@ -291,8 +291,8 @@ def reason(error: Exception) -> str:
 
 
 def blank(record: Record) -> bool:
-    """Tell whether a line is empty: all its fields are empty or spell a missing value."""
-    return not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values())
+    """Tell whether a line is a comment or empty: all its fields are empty or spell a missing value."""
+    return record.is_comment or (not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values()))
 
 
 def _device_cells(record: Record) -> tuple[str, int, str]:

@@ -28,7 +28,7 @@ from tunedgemm.table.columns import foreign_columns, own_names
 from tunedgemm.table.csvfile import Problem, rows_of_sheet
 from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
-from tunedgemm.table.sheet import parse_sheet
+from tunedgemm.table.sheet import may_be_header, parse_sheet
 from tunedgemm.text.cell import LONGEST_CELL
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | Non
     """Return the reader of a normalised file, the offset of its first data line, and that line's number."""
     start, number = 0, 1
     while (end := content.find(b"\n", start)) >= 0:
-        head = content[start:end]
-        if head.strip(b" \t,"):
-            return Reader(path, op, head.decode()), end + 1, number + 1
+        head = content[start:end].decode()
+        if may_be_header(head):
+            return Reader(path, op, head), end + 1, number + 1
         start, number = end + 1, number + 1
     return None
 
@@ -311,7 +311,7 @@ class _Scanner:
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
                 kind = len(self._stamps)
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
-                self._device_numbers.append(self.source.device_number(row.gfx, row.device))
+                self._device_numbers.append(self.source.device_number(row.gfx, row.device, row.cu_num))
             self._kinds[texts] = kind
         return kind
 

@@ -1,6 +1,7 @@
 """Sheet: a CSV file as texts, read and rewritten without losing unknown content; torch-free.
 
-One physical line is one record. No table has a line break inside a field, so an unclosed quote
+A line that begins with ``#`` is a comment, above the header and below it. Any other physical line
+is one record. No table has a line break inside a field, so an unclosed quote
 costs one line only. An unchanged line is written back byte for byte.
 """
 
@@ -20,6 +21,7 @@ import filelock
 
 from tunedgemm.errors import TableError
 from tunedgemm.process.files import read_regular, replace_file, target_of
+from tunedgemm.table.foreign import refuse_foreign
 from tunedgemm.table.published import checked_body
 from tunedgemm.text.cell import is_one_line
 
@@ -40,7 +42,7 @@ class Record:
         line: its number in the file, the header being 1; 0 for a record that was not read.
         cells: stripped texts by column; columns that the line is too short for are absent.
         surplus: fields beyond the last column.
-        raw: the line itself where it is not CSV; *cells* is empty then.
+        raw: the line itself where it is a comment or not CSV; *cells* is empty then.
         text: the line as it was read, with its line end; "" for a record that was not read.
     """
 
@@ -49,6 +51,11 @@ class Record:
     surplus: tuple[str, ...] = ()
     raw: str = ""
     text: str = attrs.field(default="", eq=False, repr=False)
+
+    @property
+    def is_comment(self) -> bool:
+        """Tell whether the line is a comment."""
+        return is_comment(self.raw)
 
 
 @attrs.define
@@ -60,7 +67,8 @@ class Sheet:
             keep their text, with empty fields for the columns that follow. In another order all
             lines are formatted again.
         records: the lines below the header.
-        head: the file up to and including its header, as it was read; "" for a sheet that was not.
+        head: the file up to and including its header, as it was read, with the comments above it;
+            "" for a sheet that was not.
         names: the column of each field of the header, "" for one that is dropped when lines are
             formatted again.
         cut: the number of a truncated last line, which is not among *records*, and a message about
@@ -145,9 +153,10 @@ def read_sheet(path: Path, *, whole: bool = True) -> Sheet:
 def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     """Parse the content of a file; *path* is for messages alone, which are those of `read_sheet`."""
     lines = list(io.StringIO(text, newline=""))  # any of the three line ends; each line keeps its own
-    header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
+    header = next((number for number, line in enumerate(lines) if may_be_header(line)), None)
     if header is None:
-        raise TableError(f"{path}: the file is empty; write a header, or delete the file to start again")
+        fault = "has comments alone" if any(map(is_comment, lines)) else "is empty"
+        raise TableError(f"{path}: the file {fault}; write a header, or delete the file to start again")
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")
@@ -246,19 +255,21 @@ def read_content(path: Path) -> bytes:
 
 
 def read_raw(path: Path) -> bytes:
-    """Return all bytes of a table.
+    """Return all bytes of a table or a list of shapes.
 
     Raises:
-        TableError: the file is missing or cannot be read.
+        TableError: the file is missing, cannot be read, or has another format (`foreign.FORMATS`).
     """
     try:
-        return read_regular(path)
+        content = read_regular(path)
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise TableError(f"{path}: this is a folder; name a CSV file in it") from None
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
+    refuse_foreign(path, content)
+    return content
 
 
 def as_text(path: Path, content: bytes) -> str:
@@ -274,6 +285,16 @@ def as_text(path: Path, content: bytes) -> str:
     if "\0" in text:
         raise TableError(f"{path}: not a text file (it contains zero bytes); save the table as CSV in UTF-8")
     return text
+
+
+def is_comment(line: str) -> bool:
+    """Tell whether a line is a comment; a spreadsheet quotes one with a comma in it."""
+    return line.lstrip(' \t\ufeff"').startswith("#")
+
+
+def may_be_header(line: str) -> bool:
+    """Tell whether a line is neither empty nor a comment: the first such line of a file is its header."""
+    return bool(line.strip(" \t,\r\n\ufeff")) and not is_comment(line)
 
 
 def _named(column: str) -> bool:
@@ -296,7 +317,7 @@ def _record(number: int, text: str, names: Sequence[str]) -> Record:
         return Record(number, raw=line, text=text)
     if not line.strip(" \t,"):
         return Record(number, text=text)
-    fields = _fields(line)
+    fields = None if is_comment(line) else _fields(line)
     if fields is None or line.startswith(_CONFLICT):
         return Record(number, raw=line, text=text)
     cells = {name: field.strip() for name, field in zip(names, fields, strict=False) if name}

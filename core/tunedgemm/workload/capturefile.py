@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,7 +18,7 @@ import attrs
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.process.files import open_regular
 from tunedgemm.table.columns import UNTUNED_EXTRA
-from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
+from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, may_be_header, parse_sheet, replace_text
 from tunedgemm.table.untuned import Untuned, record_of_untuned, untuned_of
 
 if TYPE_CHECKING:
@@ -296,9 +295,13 @@ def _has_content(text: str) -> bool:
 
 
 def _head(text: str) -> str:
-    """Return a file up to and including its header."""
-    match = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
-    return match.group() if match else ""
+    """Return a file up to and including its header, or all of a file without one."""
+    end = 0
+    for line in io.StringIO(text, newline=""):
+        end += len(line)
+        if may_be_header(line):
+            break
+    return text[:end]
 
 
 def _lines(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.table.columns import is_tuned
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.table.folders import untuned_path
-from tunedgemm.table.row import named_device, shape_of
+from tunedgemm.table.row import blank, named_device, shape_of
 from tunedgemm.table.sheet import present, read_sheet
 from tunedgemm.table.untuned import Untuned, read_untuned
 
@@ -82,7 +82,7 @@ def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> tuple[Shape, 
     Raises:
         UserError: the file or line does not exist, or the line is not a shape of this op.
     """
-    records = {record.line: record for record in read_sheet(path).records}
+    records = {record.line: record for record in read_sheet(path).records if not blank(record)}
     if line not in records:
         raise UserError(f"{path}: no shape in line {line}; use a line from {min(records, default=0)} to {max(records, default=0)}")
     named_gfx, units = named_device(records[line])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
+import torch
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.workload.models import Formats, shapes_of_model
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.scheme import scheme_of
+from tunedgemm.workload.models.listing import left_out, listed
+from tunedgemm.workload.models.quantisers import _FORMATS, quantisation_of
+from tunedgemm.workload.models.scheme import SCHEMES, WIDE, Quantisation
 
 DYNAMIC = {"dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "float", "observer": None}
 
@@ -51,9 +56,12 @@ STATED = {
     "int8": (compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, {**DYNAMIC, "type": "int"}), "int8_row"),
     "int4, weights alone": (
         compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None),
-        "weights of 4 bits with wider",
+        "int4 weights scaled by group128 with activations of 16 bits",
     ),
-    "int4, fp8 activations": (compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC), "weights of 4 bits with wider"),
+    "int4, fp8 activations": (
+        compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC),
+        "int4 weights scaled by group with fp8",
+    ),
     "int8, tensor": (compressed({"num_bits": 8, "type": "int", "strategy": "tensor"}, {**DYNAMIC, "type": "int"}), "scaled by tensor"),
     "mxfp4, llm-compressor": (
         compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, {**DYNAMIC, "num_bits": 4, "group_size": 32}),
@@ -63,7 +71,7 @@ STATED = {
         compressed(
             {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, {**DYNAMIC, "num_bits": 4, "group_size": 16}
         ),
-        "float weights of 4 bits, scaled by tensor_group",
+        "fp4 weights scaled by tensor_group with fp4 activations",
     ),
     "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
     "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
@@ -72,9 +80,9 @@ STATED = {
     "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4_weight"),
     "nvfp4, weights alone": (
         compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
-        "weights of 4 bits with wider",
+        "fp4 weights scaled by tensor_group with activations of 16 bits",
     ),
-    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "weight-only Quark"),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "fp8_tensor_weight"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
     "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
@@ -82,7 +90,7 @@ STATED = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "quant_method 'bitsandbytes'"),
     "gpt-oss": (
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
-        "mxfp4 weights with activations of 16 bits",
+        "mxfp4_weight",
     ),
     "other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 in blocks of 64x64"),
     "unknown": ({"quant_method": "new"}, "quant_method 'new'"),
@@ -93,15 +101,26 @@ STATED = {
 }
 
 
+EXPERTS = Layer("model.layers.*.mlp.experts", "experts", 256, 128, experts=Experts(4, 2))
+
+
+def of_experts(quantisation: Quantisation):
+    return quantisation.of(EXPERTS, "model.layers.0.mlp.experts")
+
+
+def of_linear(quantisation: Quantisation, name: str = "model.layers.0.self_attn.q_proj"):
+    return quantisation.of(Layer(name, "linear", 256, 128), name)
+
+
 def test_what_a_checkpoint_says(faults_of):
     """A scheme where an op multiplies so, else the reason; never a guess."""
 
     def check(name):
         stated, expected = STATED[name]
-        scheme = scheme_of({"quantization_config": stated} if stated else {"quantization_config": {"bits": 3}})
+        verdict = of_experts(quantisation_of({"quantization_config": stated} if stated else {"quantization_config": {"bits": 3}}))
 
-        assert scheme.name == expected if not scheme.refused else expected in scheme.refused
-        assert bool(scheme.name) != bool(scheme.refused)
+        assert verdict.scheme == expected if not verdict.refused else expected in verdict.refused
+        assert bool(verdict.scheme) != bool(verdict.refused)
 
     assert not faults_of(check, STATED)
 
@@ -110,20 +129,19 @@ def test_a_checkpoint_that_says_nothing(faults_of):
     """Not quantised."""
 
     def check(raw):
-        assert scheme_of(raw) == scheme_of({})
-        assert not scheme_of(raw).covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+        assert of_linear(quantisation_of(raw)) == of_experts(quantisation_of(raw)) == WIDE
 
-    assert not faults_of(check, [{}, {"quantization_config": None}, {"quantization_config": "fp8"}])
+    assert not faults_of(check, [{}, {"quantization_config": None}, {"quantization_config": {}}, {"expert_dtype": "bf16"}])
 
 
 def test_layers_left_alone(faults_of):
     """Whole names, with a number or without, parts of them, patterns of a shell or after "re:"."""
 
     def check(pattern, left):
-        scheme = scheme_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
+        quantisation = quantisation_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
 
         layer = Layer("model.layers.*.mlp.down_proj", "linear", 8, 8)
-        assert scheme.covers(layer, "model.layers.0.mlp.down_proj") is not left
+        assert (quantisation.of(layer, "model.layers.0.mlp.down_proj") == WIDE) is left
 
     assert not faults_of(
         check,
@@ -151,12 +169,11 @@ def test_layers_left_alone(faults_of):
 
 def test_routers_and_the_head_stay_wide():
     """Routers and head stay in 16 bits whatever the list has; some methods quantise only routed experts."""
-    block, mxfp4 = scheme_of({"quantization_config": DEEPSEEK}), scheme_of({"quantization_config": {"quant_method": "mxfp4"}})
-    experts = Layer("mlp.experts", "experts", 8, 8, experts=Experts(4, 2))
+    block, mxfp4 = (quantisation_of({"quantization_config": stated}) for stated in (DEEPSEEK, {"quant_method": "mxfp4"}))
 
-    assert not any(block.covers(Layer("mlp.gate", kind, 8, 8), "mlp.gate") for kind in ("router", "head"))
-    assert block.covers(experts, "mlp.experts") and mxfp4.covers(experts, "mlp.experts")
-    assert not mxfp4.covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+    assert all(block.of(Layer("mlp.gate", kind, 8, 8), "mlp.gate") == WIDE for kind in ("router", "head"))
+    assert (of_experts(block).scheme, of_experts(mxfp4).scheme) == ("fp8_block", "mxfp4_weight")
+    assert of_linear(mxfp4) == WIDE
 
 
 def by_layer(model, **asked):
@@ -219,12 +236,9 @@ def test_layers_without_an_op_are_named(folder, faults_of):
         kept = set(by_layer(shapes))
 
         (note,) = [note for note in shapes.notes if note.startswith("left out, as no op has ")]
-        if model == "gpt-oss":
-            assert note.endswith(": model.layers.*.mlp.experts") and kept == {"qkv_proj", "o_proj", "router", "lm_head"}
-        else:
-            assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
+        assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
 
-    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("gpt-oss", "gpt-oss")])
+    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("Quark, weights alone", "qwen2")])
 
 
 def test_a_list_of_some_layers_leaves_them_wide(folder):
@@ -256,3 +270,124 @@ def test_the_text_alone_is_quantised(folder, configs):
         f"model.language_model.layers.*.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     }
     assert any("model.visual" in row.layer for row in model.by_op["a16w16"])
+
+
+def test_a_dtype_of_experts_is_theirs_alone(folder, faults_of):
+    """Read at the top and in quantization_config; an unknown word leaves the experts out."""
+
+    def check(word, inside, scheme):
+        stated = {**DEEPSEEK, **({"expert_dtype": word} if inside else {})}
+        found = quantisation_of({"quantization_config": stated, **({} if inside else {"expert_dtype": word})})
+        verdict = of_experts(found)
+        assert of_linear(found).scheme == "fp8_block"
+        assert verdict.scheme == scheme if scheme is not None else "expert_dtype" in verdict.refused
+
+    words = [("fp4", "mxfp4_fp8"), ("mxfp4", "mxfp4_fp8"), ("fp8", "fp8_block"), ("bf16", ""), ("int4", None), ("nvfp4", None)]
+    assert not faults_of(check, [(word, inside, scheme) for word, scheme in words for inside in (True, False)])
+    model = shapes_of_model(folder("deepseek-v3", quantization_config=DEEPSEEK, expert_dtype="fp4"), 1, (4,))
+    extra = dict(model.by_op["fmoe"][0].shape.extra)
+    assert (extra["q_dtype_a"], extra["q_dtype_w"], extra["q_type"]) == ("fp8_e4m3fn", "fp4x2", "per_1x32")
+
+
+def test_a_field_that_is_not_read_costs_its_layers(faults_of):
+    """A field that may decide a dtype leaves out the quantised layers; another is a note."""
+
+    def check(method, field, value, decides):
+        stated = {**STATED[method][0], field: value}
+        found = quantisation_of({"quantization_config": stated})
+        said = " ".join([*found.notes, of_linear(found).refused])
+        assert repr(field) in said
+        assert bool(of_linear(found).refused) is decides
+
+    fields = [
+        ("attn_dtype", "int4", True), ("moe_bits", 4, True), ("overrides", {"model.layers.0": "fp4"}, False),
+        ("override", {"experts": {"num_bits": 4}}, True), ("rotation", "hadamard", False), ("mx_group", 32, True),
+    ]  # fmt: skip
+    methods = ("DeepSeek-V3", "fp8, channel", "Quark's mxfp4", "ModelOpt's FP8")
+    assert not faults_of(check, [(method, *case) for method in methods for case in fields if case[0] != "overrides"])
+
+
+def test_parts_with_their_own_quantisation(faults_of):
+    """Each layer has the scheme of its name, class and part, or is left out."""
+    fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    int4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    group = {"targets": ["Linear"], "weights": fp8, "input_activations": DYNAMIC}
+    other = {"targets": ["re:.*self_attn.*"], "weights": int4, "input_activations": None}
+    mixed = {"quant_method": "compressed-tensors", "config_groups": {"a": group, "b": other}}
+    named = {"quant_method": "compressed-tensors", "config_groups": {"a": {**group, "targets": ["Qwen3MoeMLP"]}}}
+    layers = {"*self_attn*": quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3"})["global_quant_config"]}
+    listed = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}
+
+    def check(stated, attention, experts):
+        found = quantisation_of(stated if "text_config" in stated else {"quantization_config": stated})
+        for verdict, expected in ((of_linear(found), attention), (of_experts(found), experts)):
+            assert verdict.scheme == expected if not verdict.refused else expected is None
+
+    assert not faults_of(
+        check,
+        [
+            (mixed, None, "fp8_row"),
+            (named, None, None),
+            ({**mixed, "config_groups": {"a": group, "b": {**other, "targets": ["Linear"]}}}, None, None),
+            (quark(FP4, FP4, layer_quant_config=layers), "fp8_tensor", "mxfp4"),
+            ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}, "fp8_tensor", ""),
+            ({"quant_method": "modelopt", "quant_algo": "", "kv_cache_quant_algo": "FP8"}, "", ""),
+            ({"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}, "", ""),
+            ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*self_attn.*": {}}}, "", None),
+            ({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": [["self_attn.q_proj"]]}, None, ""),
+            ({"text_config": {"quantization_config": DEEPSEEK}, "vision_config": {"quantization_config": {"quant_method": "awq"}}},
+             "fp8_block", "fp8_block"),
+            ({**DEEPSEEK, "modules_to_not_convert": ["re:.*up_proj"]}, "fp8_block", None),
+        ],
+    )  # fmt: skip
+    tower = Layer("visual.fc1", "linear", 8, 8, tower=True)
+    two = {"text_config": {"quantization_config": DEEPSEEK}, "vision_config": {"quantization_config": DEEPSEEK}}
+    assert "vision_config" in quantisation_of(two).of(tower, tower.name).refused
+    assert quantisation_of({"text_config": {"quantization_config": DEEPSEEK}}).of(tower, tower.name) == WIDE
+
+
+def test_fields_of_config_json_that_state_a_format(faults_of):
+    """One that is not read leaves out the layers of its part, else all; wide and known ones cost nothing."""
+
+    def check(field, value, attention, experts):
+        found = quantisation_of({field: value})
+        assert (bool(of_linear(found).refused), bool(of_experts(found).refused)) == (attention, experts)
+
+    assert not faults_of(
+        check,
+        [
+            ("quantization", {"bits": 4, "group_size": 64}, True, True),
+            ("attn_dtype", "fp8", True, False),
+            ("weight_precision", "int8", True, True),
+            ("experts_quant", "mxfp4", False, True),
+            ("mamba_ssm_dtype", "float32", False, False),
+            ("kv_cache_dtype", "fp8", False, False),
+            ("torch_dtype", "bfloat16", False, False),
+            ("quantization_config", "fp8", True, True),
+        ],
+    )
+
+
+def test_reasons_and_schemes_agree_with_the_ops(faults_of):
+    """A scheme is listed as a shape that its op's operands make, or no op's examples have it."""
+    from tunedgemm.ops import ops
+
+    linear = {(op.weight_dtype(shape), shape.dtype, shape.scale) for op in ops().values() if op.name != "fmoe" for shape in op.examples}
+
+    def check(scheme):
+        for layer in (Layer("a.o", "linear", 256, 256, scheme=scheme), attrs.evolve(EXPERTS, k=256, scheme=scheme)):
+            if why := left_out(layer):
+                weights = {"int4": "int4", "int8": "int8", "mxfp4": "fp4x2"}.get(scheme.partition("_")[0], "fp8_e4m3fn")
+                inputs = "bf16" if scheme.endswith("_weight") else "fp8_e4m3fn"
+                assert SCHEMES[scheme] in why
+                assert scheme == "mxfp8" or not any(pair[:2] == (weights, inputs) for pair in linear)
+                continue
+            by_op, notes = listed([layer], (4,), Formats())
+            assert not notes
+            ((name, (row,)),) = by_op.items()
+            op = ops()[name]
+            operands = op.make_inputs(row.shape, torch.device("cpu"), 0)
+            assert op.shape_of(*operands, otype=torch_dtype(row.shape.outdtype), **op.fields(row.shape)) == row.shape
+
+    assert {*_FORMATS.values()} == {*SCHEMES}
+    assert not faults_of(check, SCHEMES)

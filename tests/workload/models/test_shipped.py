@@ -115,13 +115,13 @@ def _weights(layer):
 
 
 def test_gpt_oss():
-    """The products with an op are those of attention, router and head; the experts are named."""
+    """Its products are those of attention, router and head, and its experts, which are in mxfp4."""
     model = layers_of_model("gptoss120B")
 
-    assert [(layer.n, layer.k, layer.bias, layer.count) for layer in model.layers] == [
-        (5120, 2880, True, 36), (2880, 4096, True, 36), (128, 2880, True, 36), (201088, 2880, False, 1),
+    assert [(layer.n, layer.k, layer.bias, layer.count, layer.scheme) for layer in model.layers] == [
+        (5120, 2880, True, 36, ""), (2880, 4096, True, 36, ""), (128, 2880, True, 36, ""), (2880, 2880, True, 36, "mxfp4_weight"),
+        (201088, 2880, False, 1, ""),
     ]  # fmt: skip
-    assert "mlp.experts" in model.notes[0]
 
 
 def test_the_package_stays_small():

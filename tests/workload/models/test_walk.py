@@ -12,7 +12,7 @@ import pytest
 import torch
 from tunedgemm.workload.models import layers_of_model
 from tunedgemm.workload.models.layer import Experts
-from tunedgemm.workload.models.scheme import Scheme
+from tunedgemm.workload.models.scheme import Quantisation
 from tunedgemm.workload.models.source import ModelSource
 from tunedgemm.workload.models.walk import layers
 
@@ -74,7 +74,7 @@ def test_full_width(model):
 def walked(module, **settings):
     """Return the layers and notes of a module of torch."""
     module.get_output_embeddings = lambda: None
-    return layers(ModelSource(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
+    return layers(ModelSource(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Quantisation())
 
 
 class Expert(torch.nn.Module):

@@ -75,8 +75,8 @@ class _Examiner:
         if not layer.is_shipped:  # a user cannot mend what the package ships
             faults += [self._stale_fault(op, layer, path, key, count) for key, count in stale.items()]
             faults += [self._unserved_fault(layer, path, libtype, count) for libtype, count in unserved.items()]
-        if layer.origin and complete and not here:
-            faults.append(self._elsewhere_fault(op, path, source))
+        if not layer.is_shipped and (others := Table(op, index=Index([[source]])).foreign(self.device)):
+            faults.append(self._elsewhere_fault(op, path, others))
         return [fact], faults
 
     def _compared(self, op: Op, source: RowSource) -> tuple[int, Counter[tuple[str, str]], Counter[str], bool]:
@@ -117,10 +117,9 @@ class _Examiner:
         fault = f"{_rows(count)} of {libtype} that never serve (got: {self._versions[libtype]})"
         return Fault(str(path), fault, remedy, harmless=bool(layer.origin))
 
-    def _elsewhere_fault(self, op: Op, path: Path, source: RowSource) -> Fault:
-        others = Table(op, index=Index([[source]])).foreign(self.device)
+    def _elsewhere_fault(self, op: Op, path: Path, others: str) -> Fault:
         remedy = f"tune these shapes here with `tunedgemm tune --op {op.name} -i {path}`, or install tables of this device"
-        return Fault(str(path), f"no row for {self.device} (got rows for {others or 'no device'})", remedy, harmless=True)
+        return Fault(str(path), f"no row for {self.device} (got rows for {others})", remedy, harmless=True)
 
 
 def tables(registry: Registry, device: Device, now: float | None = None) -> Section:

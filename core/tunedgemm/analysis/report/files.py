@@ -20,6 +20,7 @@ from tunedgemm.process.files import largest_file, open_regular
 from tunedgemm.table.columns import is_tuned, sizes
 from tunedgemm.table.csvfile import Problem, infer_op
 from tunedgemm.table.folders import is_table_name
+from tunedgemm.table.sheet import may_be_header
 from tunedgemm.text.printable import printable_line
 
 #: Damaged lines of a file that the report names; of the others only the number is shown.
@@ -65,7 +66,7 @@ def kind_of(path: Path) -> str:
     Raises:
         TableError: the file cannot be read, or is none of these.
     """
-    first = next((text for _, text in lines_of(path, Faults(path)) if text.strip() and not text.startswith("#")), "")
+    first = next((text for _, text in lines_of(path, Faults(path)) if may_be_header(text)), "")
     if first.lstrip().startswith("{"):
         return "log"
     header = first.splitlines()[:1]  # a lone carriage return also ends a line

@@ -20,6 +20,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
+from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import provenance_of
 from tunedgemm.table.row import Row, key_shape
 from tunedgemm.tuner.report import number_of
@@ -34,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
     faults = [*map(str, problems), *faults_of(file, rows, op)]
-    print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file, rows), *_notes(file, rows)]))
+    print(
+        "\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)])
+    )
     return 1 if faults else 0
 
 
@@ -43,16 +46,13 @@ def faults_of(file: Path, rows: Sequence[Row], op: Op) -> list[str]:
     return [*_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows)]
 
 
-def _stated(file: Path, rows: Sequence[Row]) -> Iterator[str]:
+def _stated(file: Path) -> Iterator[str]:
     """Yield what a published table states; its checksum is right, because its rows were read."""
     stated = provenance_of(file)
     if stated is None:
         return
     yield f"{file}: published, and the checksum is right"
     yield from (f"  {name}: {text}" for name, text in stated.facts.items())
-    here = current_device()
-    if rows and not any(row.gfx in ("", here.gfx) and row.cu_num in (0, here.cu_num) for row in rows):
-        yield f"note: {file}: no row for {here}; to tune its shapes here, run `tunedgemm tune --op {stated.op} -i {file}`"
 
 
 def _errors(rows: Sequence[Row]) -> Iterator[str]:
@@ -138,6 +138,14 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
         yield f"note: {file}: {count} {lines[0]}: {reason}"
+
+
+def _elsewhere(file: Path, rows: Sequence[Row], op: Op) -> Iterator[str]:
+    """Yield a note on a table whose rows are all for other devices."""
+    here = current_device()
+    if others := Table(op, [rows]).foreign(here):
+        remedy = f"to tune its shapes here, run `tunedgemm tune --op {op.name} -i {file}`"
+        yield f"note: {file}: no row for this device, {here}; rows are for {others}; {remedy}"
 
 
 def _version_of(row: Row, device: Device, registry: Registry) -> str:

@@ -14,9 +14,8 @@ from tunedgemm.table.folders import named_model
 from tunedgemm.workload.models.architecture import architecture_of
 from tunedgemm.workload.models.fuse import fused
 from tunedgemm.workload.models.layer import Experts, Layer
-from tunedgemm.workload.models.listing import Formats, by_tokens, listed, merge_lists, rows_of
+from tunedgemm.workload.models.listing import Formats, by_tokens, left_out, listed, merge_lists, rows_of
 from tunedgemm.workload.models.parallel import sharded
-from tunedgemm.workload.models.scheme import REFUSED
 from tunedgemm.workload.models.walk import generic
 
 if TYPE_CHECKING:
@@ -66,11 +65,12 @@ def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_
     """Return the products of a model, for any M; the arguments are those of `shapes_of_model`."""
     folder = named_model(str(folder))
     model = architecture_of(folder)
-    products, notes = model.layers, list(model.notes)
-    refused = dict.fromkeys(layer.name for layer in products if layer.scheme == REFUSED)
-    if refused:
-        notes.append(f"left out, as no op has {model.refused}: {', '.join(refused)}")
-        products = tuple(layer for layer in products if layer.scheme != REFUSED)
+    notes = list(model.notes)
+    reasons: dict[str, dict[str, None]] = {}
+    for layer in model.layers:
+        reasons.setdefault(left_out(layer), {})[layer.name] = None
+    notes += [f"left out, as {reason}: {', '.join(names)}" for reason, names in reasons.items() if reason]
+    products = tuple(layer for layer in model.layers if not left_out(layer))
     if fuse:
         products = tuple(attrs.evolve(layer, dtype=_model_dtype(products)) if layer.kind == "router" else layer for layer in products)
         products = _with_shared_experts(products, folder) if fuse_shared_experts else products

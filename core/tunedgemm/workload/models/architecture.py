@@ -13,8 +13,8 @@ from tunedgemm.errors import UserError
 from tunedgemm.workload.models.confine import Limits
 from tunedgemm.workload.models.fuse import Latent
 from tunedgemm.workload.models.layer import Experts, Layer
+from tunedgemm.workload.models.quantisers import quantisation_of
 from tunedgemm.workload.models.sandbox import ask
-from tunedgemm.workload.models.scheme import scheme_of
 from tunedgemm.workload.models.source import build, config_of, number_of
 from tunedgemm.workload.models.walk import layers
 
@@ -26,7 +26,6 @@ class Architecture:
     Attributes:
         name: transformers' name of it.
         layers: the products, each with its count per pass.
-        refused: why no op has the products of the scheme `REFUSED`, or "".
         tp_plan: transformers' tensor-parallel plan, by the names of modules.
         latent: the widths of MLA, None for a model without it.
         notes: a sentence for each missing product and assumed default.
@@ -34,7 +33,6 @@ class Architecture:
 
     name: str
     layers: tuple[Layer, ...]
-    refused: str
     tp_plan: Mapping[str, str]
     latent: Latent | None
     notes: tuple[str, ...]
@@ -62,10 +60,10 @@ def _layer(fields: dict[str, Any]) -> Layer:
 def describe(folder: str, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an `Architecture` as JSON has them; called in the sandbox only."""
     source = build(Path(folder), raw)
-    scheme = scheme_of(raw)
-    products, unknown = layers(source, scheme)
+    quantisation = quantisation_of(raw)
+    products, unknown = layers(source, quantisation)
     plan = getattr(source.module, "tp_plan", None) or getattr(source.module, "_tp_plan", None) or {}
     rank, nope, value = (number_of(source.settings, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     latent = Latent(rank, nope, value) if rank and nope and value else None
     name = type(source.module).__name__
-    return attrs.asdict(Architecture(name, products, scheme.refused, dict(plan), latent, (*source.notes, *unknown)))
+    return attrs.asdict(Architecture(name, products, dict(plan), latent, (*source.notes, *quantisation.notes, *unknown)))

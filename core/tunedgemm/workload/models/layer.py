@@ -56,6 +56,7 @@ class Layer:
         experts: of kind ``experts``, else None.
         scheme: the quantisation of weights and activations (`tunedgemm.workload.models.scheme`), ""
             for none.
+        refused: why it is left out, as the end of "left out, as …"; "" for a layer that is listed.
         tower: whether it is outside the text part of the model, as an encoder of images is.
     """
 
@@ -73,6 +74,7 @@ class Layer:
     batch: int = 0
     experts: Experts | None = None
     scheme: str = ""
+    refused: str = ""
     tower: bool = False
 
     @property

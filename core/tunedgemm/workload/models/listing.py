@@ -14,12 +14,13 @@ from tunedgemm.ops.moe_words import ACTIVATIONS
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
+from tunedgemm.workload.models.scheme import SCHEMES
 
 #: Most M of one list; a table never needs as many.
 MOST_ROWS = 4096
 
-#: scheme -> the op of a plain product, the op for shuffled weights, and fmoe's word for the
-#: quantisation
+#: scheme -> the op of a plain product, the op for shuffled weights, "" where no op has such
+#: products, and fmoe's word for the quantisation
 _OPS = {
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
@@ -28,7 +29,21 @@ _OPS = {
     "fp8_block": ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "per_1x128"),
     "mxfp4": ("a4w4_blockscale", "a4w4_blockscale", "per_1x32"),
     "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", "per_1x32"),
+    "mxfp4_fp8": ("", "", "per_1x32"),
+    "mxfp8": ("", "", "per_1x32"),
+    "int4_weight": ("", "", "per_1x32"),
+    "int8_row_weight": ("", "", "per_Token"),
+    "fp8_block_weight": ("", "", "per_1x128"),
+    "fp8_row_weight": ("", "", "per_Token"),
+    "fp8_tensor_weight": ("", "", "per_Tensor"),
 }
+#: scheme -> dtype of the weights where it is not fp8
+_WEIGHTS = {
+    "int8_row": "int8", "int8_row_weight": "int8", "int4_weight": "int4",
+    **dict.fromkeys(("mxfp4", "mxfp4_weight", "mxfp4_fp8"), "fp4x2"),
+}  # fmt: skip
+#: schemes of experts whose activations `fused_moe` chooses by the number of tokens and the device
+_CHOSEN = ("mxfp4_weight",)
 _SHUFFLED = "aiter16x16"
 
 
@@ -84,7 +99,8 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
         column = "token" if layer.kind == "experts" else "M"
         for m in rows:
             try:
-                shape = _as_called(op.columns.parse({**cells, column: str(m)}))
+                shape = op.columns.parse({**cells, column: str(m)})
+                shape = _as_called(shape) if layer.scheme in _CHOSEN and shape.op == "fmoe" else shape
             except UserError as error:
                 notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
                 break
@@ -126,6 +142,13 @@ def _by_sizes(row: Untuned) -> tuple[int, int, int]:
     return row.shape.n, row.shape.k, row.shape.m
 
 
+def left_out(layer: Layer) -> str:
+    """Return why a layer is in no list, as the end of "left out, as …"; "" where an op has its product."""
+    if layer.refused or layer.kind == "experts" or _OPS[layer.scheme][0]:
+        return layer.refused
+    return f"no op has {SCHEMES[layer.scheme]}"
+
+
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     """Return the op of a layer, and the texts of its columns except M."""
     plain, shuffled, word = _OPS[layer.scheme]
@@ -145,15 +168,16 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
 
 
 def _multiplied(layer: Layer, formats: Formats) -> str:
-    """Return the dtype of weights and activations in the multiplication."""
-    activations = {"": layer.dtype, "mxfp4_weight": layer.dtype, "int8_row": "int8", "mxfp4": "fp4x2"}
-    return activations.get(layer.scheme, formats.fp8)
+    """Return the dtype of the activations in the multiplication."""
+    if not layer.scheme or layer.scheme.endswith("_weight"):
+        return layer.dtype
+    return formats.fp8 if layer.scheme == "mxfp4_fp8" else _WEIGHTS.get(layer.scheme, formats.fp8)
 
 
 def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
     experts = layer.experts
     assert experts is not None
-    weights = "fp4x2" if layer.scheme == "mxfp4_weight" else _multiplied(layer, formats)
+    weights = _WEIGHTS.get(layer.scheme, formats.fp8) if layer.scheme else layer.dtype
     act = ACTIVATIONS.get(experts.act)
     return {
         "model_dim": str(layer.n),
@@ -162,18 +186,16 @@ def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
         "topk": str(experts.topk),
         "act_type": f"ActivationType.{act.name}" if act is not None else "",
         "dtype": table_text(layer.dtype),
-        "q_dtype_a": table_text(weights),
+        "q_dtype_a": table_text(_multiplied(layer, formats)),
         "q_dtype_w": table_text(weights),
         "q_type": f"QuantType.{word}",
         "use_g1u1": str(int(experts.gated)),
         "doweight_stage1": "0",
-        "layout": _SHUFFLED if formats.preshuffle else "row",
+        "layout": _SHUFFLED if formats.preshuffle or weights == "int4" else "row",
         "options": "bias1 bias2" if layer.bias else "",
     }
 
 
 def _as_called(shape: Shape) -> Shape:
-    """Return experts with the dtype that `fused_moe` gives their activations; any other shape itself."""
-    if shape.op != "fmoe":
-        return shape
+    """Return experts with the dtype that `fused_moe` gives their activations."""
     return attrs.evolve(shape, extra={**dict(shape.extra), "q_dtype_a": default_q_dtype_a(shape)})  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ vocabulary is padded. Transformers splits by the model's plan, and by role where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -18,6 +18,8 @@ from tunedgemm.workload.models.roles import NEVER_SPLIT, SPLIT_BY_COLUMNS, SPLIT
 #: Engines pad the vocabulary to a multiple of this before they split it (DEFAULT_VOCAB_PADDING_SIZE
 #: of vLLM and SGLang).
 VOCAB_STEP = 64
+#: Scheme -> rows and columns of the weight that share a scale, which engines do not split.
+_BLOCKS = {"fp8_block": 128, "fp8_block_weight": 128, **dict.fromkeys(("mxfp4", "mxfp4_weight", "mxfp4_fp8", "mxfp8", "int4_weight"), 32)}
 #: Most ranks; no engine splits one layer over as many.
 MOST_RANKS = 1024
 
@@ -48,11 +50,21 @@ def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engi
         parts = dict.fromkeys(_tower(layer) for layer in layers if layer.tower)
         notes.append(f"left whole on every rank: {', '.join(parts)}, as {reason}")
     cut = tuple(layer if layer.tower and reason else _of_rank(layer, tp, split, engine=engine) for layer, split in splits)
+    notes += dict.fromkeys(note for (layer, _), part in zip(splits, cut, strict=True) for note in _broken_blocks(layer, part))
     nameless = [layer for (layer, split), (_, style) in zip(splits, plans, strict=True) if not (split or layer.role) and style is None]
     whole = dict.fromkeys(layer.name for layer in nameless if layer.kind in ("linear", "batched"))
     if whole and tp > 1 and (engine or not planned):
         notes.append(f"not split over ranks, as their names have no known role: {', '.join(whole)}")
     return cut, tuple(notes)
+
+
+def _broken_blocks(whole: Layer, part: Layer) -> Iterator[str]:
+    """Yield a note on each size that a rank's share cuts inside a block with one scale."""
+    block = _BLOCKS.get(whole.scheme, 1)
+    names = ("model_dim", "inter_dim") if whole.kind == "experts" else ("N", "K")
+    for name, before, size in zip(names, (whole.n, whole.k), (part.n, part.k), strict=True):
+        if size != before and size % block:
+            yield f"{whole.name}: {name} {size} is not a multiple of the block {block}: engines refuse this or pad"
 
 
 def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:

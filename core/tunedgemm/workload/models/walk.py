@@ -18,13 +18,12 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.roles import chooses_experts, role_of
-from tunedgemm.workload.models.scheme import REFUSED
 from tunedgemm.workload.models.source import number_of
 
 if TYPE_CHECKING:
     import torch
 
-    from tunedgemm.workload.models.scheme import Scheme
+    from tunedgemm.workload.models.scheme import Quantisation
     from tunedgemm.workload.models.source import ModelSource
 
 #: transformers' names of the number of experts per token
@@ -46,13 +45,13 @@ _NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def layers(source: ModelSource, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def layers(source: ModelSource, quantisation: Quantisation) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Return the layers of a model in the order of its modules, and notes on other weights.
 
     Equal layers are counted.
 
     Args:
-        scheme: says which modules are quantised; modules with one generic name may differ.
+        quantisation: says which modules are quantised; modules with one generic name may differ.
     """
     counts: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
@@ -69,7 +68,7 @@ def layers(source: ModelSource, scheme: Scheme) -> tuple[tuple[Layer, ...], tupl
         for layer in own:
             beside = bool(text) and module is not head and module not in text
             placed = attrs.evolve(layer, tower=beside)
-            placed = attrs.evolve(placed, scheme=scheme.name or REFUSED) if scheme.covers(placed, name) else placed
+            placed = attrs.evolve(placed, **attrs.asdict(quantisation.of(placed, name)))
             counts[placed] = counts.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object

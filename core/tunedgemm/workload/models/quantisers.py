@@ -1,0 +1,320 @@
+"""Quantisers: spellings of ``quantization_config`` in ``config.json``, read as schemes; torch-free.
+
+Of transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt and the MXFP4 of gpt-oss. The
+formats of others are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from tunedgemm.workload.models.scheme import WIDE, Quantisation, Rule, Scheme, Verdict, is_text, stated_parts
+
+#: the keys under which quantisers list the layers that they skip
+_IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules", "llm_int8_skip_modules")
+#: keys of any quantiser that decide no dtype of a product of weights
+_HARMLESS = {
+    "quant_method", "version", "producer", "quantization_status", "global_compression_ratio", "run_compressed", "dequantize",
+    "kv_cache_scheme", "kv_cache_dtype", "kv_cache_quant_algo", "kv_cache_quant_config", "kv_cache_group", "kv_cache_post_rope",
+    "softmax_quant_spec", *_IGNORED,
+}  # fmt: skip
+#: keys of each method that its reader reads, or that decide nothing in it
+_KEYS = {
+    "fp8": {"fmt", "activation_scheme", "weight_block_size", "scale_fmt", "expert_dtype"},
+    "fbgemm_fp8": {"activation_scale_ub"},
+    "mxfp4": set(),
+    "compressed-tensors": {"config_groups", "format", "sparsity_config"},
+    "quark": {"global_quant_config", "layer_quant_config", "layer_type_quant_config", "export", "algo_config", "quant_mode"},
+    "modelopt": {"quant_algo", "quantized_layers", "quantization", "config_groups"},
+}  # fmt: skip
+#: (weights, their scales, activations, their scales) -> scheme; activations "" have 16 bits
+_FORMATS = {
+    ("fp8", "tensor", "fp8", "tensor"): "fp8_tensor",
+    ("fp8", "row", "fp8", "row"): "fp8_row",
+    ("fp8", "block", "fp8", "group128"): "fp8_block",
+    ("int8", "row", "int8", "row"): "int8_row",
+    ("fp4", "group32", "fp4", "group32"): "mxfp4",
+    ("fp4", "group32", "fp8", "group32"): "mxfp4_fp8",
+    ("fp8", "group32", "fp8", "group32"): "mxfp8",
+    ("fp4", "group32", "", ""): "mxfp4_weight",
+    ("int4", "group32", "", ""): "int4_weight",
+    ("int8", "row", "", ""): "int8_row_weight",
+    ("fp8", "block", "", ""): "fp8_block_weight",
+    ("fp8", "row", "", ""): "fp8_row_weight",
+    ("fp8", "tensor", "", ""): "fp8_tensor_weight",
+}
+#: a quantiser's word for what shares a scale -> ours
+_BY = {"tensor": "tensor", "per_tensor": "tensor", "channel": "row", "per_channel": "row", "token": "row", "per_token": "row"}
+#: ModelOpt's algorithms
+_ALGORITHMS = {
+    "FP8": "fp8_tensor", "FP8_PER_CHANNEL_PER_TOKEN": "fp8_row", "MXFP8": "mxfp8", "W4A8_MXFP4_FP8": "mxfp4_fp8",
+}  # fmt: skip
+#: words for the dtype of experts
+_EXPERTS = {"fp4": "mxfp4_fp8", "mxfp4": "mxfp4_fp8", "fp8": "", "float8_e4m3fn": ""}
+_OF_16_BITS = ("bf16", "bfloat16", "fp16", "float16")
+#: what a text that decides a dtype mentions
+_DECIDES = re.compile(
+    r"dtype|bits|precision|quant|format|fmt|scheme|algo|type|layer|module|group|block|scale|(?:fp|int|nf|float)\d|mx|e\dm\d", re.I
+)
+#: fields of config.json that state a number format, those that are read or concern no weights, and
+#: formats of fewer than 16 bits
+_STATES = re.compile(r"dtype|quant|precision|(?:^|_)(?:fp8|fp4|int8|int4)(?:_|$)")
+_READ = {"dtype", "torch_dtype", "expert_dtype", "kv_cache_dtype", "quantization_config", "compression_config", "_pre_quantization_dtype"}
+_PARTS = re.compile(r"(?<![^_])(?:attn|attention|mlp|moe|ffn|experts?|shared|indexer|vision|head|linear)(?![^_])")
+_NARROW = re.compile(r"(?:fp|int|nf|float|mxfp|nvfp|uint)[468](?![0-9])|e\dm\d", re.I)
+
+
+def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
+    """Return the quantisation that ``config.json`` states, for each part of the model."""
+    stated = dict(stated_parts(raw))
+    whole = _scheme_of(stated[""], raw) if "" in stated else _unstated(raw)
+    text, others = whole, whole
+    for path, own in stated.items():
+        if is_text(path):
+            part = _part(raw, path)
+            text = _scheme_of(own, {**raw, **part})
+        elif path:
+            reason = f"{path} has a quantisation apart from the text's, which is not read"
+            others = Scheme(Verdict(refused=reason))
+    if text is not whole and "" not in stated and others is whole:
+        others = Scheme()
+    return Quantisation(_with_fields(text, raw), others)
+
+
+def _part(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    for name in path.split("."):
+        raw = raw[name]
+    return raw
+
+
+def _unstated(raw: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of a file without a statement, whose experts may still name their dtype."""
+    return Scheme(experts=_experts({}, raw, WIDE))
+
+
+def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
+    """Leave out the layers that an unread field of the file may give another dtype."""
+    rules = []
+    for part in (raw, *(raw[name] for name in raw if is_text(name) and isinstance(raw[name], Mapping))):
+        for field, value in part.items():
+            if field in _READ or not _STATES.search(field.lower()) or not value or isinstance(value, bool):
+                continue
+            if isinstance(value, Mapping) or _NARROW.search(str(value)):
+                refused = f"config.json has {field!r}, which may decide their dtype and is not read"
+                rules.append(Rule((f"*{'*'.join(_PARTS.findall(field))}*",), Verdict(refused=refused)))
+    return attrs.evolve(scheme, rules=(*rules, *scheme.rules))
+
+
+def _scheme_of(stated: Any, raw: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of one statement; *raw* holds the fields next to it."""
+    if not isinstance(stated, Mapping):
+        return Scheme(_refuse(f"a quantization_config that is no object (got {str(stated)[:40]!r})"))
+    method = str(stated.get("quant_method", "")).lower().replace("_", "-").replace("fbgemm-fp8", "fbgemm_fp8")
+    reader = _READERS.get(method)
+    scheme = _unknown(method, stated) if reader is None else reader(stated)
+    ignored = tuple(entry for key in _IGNORED for entry in _entries(stated.get(key)))
+    scheme = attrs.evolve(scheme, rules=(Rule(ignored, WIDE), *scheme.rules)) if ignored else scheme
+    if reader is None:
+        return scheme
+    if (experts := _experts(stated, raw, scheme.usual)) is not None:
+        scheme = attrs.evolve(scheme, experts=experts)
+    unread = [key for key, value in stated.items() if key not in {*_HARMLESS, *_KEYS[method]} and value]
+    return _without(scheme, {key: stated[key] for key in unread})
+
+
+def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
+    """Leave out the quantised layers where an unread field may decide a dtype; else note the field."""
+    notes = tuple(f"quantization_config has {key!r}, which is not read" for key in unread)
+    deciding = [key for key, value in unread.items() if _DECIDES.search(f"{key} {json.dumps(value, default=str)}")]
+    if not deciding:
+        return attrs.evolve(scheme, notes=notes)
+    verdict = Verdict(refused=f"quantization_config has {', '.join(map(repr, deciding))}, which may decide their dtype and is not read")
+    kept = tuple(rule for rule in scheme.rules if rule.verdict == WIDE)
+    return Scheme(verdict, kept, notes=notes)
+
+
+def _entries(value: Any) -> tuple[str, ...]:
+    """Return the names of a list, or a single name; none of anything else."""
+    return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _refuse(reason: str) -> Verdict:
+    return Verdict(refused=f"no op has {reason}")
+
+
+def _experts(stated: Mapping[str, Any], raw: Mapping[str, Any], usual: Verdict) -> Verdict | None:
+    """Return what ``expert_dtype`` says of routed experts; None where it says nothing else than of others."""
+    word = str(stated.get("expert_dtype") or raw.get("expert_dtype") or "").lower().removeprefix("torch.")
+    if not word or (_EXPERTS.get(word) == "" and usual.scheme.startswith("fp8")):
+        return None
+    if word in _OF_16_BITS:
+        return WIDE
+    if _EXPERTS.get(word) and usual.scheme.startswith("fp8"):
+        return Verdict(_EXPERTS[word])
+    return Verdict(refused=f"expert_dtype is {word!r}, and the dtype of their activations is not stated")
+
+
+def _of_fp8(stated: Mapping[str, Any]) -> Scheme:
+    block, fmt, inputs = stated.get("weight_block_size"), str(stated.get("fmt") or "e4m3"), stated.get("activation_scheme")
+    sizes = "x".join(map(str, block)) if isinstance(block, list) else block
+    if fmt.lower() not in ("e4m3", "float8_e4m3fn", "e4m3fn"):
+        return Scheme(_refuse(f"fp8 of {fmt}"))
+    if inputs not in (None, "dynamic", "static"):
+        return Scheme(_refuse(f"fp8 weights with activations of scheme {inputs!r}"))
+    if block and block not in ([128, 128], [1, 32]):
+        return Scheme(_refuse(f"fp8 in blocks of {sizes}; the block-scale op has 128x128"))
+    return Scheme(Verdict("mxfp8" if block == [1, 32] else "fp8_block" if block else "fp8_tensor"))
+
+
+def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
+    groups = _mapping(stated.get("config_groups"))
+    if not groups:
+        return Scheme() if stated.get("kv_cache_scheme") else Scheme(_refuse("compressed-tensors without config_groups"))
+    sparse = _mapping(stated.get("sparsity_config")).get("format", "dense")
+    if sparse != "dense":
+        return Scheme(_refuse(f"sparse weights of format {sparse!r}"))
+    usual: dict[Verdict, None] = {}
+    rules: list[Rule] = []
+    for group in groups.values():
+        verdict = _of_group(group)
+        targets = _entries(_mapping(group).get("targets")) or ("Linear",)
+        names = tuple(target for target in targets if target.startswith("re:") or not target[:1].isupper())
+        rules += [Rule(names, verdict)] if names else []
+        classes = [target for target in targets if target not in names]
+        if any(target != "Linear" for target in classes) and verdict != WIDE:
+            verdict = Verdict(refused=f"quantization_config names them by their class alone ({', '.join(classes)})")
+        usual |= {verdict: None} if classes and verdict != WIDE else {}
+    if len(usual) > 1:
+        kinds = ", ".join(sorted(each.refused or each.scheme for each in usual))
+        return Scheme(Verdict(refused=f"groups of the same layers have different schemes ({kinds})"))
+    return Scheme(next(iter(usual), WIDE), tuple(rules))
+
+
+def _of_group(group: Any) -> Verdict:
+    if not isinstance(group, Mapping):
+        return _refuse(f"a group of compressed-tensors by name alone (got {str(group)[:40]!r})")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        return _refuse("quantised activations with unquantised weights") if inputs else WIDE
+    return _pair(_of_tensors(weights), _of_tensors(inputs) if isinstance(inputs, Mapping) else ("", ""))
+
+
+def _of_tensors(spec: Mapping[str, Any]) -> tuple[str, str]:
+    """Return dtype and scales of a group's weights or activations as compressed-tensors spells them."""
+    kind, bits = spec.get("type"), spec.get("num_bits")
+    dtype = f"{'fp' if kind == 'float' else kind}{bits}"
+    if spec.get("symmetric") is False:
+        return dtype, "with zero points"
+    if spec.get("actorder") not in (None, False, "static", "weight"):
+        return dtype, f"in the order {spec['actorder']!r}"
+    if spec.get("strategy") == "block":
+        block = spec.get("block_structure")
+        sizes = "x".join(map(str, block)) if isinstance(block, list) else str(block)
+        return dtype, "block" if sizes == "128x128" else f"block of {sizes}"
+    size = spec.get("group_size")
+    if size and size > 0 and spec.get("strategy") != "tensor_group":
+        e8m0 = dtype != "fp8" or size != 32 or "uint8" in str(spec.get("scale_dtype")) or "e8m0" in str(spec.get("scale_dtype"))
+        return dtype, f"group{size}" if e8m0 else "group32 with scales of an unknown dtype"
+    return dtype, _BY.get(str(spec.get("strategy")), str(spec.get("strategy")))
+
+
+def _pair(weights: tuple[str, str], inputs: tuple[str, str]) -> Verdict:
+    """Return the verdict on a format of weights and of activations, "" for scales that are not stated."""
+    for (*first, dtype, by), scheme in _FORMATS.items():
+        if tuple(first) == weights and dtype == inputs[0] and inputs[1] in (by, ""):
+            return Verdict(scheme)
+    activations = f"{inputs[0]} activations scaled by {inputs[1]}" if inputs[0] else "activations of 16 bits"
+    return _refuse(f"{weights[0]} weights scaled by {weights[1]} with {activations}")
+
+
+def _of_quark(stated: Mapping[str, Any]) -> Scheme:
+    usual = _of_quark_config(stated.get("global_quant_config"))
+    rules = [Rule((name,), _of_quark_config(config)) for name, config in _mapping(stated.get("layer_quant_config")).items()]
+    for name, config in _mapping(stated.get("layer_type_quant_config")).items():
+        own = _of_quark_config(config)
+        is_linear = name.rpartition(".")[2] == "Linear"
+        usual = own if is_linear else usual if own == usual else Verdict(refused=f"layer_type_quant_config names the class {name}")
+    return Scheme(usual, tuple(rules))
+
+
+def _of_quark_config(config: Any) -> Verdict:
+    if not isinstance(config, Mapping):
+        return _refuse("Quark without a weight format")
+    weight, inputs = _quark_tensors(config.get("weight")), _quark_tensors(config.get("input_tensors"))
+    if weight is None:
+        return _refuse("quantised activations with unquantised weights") if inputs else WIDE
+    return _pair(weight, inputs or ("", ""))
+
+
+def _quark_tensors(spec: Any) -> tuple[str, str] | None:
+    """Return dtype and scales as Quark spells them; of two steps of quantisation no op has the product."""
+    if isinstance(spec, list):
+        if len(spec) > 1:
+            return "twice quantised", "two steps"
+        spec = spec[0] if spec else None
+    if not isinstance(spec, Mapping):
+        return None
+    dtype = {"fp8_e4m3": "fp8", "fp8": "fp8"}.get(str(spec.get("dtype")), str(spec.get("dtype")))
+    by, size = str(spec.get("qscheme", "")), spec.get("group_size")
+    if spec.get("symmetric") is False and dtype.startswith("int"):
+        return dtype, "with zero points"
+    if by == "per_group" or size:
+        e8m0 = dtype != "fp8" or "e8m0" in str(spec.get("scale_format"))
+        return dtype, f"group{size}" if e8m0 else f"group{size} with scales of another dtype"
+    return dtype, _BY.get(by, by)
+
+
+def _of_modelopt(stated: Mapping[str, Any]) -> Scheme:
+    stated = {**stated, **_mapping(stated.get("quantization"))}
+    layers = _mapping(stated.get("quantized_layers"))
+    algorithm = stated.get("quant_algo")
+    if layers:
+        rules = [Rule((name,), _of_algorithm(_mapping(of).get("quant_algo"), stated)) for name, of in layers.items()]
+        return Scheme(WIDE, tuple(rules))
+    return Scheme(_of_algorithm(algorithm, stated))
+
+
+def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
+    word = str(algorithm or "").upper()
+    if not word and stated.get("kv_cache_quant_algo"):
+        return WIDE
+    return Verdict(_ALGORITHMS[word]) if word in _ALGORITHMS else _refuse(f"modelopt's {word or 'unnamed algorithm'}")
+
+
+def _of_gpt_oss(_: Mapping[str, Any]) -> Scheme:
+    return Scheme(WIDE, experts=Verdict("mxfp4_weight"))
+
+
+def _unknown(method: str, stated: Mapping[str, Any]) -> Scheme:
+    """Refuse the quantised layers of another method; those that GPTQ's fields exempt stay."""
+    verdict = _refuse(f"the format of quant_method {method!r}")
+    skipped = tuple(f"re:{name[2:]}" for name in _mapping(stated.get("dynamic")) if name.startswith("-:"))
+    rules = [Rule(skipped, WIDE)] if skipped else []
+    only = _flat(stated.get("modules_in_block_to_quantize"))
+    if only:
+        return Scheme(WIDE, (*rules, Rule(only, verdict)))
+    return Scheme(verdict, tuple(rules))
+
+
+def _flat(value: Any) -> tuple[str, ...]:
+    entries: Iterable[Any] = value if isinstance(value, list) else ()
+    return tuple(name for entry in entries for name in _entries(entry))
+
+
+_READERS = {
+    "fp8": _of_fp8,
+    "fbgemm_fp8": lambda _: Scheme(Verdict("fp8_row")),
+    "compressed-tensors": _of_compressed,
+    "quark": _of_quark,
+    "modelopt": _of_modelopt,
+    "mxfp4": _of_gpt_oss,
+}
