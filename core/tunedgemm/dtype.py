@@ -75,6 +75,8 @@ def parse_dtype(text: str, gfx: str = "") -> str:
     Raises:
         DtypeError: the text names no dtype of the closed list.
     """
+    if text.__class__ is str and text in DTYPES:
+        return text
     name = str(text).strip().removeprefix("torch.").removeprefix("dtypes.")
     if name == FP8:
         return fp8_of(gfx)

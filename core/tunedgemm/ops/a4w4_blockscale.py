@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
@@ -32,13 +32,11 @@ _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
-    k = size(row, "K")
-    scaled_fp4.check_k(NAME, k, ShapeError)
     shape = Shape(
         op=NAME,
         m=size(row, "M"),
         n=size(row, "N"),
-        k=k,
+        k=size(row, "K"),
         dtype="fp4x2",
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
@@ -82,7 +80,7 @@ def _shape_of(
     quantised.check_matrices(NAME, x, weight)
     layout = layout_of(NAME, weight)
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
-    scaled_fp4.check_k(NAME, k, OperandError)
+    scaled_fp4.check_k(NAME, k)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     shape = Shape(
         op=NAME,
@@ -227,6 +225,7 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
     fields=stated_order,
+    problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,

@@ -17,9 +17,11 @@ from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe, moe_formats, moe_words
+from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.layout import misfit
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import default_q_dtype_a, make_inputs, shape_of
-from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, gate_word, options_of, parse_options
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, canonical, gate_word, options_of, parse_options
 from tunedgemm.ops.moe_words import (
     ACTIVATIONS,
     ANY_TOPK,
@@ -35,7 +37,18 @@ from tunedgemm.ops.moe_words import (
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
-from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, has_e8m0_scales, order_cell, stated_order, usual_order, with_order
+from tunedgemm.ops.scale_order import (
+    E8M0_ORDERS,
+    FIELD,
+    ROW,
+    SHUFFLED,
+    field_of,
+    has_e8m0_scales,
+    order_cell,
+    stated_order,
+    usual_order,
+    with_order,
+)
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -78,15 +91,28 @@ def _parse(row: Mapping[str, str]) -> Shape:
             **_special(row),
         },
     )
-    if wrong := moe_words.problem(shape):
-        raise ShapeError(wrong)
     return with_order(shape, cells.word(row, FIELD, usual_order(shape), E8M0_ORDERS if has_e8m0_scales(shape) else (ROW,)))
+
+
+def _problem(shape: Shape) -> str:
+    """Return why no operands have a shape whose fields are known, or ""."""
+    if fault := moe_words.problem(shape):
+        return fault
+    q_dtype_w = str(shape["q_dtype_w"])
+    if q_dtype_w == "int4" and shape.layout != _LAYOUT:
+        return f"layout: int4 weights are read in {_LAYOUT} (got {shape.layout})"
+    if options_of(shape).quantised and shape["q_dtype_a"] in DTYPES:
+        return f"options: quantised hidden states have a q_dtype_a of 8 or 4 bits (got {shape['q_dtype_a']})"
+    if (order := field_of(shape)) not in (E8M0_ORDERS if has_e8m0_scales(shape) else (ROW,)):
+        return f"{FIELD} must be that of the scales of {shape['q_type']} (got {order})"
+    first = misfit(shape.layout, (moe_formats.stage_rows(shape), shape.n), q_dtype_w, ("the rows of w1", "model_dim"))
+    return first or misfit(shape.layout, (shape.n, shape.k), q_dtype_w, ("model_dim", "inter_dim"))
 
 
 def _special(row: Mapping[str, str]) -> dict[str, str]:
     """Return the fields that only some shapes have."""
     try:
-        mode = gate_word(cells.text(row, GATE_MODE, ""))
+        mode = gate_word(cells.text(row, GATE_MODE, ""), row.get("gfx", ""))
     except OperandError as error:
         raise ShapeError(f"column {GATE_MODE!r}: {error}") from None
     words = {GATE_MODE: mode, OPTIONS: str(parse_options(cells.text(row, OPTIONS, "")))}
@@ -289,6 +315,12 @@ def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: s
     return _parse({**dict(zip(names, map(str, sizes), strict=True)), **words, **cells})
 
 
+#: Fields of every shape.
+_FIELDS = ("act", "doweight_stage1", "expert", "g1u1", "q_dtype_a", "q_dtype_w", "q_type", "topk")
+_DOMAIN = Domain(
+    DTYPES, DTYPES, layouts="own", extra=_FIELDS, optional=(EXPERT_PARALLEL, FIELD, GATE_MODE, OPTIONS), further=_problem
+)
+
 _FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
 
 op = Op(
@@ -342,6 +374,8 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=_fields,
+    problem=_DOMAIN.problem,
+    canonical=canonical,
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
     first_rows=_first_rows,
