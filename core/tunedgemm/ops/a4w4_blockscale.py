@@ -32,16 +32,17 @@ _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
+    n, k = size(row, "N"), size(row, "K")
     shape = Shape(
         op=NAME,
         m=size(row, "M"),
-        n=size(row, "N"),
-        k=size(row, "K"),
+        n=n,
+        k=k,
         dtype="fp4x2",
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
         scale="block",
-        layout=text(row, "layout", scaled_fp4.SHUFFLED),
+        layout=text(row, "layout", scaled_fp4.usual_layout(n, k)),
     )
     return scaled_fp4.ordered(shape, row)
 
@@ -51,7 +52,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "M": str(shape.m),
         "N": str(shape.n),
         "K": str(shape.k),
-        "layout": "" if shape.layout == scaled_fp4.SHUFFLED else shape.layout,
+        "layout": "" if shape.layout == scaled_fp4.usual_layout(shape.n, shape.k) else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
         FIELD: order_cell(shape),
@@ -60,7 +61,8 @@ def _format(shape: Shape) -> dict[str, str]:
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """Return the shape, then as AITER's key knows it: shuffled weight and scales, bf16 out, no bias."""
-    return scaled_fp4.equivalent_as(shape, scaled_fp4.SHUFFLED, SHUFFLED)
+    layout = scaled_fp4.usual_layout(shape.n, shape.k)
+    return scaled_fp4.equivalent_as(shape, layout, ROW if layout == "row" else SHUFFLED)
 
 
 def _shape_of(

@@ -83,7 +83,7 @@ class Domain:
                     return f"{name}: is missing"
                 if name not in self.extra and name not in self.optional:
                     return f"{name}: the op has no such field (got {name}={shape[name]})"
-        return self._layout_problem(shape) or self.further(shape)
+        return (shape.layout != self.layouts and self._layout_problem(shape)) or self.further(shape)
 
     def _layout_problem(self, shape: Shape) -> str:
         if self.layouts == "own":

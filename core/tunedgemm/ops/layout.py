@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -60,17 +61,24 @@ def misfit(layout: str, sizes: tuple[int, int], dtype: str, names: tuple[str, st
     """
     if layout == "row":
         return ""
-    order = order_of(layout)
-    if order is None:
-        return f"layout must be row, aiter16x16, aiter32x16, aiter16x32 or columns128 (got {layout})"
-    width = dtype_bits(dtype) // 8
-    if width > WIDEST:
-        return f"layout: {layout} needs elements of 1, 2 or 4 bytes (got {dtype})"
-    whole = (2 if dtype == "fp4x2" else 1) * math.lcm(order.step, max(1, order.pack // width))
-    for name, size, divisor in zip(names, sizes, (order.rows or 1, whole), strict=True):
+    divisors = _divisors(layout, dtype)
+    if isinstance(divisors, str):
+        return divisors
+    for name, size, divisor in zip(names, sizes, divisors, strict=True):
         if size % divisor:
             return f"layout: {layout} of {dtype} needs {name} divisible by {divisor} (got {name}={size})"
     return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _divisors(layout: str, dtype: str) -> tuple[int, int] | str:
+    """Return what divides the sizes of a weight of a layout, or why none of the dtype has it."""
+    order, width = order_of(layout), dtype_bits(dtype) // 8
+    if order is None:
+        return f"layout must be row, aiter16x16, aiter32x16, aiter16x32 or columns128 (got {layout})"
+    if width > WIDEST:
+        return f"layout: {layout} needs elements of 1, 2 or 4 bytes (got {dtype})"
+    return order.rows or 1, (2 if dtype == "fp4x2" else 1) * math.lcm(order.step, max(1, order.pack // width))
 
 
 def name_of(order: Order) -> str:

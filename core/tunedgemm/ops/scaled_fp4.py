@@ -19,6 +19,7 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import word
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
+from tunedgemm.ops.layout import misfit
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
 from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
 from tunedgemm.shape import Shape
@@ -55,6 +56,11 @@ def _scales_problem(shape: Shape) -> str:
         return f"K must be a multiple of {GROUP}, which share a scale (got K={shape.k})"
     order = field_of(shape)
     return "" if order in E8M0_ORDERS else f"{FIELD} must be {' or '.join(E8M0_ORDERS)} (got {order})"
+
+
+def usual_layout(n: int, k: int) -> str:
+    """Return the layout of AITER's rows: shuffled weights, plain ones where N or K do not fit."""
+    return SHUFFLED if not misfit(SHUFFLED, (n, k), FP4[0]) else "row"
 
 
 def ordered(shape: Shape, row: Mapping[str, str]) -> Shape:
