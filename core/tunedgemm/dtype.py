@@ -45,7 +45,9 @@ _ALIASES = {
 _SHORT = {name: short for short, (name, _) in DTYPES.items()} | _ALIASES
 
 #: the usual spellings of each dtype -> its short text
-_SPELLED = {f"{prefix}{name}": short for short, (full, _) in DTYPES.items() for prefix in ("", "torch.", "dtypes.") for name in (short, full)}
+_SPELLED = {
+    f"{prefix}{name}": short for short, (full, _) in DTYPES.items() for name in (short, full) for prefix in ("", "torch.", "dtypes.")
+}
 
 
 def fp8_of(gfx: str = "") -> str:

@@ -29,8 +29,8 @@ def size_problem(shape: Shape, bytes_moved: Callable[[Shape], int]) -> str:
         return f"{'N' if n < 1 else 'K'} must be at least 1 (got 0)"
     if not shape.extra and m * n + (m + n) * k < _FEW:
         return ""
-    count = bytes_moved(shape)
-    return f"M={m}, N={n} and K={k} take {count >> 40} TiB; sizes of at most {MOST_BYTES >> 40} TiB fit a memory" if count > MOST_BYTES else ""
+    taken, most = bytes_moved(shape) >> 40, MOST_BYTES >> 40
+    return f"M={m}, N={n} and K={k} take {taken} TiB; sizes of at most {most} TiB fit a memory" if taken > most else ""
 
 
 def _no_problem(shape: Shape) -> str:

@@ -41,6 +41,4 @@ def _problem(shape: Shape) -> str:
 
 #: Fields of every shape.
 _FIELDS = ("act", "doweight_stage1", "expert", "g1u1", "q_dtype_a", "q_dtype_w", "q_type", "topk")
-DOMAIN = Domain(
-    DTYPES, DTYPES, layouts="own", extra=_FIELDS, optional=(EXPERT_PARALLEL, FIELD, GATE_MODE, OPTIONS), further=_problem
-)
+DOMAIN = Domain(DTYPES, DTYPES, layouts="own", extra=_FIELDS, optional=(EXPERT_PARALLEL, FIELD, GATE_MODE, OPTIONS), further=_problem)
