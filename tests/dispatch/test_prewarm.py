@@ -16,6 +16,7 @@ from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import UserError
@@ -225,7 +226,9 @@ def test_a_shape_that_cannot_run_costs_itself_alone(caplog: pytest.LogCaptureFix
     dispatcher = Dispatcher(op_named("a16w16"))
     assert dispatcher.prewarm([*wrong, large, good], device_of(-1)) == 1
     messages = [record.getMessage() for record in caplog.records]
-    assert [f"{each} is not prewarmed: ShapeError: a16w16: no call asks" in text for each, text in zip(wrong, messages, strict=False)] == [True] * 4
+    assert [f"{each} is not prewarmed: ShapeError: a16w16: no call asks" in text for each, text in zip(wrong, messages, strict=False)] == [
+        True
+    ] * 4
     assert messages[4] == f"{large} is bound but was not run: its operands cannot be made: MemoryError: they are larger than the memory"
 
 

@@ -153,7 +153,9 @@ class TestOrdersOfOneRow:
     def test_rows_tuned_as_m_major_serve_one_row_by_their_times(self, tmp_path: Path) -> None:
         """Tables with the key of another order serve, and its rows compete with those of the usual one."""
         line = "gfx942,304,1,256,512,torch,0,0,{us},{name},1,1,0,{order}\n"
-        body = "".join(line.format(us=us, name=name, order=order) for us, name, order in ((3, "c", ""), (1, "a", "m_major"), (2, "b", "row")))
+        body = "".join(
+            line.format(us=us, name=name, order=order) for us, name, order in ((3, "c", ""), (1, "a", "m_major"), (2, "b", "row"))
+        )
         shape = self.OP.columns.parse({"M": "1", "N": "256", "K": "512", "gfx": "gfx942"})
         assert self.served(tmp_path / self.OP.columns.tuned_file, body, shape) == ["a", "b", "c"]
 
