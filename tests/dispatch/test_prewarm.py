@@ -233,7 +233,7 @@ def test_a_shape_that_cannot_run_costs_itself_alone(caplog: pytest.LogCaptureFix
 
 
 def test_operands_that_cannot_be_made_blame_no_solution(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails before a kernel runs is no fault of the kernel, which serves the next call."""
+    """What fails before a kernel runs does not exclude the kernel from the next call."""
     op = op_named("a16w16")
 
     def failing(*_: object) -> None:

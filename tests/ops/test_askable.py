@@ -28,9 +28,10 @@ AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
 EVERY = pytest.mark.parametrize("name", sorted(ops()))
 #: Texts of each column, most of which go together with few others.
 DTYPES = ["bf16", "fp16", "fp32", "fp64", "fp8", "fp8_e4m3fnuz", "fp8_e5m2", "int8", "uint8", "int32", "fp4x2", "int4", "e8m0"]
+FLAGS = ["True", "False"]
 WORDS = {
     **dict.fromkeys(("dtype", "outdtype", "q_dtype_w", "q_dtype_a", "x_dtype"), DTYPES),
-    **dict.fromkeys(("bias", "scaleAB", "bpreshuffle", "use_g1u1", "doweight_stage1", "expert_parallel"), ["True", "False"]),
+    **dict.fromkeys(("bias", "scaleAB", "bpreshuffle", "use_g1u1", "doweight_stage1", "expert_parallel"), FLAGS),
     "scale": ["none", "tensor", "row", "block"],
     "layout": ["row", "aiter16x16", "aiter32x16", "aiter16x32", "columns128", "aiter16x16p8", "unknown"],
     "scale_order": ["row", "m_major", "m_major_padded", "aiter32x8"],

@@ -387,7 +387,7 @@ def test_golden_table_of_version_1():
 
 
 def test_golden_table_is_rewritten_unchanged(path):
-    """Putting the rows of the golden table into it gives the golden table, figures and unusable lines included."""
+    """Rows that are put into their own table change nothing, and unusable lines stay."""
     path.write_text(GOLDEN.read_text())
     upsert(path, OP, [attrs.evolve(row, line=0) for row in read_rows(GOLDEN, OP)[0]], sort=False)
     assert path.read_text() == GOLDEN.read_text()

@@ -110,7 +110,7 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
 
 
 def _at_least_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return a float's dtype, or bf16 for any of less than 16 bits, which torch's plain products do not take."""
+    """Return a dtype that torch's plain products take: this one, or bf16 for integers and 8 bits."""
     return dtype if dtype.itemsize > 1 and dtype.is_floating_point else torch.bfloat16
 
 

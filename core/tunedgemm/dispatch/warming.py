@@ -41,12 +41,17 @@ def warm_each(op: Op, warm: Callable[[Shape, Device], bool], shapes: Iterable[Sh
 def random_operands(op: Op, shape: Shape, device: Device) -> tuple[Any, ...] | None:
     """Draw operands of a shape; None, with the reason in the log, where memory or formats do not allow it."""
     try:
-        if device.kind == "cpu" and op.bytes_moved(shape) > _memory():
-            raise MemoryError("they are larger than the memory")  # a system may promise more than it has, and end the process
-        return op.make_inputs(shape, device.torch_device, 0)
+        return _drawn(op, shape, device)
     except Exception as error:  # such as those of a whole model's experts, next to that model
         _log.warning("%s is bound but was not run: its operands cannot be made: %s", shape, described(error))
         return None
+
+
+def _drawn(op: Op, shape: Shape, device: Device) -> tuple[Any, ...]:
+    """Draw operands; raises MemoryError where a system might promise memory and end the process."""
+    if device.kind == "cpu" and op.bytes_moved(shape) > _memory():
+        raise MemoryError("they are larger than the memory")
+    return op.make_inputs(shape, device.torch_device, 0)
 
 
 def has_memory(shape: Shape, call: Call, operands: tuple[Any, ...]) -> bool:

@@ -46,7 +46,8 @@ class Domain:
         dtypes, outdtypes: short texts of the activations' dtypes and the output's.
         bias_dtypes: those of a bias; empty for an op without one.
         scales: kinds of scales.
-        layouts: ``row`` for plain weights, ``shuffled``, ``any``, or ``own`` where *further* checks it.
+        layouts: ``row`` for plain weights, ``shuffled``, ``any``, or ``own`` where *further*
+            checks it.
         weight: short dtype of the weight in memory, "" for that of the activations.
         extra, optional: names of the further fields that every shape has, and that some have.
         further: returns why no call has other parts of a shape, or "".

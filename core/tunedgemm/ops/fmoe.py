@@ -22,7 +22,16 @@ from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import default_q_dtype_a, make_inputs, shape_of
 from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, canonical, gate_word, options_of, parse_options
 from tunedgemm.ops.moe_words import (
-    ACTIVATIONS, ANY_TOPK, BLOCK_ROWS, DTYPES, EXPERT_PARALLEL, GATED, WEIGHT_DTYPES, ActivationType, QuantType, activation_dtypes,
+    ACTIVATIONS,
+    ANY_TOPK,
+    BLOCK_ROWS,
+    DTYPES,
+    EXPERT_PARALLEL,
+    GATED,
+    WEIGHT_DTYPES,
+    ActivationType,
+    QuantType,
+    activation_dtypes,
 )  # fmt: skip
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens

@@ -180,8 +180,8 @@ class Op:
             operands do not determine.
         strided: positions of the operands whose order in memory is part of the shape. Launchers get
             them with their strides, aligned but not contiguous.
-        problem: a Shape to the reason why no operands have it, with the field and what would fit, or
-            ""; see `tunedgemm.ops.domain`. Sizes that no memory holds are refused for every op.
+        problem: a Shape to the reason why no operands have it, with the field and what would fit,
+            or ""; see `tunedgemm.ops.domain`. Sizes that no memory holds are refused for every op.
         canonical: a Shape to the one form in which `shape_of` returns it, where several forms mean
             one call.
         equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then

@@ -309,7 +309,7 @@ class _Scanner:
         return kind
 
     def _follow_rules(self, kinds: list[int], m: list[int], n: list[int], k: list[int]) -> bool:
-        """Tell whether the sizes of lines are those that their kinds' plain lines may have; M = 0 is for any M."""
+        """Tell whether lines have sizes of their kinds' plain lines; M = 0 stands for any M."""
         least, steps = zip(*map(self._rules.__getitem__, kinds), strict=True)
         fits = all(map(operator.ge, m, least)) or all(not rows or rows >= fewest for rows, fewest in zip(m, least, strict=True))
         return fits and not any(map(operator.mod, n, steps)) and not any(map(operator.mod, k, steps))
