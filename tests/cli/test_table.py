@@ -256,12 +256,12 @@ class TestCheck:
         """K counts elements and the layout bytes, also where the activations are no pairs."""
         for name in ("a4w4_blockscale", "a16w4_blockscale"):
             op = ops()[name]
-            shape = op.columns.parse({"M": "1", "N": "32", "K": "128", "layout": "aiter16x16"})
+            shape = op.columns.parse({"M": "1", "N": "32", "K": "128", "layout": "aiter32x16"})
             path = tmp_path / op.columns.tuned_file
             write_rows(path, op, [Row(shape=shape, gfx="gfx950", cu_num=256, device="", solution=Solution("torch", "native"), us=2.0)])
             path.write_text(path.read_text().replace(",128,", ",96,"))
             assert main(["table", "check", str(path)]) == 1
-            assert "layout: aiter16x16 of fp4x2 needs K divisible by 64 (got K=96)" in capsys.readouterr().out
+            assert "layout: aiter32x16 of fp4x2 needs K divisible by 64 (got K=96)" in capsys.readouterr().out
 
     def test_tables_of_every_op(self, tmp_path, capsys):
         """A table of each op's examples is found faultless by the op that its columns and name tell."""
