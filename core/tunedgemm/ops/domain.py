@@ -33,7 +33,8 @@ def size_problem(shape: Shape, bytes_moved: Callable[[Shape], int]) -> str:
     return f"M={m}, N={n} and K={k} take {taken} TiB; sizes of at most {most} TiB fit a memory" if taken > most else ""
 
 
-def _no_problem(shape: Shape) -> str:
+def no_problem(shape: Shape) -> str:
+    """Return "", for an op without restrictions."""
     del shape
     return ""
 
@@ -61,7 +62,7 @@ class Domain:
     weight: str = ""
     extra: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    further: Callable[[Shape], str] = _no_problem
+    further: Callable[[Shape], str] = no_problem
 
     def format_problem(self, shape: Shape) -> str:
         """Return which dtype or kind of scales no operands have, and what they may have; "" for none."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from tunedgemm.errors import ShapeError
-from tunedgemm.ops.domain import size_problem
+from tunedgemm.ops.domain import no_problem, size_problem
 from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
 
@@ -126,11 +126,6 @@ def _same(shape: Shape) -> Shape:
     return shape
 
 
-def _no_problem(shape: Shape) -> str:
-    del shape
-    return ""
-
-
 def _no_shape(shape: Shape) -> None:
     del shape
 
@@ -217,7 +212,7 @@ class Op:
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
     strided: tuple[int, ...] = ()
-    problem: Callable[[Shape], str] = _no_problem
+    problem: Callable[[Shape], str] = no_problem
     canonical: Callable[[Shape], Shape] = _same
     equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
