@@ -44,6 +44,11 @@ _ALIASES = {
 }  # fmt: skip
 _SHORT = {name: short for short, (name, _) in DTYPES.items()} | _ALIASES
 
+#: the usual spellings of each dtype -> its short text
+_SPELLED = {
+    f"{prefix}{name}": short for short, (full, _) in DTYPES.items() for name in (short, full) for prefix in ("", "torch.", "dtypes.")
+}
+
 
 def fp8_of(gfx: str = "") -> str:
     """Return the e4m3 that ``fp8`` means on an architecture: FNUZ on gfx940 to gfx942, else OCP's.
@@ -75,6 +80,8 @@ def parse_dtype(text: str, gfx: str = "") -> str:
     Raises:
         DtypeError: the text names no dtype of the closed list.
     """
+    if text.__class__ is str and (known := _SPELLED.get(text)):
+        return known
     name = str(text).strip().removeprefix("torch.").removeprefix("dtypes.")
     if name == FP8:
         return fp8_of(gfx)

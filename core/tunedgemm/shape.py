@@ -56,8 +56,10 @@ def _outdtype(text: str, shape: Shape) -> str:
 
 
 def _bias_dtype(text: str, shape: Shape) -> str:
-    default = shape.dtype if dtype_bits(shape.dtype) >= 16 else shape.outdtype  # a bias is never quantised
-    return parse_dtype(text or default) if shape.epilogue == "bias" else ""
+    if shape.epilogue != "bias":
+        return ""
+    wide = (dtype for dtype in (shape.dtype, shape.outdtype) if dtype_bits(dtype) >= 16)  # a bias is never quantised
+    return parse_dtype(text or next(wide, "bf16"))
 
 
 @attrs.frozen(cache_hash=True)
@@ -71,8 +73,8 @@ class Shape:
         dtype: dtype of the activations, as a short text; the op defines the weight's.
         outdtype: dtype of the output; "" stands for the dtype of the activations.
         epilogue: ``none`` or ``bias``.
-        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, or of the
-            output where those have fewer than 16 bits. Not part of a table's key.
+        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, of the output
+            where those have fewer than 16 bits, or bf16. Not part of a table's key.
         scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
         layout: memory layout of the weight: ``row`` (plain [N, K]), ``aiter16x16``, or one that
             an op pack defines.
@@ -114,12 +116,14 @@ class Shape:
     def with_m(self, m: int) -> Shape:
         """Return this shape with another M; three times as fast as a new one, as no other field is checked."""
         _size(self, _M, m)
-        shape = object.__new__(Shape)
-        for put, value in zip(_PUT, _KEPT(self), strict=True):
-            put(shape, value)
-        for put in _FORGET:
-            put(shape, None)
+        shape = _copy(self)
         _PUT_M(shape, m)
+        return shape
+
+    def with_extra(self, extra: tuple[tuple[str, int | str | bool], ...]) -> Shape:
+        """Return this shape with other further fields, which are sorted and not checked; as fast as `with_m`."""
+        shape = _copy(self)
+        _PUT_EXTRA(shape, extra)
         return shape
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,8 +151,19 @@ class Shape:
 
 
 _M = attrs.fields(Shape).m
-_NAMES = tuple(field.name for field in attrs.fields(Shape) if field.name != "m")
+_NAMES = tuple(field.name for field in attrs.fields(Shape))
 _KEPT = operator.attrgetter(*_NAMES)
-_PUT, _PUT_M = tuple(getattr(Shape, name).__set__ for name in _NAMES), Shape.m.__set__  # type: ignore[attr-defined]
+_PUT = tuple(getattr(Shape, name).__set__ for name in _NAMES)
+_PUT_M, _PUT_EXTRA = Shape.m.__set__, Shape.extra.__set__  # type: ignore[attr-defined]
 #: The slot of the hash, which attrs fills on first use.
-_FORGET = tuple(getattr(Shape, slot).__set__ for slot in Shape.__slots__ if slot not in {*_NAMES, "m", "__weakref__"})  # type: ignore[attr-defined]
+_FORGET = tuple(getattr(Shape, slot).__set__ for slot in Shape.__slots__ if slot not in {*_NAMES, "__weakref__"})  # type: ignore[attr-defined]
+
+
+def _copy(shape: Shape) -> Shape:
+    """Copy a shape without its hash, before a field of the copy is set."""
+    copy = object.__new__(Shape)
+    for put, value in zip(_PUT, _KEPT(shape), strict=True):
+        put(copy, value)
+    for put in _FORGET:
+        put(copy, None)
+    return copy

@@ -16,6 +16,7 @@ from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import UserError
@@ -214,3 +215,31 @@ def test_a_shape_of_another_op_runs_on_random_operands() -> None:
     """Its operands, fields and dtypes are the op's own."""
     here = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
     assert tunedgemm.prewarm([here], device=device_of(-1)) == 1
+
+
+def test_a_shape_that_cannot_run_costs_itself_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that no call asks for, and operands without memory, are named; the others are warmed."""
+    good, large = shape(2, 8, 16), Shape("a16w16", 2, 1 << 20, 1 << 20)
+    wrong = [attrs.evolve(good, dtype="fp4x2"), attrs.evolve(good, layout="unknown"), attrs.evolve(good, scale="row")]
+    wrong += [Shape("a16w16", *[(1 << 31) - 1] * 3)]
+    monkeypatch.setattr("tunedgemm.dispatch.warming._memory", lambda: 1 << 40)
+    dispatcher = Dispatcher(op_named("a16w16"))
+    assert dispatcher.prewarm([*wrong, large, good], device_of(-1)) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert [f"{each} is not prewarmed: ShapeError: a16w16: no call asks" in text for each, text in zip(wrong, messages, strict=False)] == [
+        True
+    ] * 4
+    assert messages[4] == f"{large} is bound but was not run: its operands cannot be made: MemoryError: they are larger than the memory"
+
+
+def test_operands_that_cannot_be_made_blame_no_solution(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails before a kernel runs does not exclude the kernel from the next call."""
+    op = op_named("a16w16")
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("no generator here")
+
+    dispatcher = Dispatcher(attrs.evolve(op, make_inputs=failing))
+    assert dispatcher.prewarm([shape(2, 8, 16)], device_of(-1)) == 0
+    assert "its operands cannot be made: RuntimeError: no generator here" in caplog.text
+    assert "will not be used" not in caplog.text

@@ -110,7 +110,7 @@ class TestColumns:
         [
             Shape("a16w16", 1, 2, 3),
             Shape("a16w16", 1, 2, 3, "fp16", "fp32", "bias"),
-            Shape("a16w16", 1, 2, 3, layout="pack-1x", scale="row"),
+            Shape("a16w16", 1, 32, 64, layout="aiter32x16", scale="tensor"),
         ],
         ids=str,
     )

@@ -123,7 +123,7 @@ class TestColumns:
     def test_k_of_a_table(self):
         """A row that no operands can have is refused when it is read."""
         with pytest.raises(ShapeError, match=r"K must be a multiple of 32, which share a scale \(got K=4100"):
-            OP.columns.parse({"M": "1", "N": "512", "K": "4100"})
+            OP.columns.parse({"M": "1", "N": "512", "K": "4100", "layout": "row"})
 
 
 class TestReference:

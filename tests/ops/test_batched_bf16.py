@@ -86,7 +86,7 @@ class TestColumns:
     @listed(
         ("cells", "error", "message"),
         [
-            ({"B": "0"}, ShapeError, "'B' must be at least 1"),
+            ({"B": "0"}, ShapeError, "B must be at least 1"),
             ({"B": ""}, ShapeError, "'B' must be a whole number"),
             ({"M": "nan"}, ShapeError, "'M' must be a whole number"),
             ({"dtype": "int8"}, ShapeError, "'dtype' must be one of bf16, fp16"),

@@ -180,15 +180,16 @@ class TestColumns:
         assert {column: formatted[column] for column in row} == row
 
     def test_rows_of_any_topk(self):
-        """AITER's -1 of expert parallelism is read and written; a call has at least one expert a token."""
-        row = {**ROW, "topk": "-1"}
-        assert OP.columns.format(OP.columns.parse(row))["topk"] == "-1"
+        """AITER's -1 of grouped experts is named: a call has at least one expert a token."""
+        with pytest.raises(ShapeError, match=r"topk must be at least 1 \(got -1\); AITER's rows of grouped experts"):
+            OP.columns.parse({**ROW, "topk": "-1"})
         with pytest.raises(ShapeError, match="'topk' must be a whole number"):
             OP.columns.parse({**ROW, "topk": "-2"})
 
     def test_options_are_columns(self):
         """The order of w1's rows and the options come back; AITER's text of the mode is read."""
-        shape = OP.columns.parse({**ROW, "gate_mode": "GateMode.INTERLEAVE", "options": "bias2 swiglu_limit=5.5"})
+        row = {**ROW, "q_type": "QuantType.per_1x32"}
+        shape = OP.columns.parse({**row, "gate_mode": "GateMode.INTERLEAVE", "options": "bias2 swiglu_limit=5.5"})
         assert (shape["gate_mode"], shape["options"]) == ("interleave", "bias2 swiglu_limit=5.5")
         formatted = OP.columns.format(shape)
         assert (formatted["gate_mode"], formatted["options"]) == ("interleave", "bias2 swiglu_limit=5.5")

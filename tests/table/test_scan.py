@@ -78,11 +78,10 @@ def same(path: Path, op=OP) -> int:
     return len(rows)
 
 
-def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, faults_of):
+def test_odd_texts_in_any_column_of_any_op(tmp_path, faults_of):
     """Also in columns of other ops and in unknown ones, whatever their order."""
 
     def check(name):
-        monkeypatch.setattr(module, "_WORTH", 0)
         op, draw, file = op_named(name), random.Random(name), tmp_path / "t.csv"
         texts = [
             "flydsl_fallback",
@@ -214,7 +213,7 @@ def test_an_op_whose_kinds_limit_sizes(tmp_path):
         assert (list(source), source.problems) == (rows, problems)
 
 
-def test_an_op_that_refuses_sizes(tmp_path, monkeypatch):
+def test_an_op_that_refuses_sizes(tmp_path):
     """A parser that refuses some K, or reads one size from another's column, parses every line."""
 
     def picky(cells):
@@ -229,7 +228,6 @@ def test_an_op_that_refuses_sizes(tmp_path, monkeypatch):
 
     file = tmp_path / "t.csv"
     file.write_text("\n".join([HEADER, *lines(5, 200, 0.1), ""]), encoding="utf-8")
-    monkeypatch.setattr(module, "_WORTH", 0)
     for parse in (picky, tied):
         same(file, attrs.evolve(OP, columns=attrs.evolve(OP.columns, parse=parse)))
     assert any(

@@ -77,7 +77,7 @@ def test_an_empty_batch_is_not_captured(path):
 
 def test_layouts_and_scales_are_kept(path):
     """Shapes that AITER's columns cannot tell apart stay apart, in columns after them."""
-    shapes = [shape(1), shape(1, layout="ck-n64"), shape(1, layout="aiter16x16"), shape(1, dtype="fp8_e4m3fn", scale="row")]
+    shapes = [shape(1), shape(1, layout="aiter32x16"), shape(1, layout="aiter16x16"), shape(1, dtype="fp8_e4m3fn", scale="tensor")]
     for met in shapes:
         Capture(OP, path).register(met)
     assert [entry.shape for entry in read_untuned(path, OP)] == shapes

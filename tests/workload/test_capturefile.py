@@ -136,11 +136,11 @@ def test_a_column_that_the_file_lacks_is_added(path: Path) -> None:
     """A shape that needs another column widens the file; existing lines keep their text."""
     file = CaptureFile(OP, path)
     file.add({shape(1): ONCE}, 2.0)
-    assert file.enter({shape(2, layout="ck-n64"): ONCE}, 2.0) is None
-    file.add({shape(2, layout="ck-n64"): ONCE}, 2.0)
+    assert file.enter({shape(2, layout="aiter32x16"): ONCE}, 2.0) is None
+    file.add({shape(2, layout="aiter32x16"): ONCE}, 2.0)
 
     assert path.read_text().splitlines()[:2] == [f"{HEAD},layout", f"{line(1)},"]
-    assert [entry.shape for entry in read_untuned(path, OP)] == [shape(1), shape(2, layout="ck-n64")]
+    assert [entry.shape for entry in read_untuned(path, OP)] == [shape(1), shape(2, layout="aiter32x16")]
 
 
 def test_calls_are_added_to_the_lines_of_their_shapes_alone(path: Path) -> None:

@@ -44,6 +44,7 @@ from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
 from tunedgemm.dispatch.operands import check_given, in_memory
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.warming import has_memory, random_operands, warm_each
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN
@@ -146,7 +147,7 @@ class Dispatcher:
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
         """Explain what would serve a shape, and why others would not; an absent device binds nothing."""
-        device = device or current_device()
+        device, shape = device or current_device(), self.op.as_asked(shape)
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
         found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))
         return with_source(with_elsewhere(found, self.table), self.registry)
@@ -278,6 +279,8 @@ class Dispatcher:
     def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
         """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
 
+        A shape that cannot run here is logged and left out.
+
         Args:
             shapes: the expected shapes; by default those of every row of the tables that this
                 device uses.
@@ -285,22 +288,19 @@ class Dispatcher:
         """
         device = device or current_device()
         expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
-        return sum(self.warm(shape, device) for shape in dict.fromkeys(expected))
+        return warm_each(self.op, self.warm, expected, device)
 
     def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
         """Bind one shape and run it on these or random operands; returns whether there was memory to run it."""
         with self._lock:
             explanation, launcher = self._bind(shape, device)
             self.unbound.pop(shape, None)
+        drawn = operands or random_operands(self.op, shape, device)
         try:
-            operands = operands or self.op.make_inputs(shape, device.torch_device, 0)
-            launcher.call(*operands)
-        except (torch.OutOfMemoryError, MemoryError) as error:  # random experts of a whole model, next to that model
-            _log.warning("%s is bound but was not run: no memory for its operands: %s", shape, error)
-            return False
+            return drawn is not None and has_memory(shape, launcher.call, drawn)
         except BaseException as error:  # a kernel of a plugin may raise anything
             served = Served(launcher.call, shape, device.index, explanation.offer.solution)
-            self.retry(error, served, None, operands, torch_dtype(shape.outdtype), **self.op.fields(shape))
+            self.retry(error, served, None, drawn or (), torch_dtype(shape.outdtype), **self.op.fields(shape))
         return True
 
     def fingerprint(self) -> str:

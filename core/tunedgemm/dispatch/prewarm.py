@@ -110,8 +110,8 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
 
 
 def _at_least_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype, or bf16 for one of less than 16 bits, which torch's plain products do not take."""
-    return dtype if dtype.itemsize > 1 else torch.bfloat16
+    """Return a dtype that torch's plain products take: this one, or bf16 for integers and 8 bits."""
+    return dtype if dtype.itemsize > 1 and dtype.is_floating_point else torch.bfloat16
 
 
 def _start_torch(index: int, dtype: torch.dtype) -> None:

@@ -19,7 +19,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_rows import untuned_sizes
-from tunedgemm.integrations.engine_scales import at_m, explain_row, is_served
+from tunedgemm.integrations.engine_scales import TELLING_ROWS, at_m, explain_row, is_served
 from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import define_op, plain
 from tunedgemm.ops.scale_order import equivalent_orders, with_order
@@ -233,7 +233,7 @@ def end_warm_up(device: Device) -> None:
 def rows_of(shape: Shape, device: Device) -> list[int]:
     """List the M of the rows that serve a shape at any M, ascending."""
     table = dispatcher(shape.op).table
-    wanted = {_unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(shape)}
+    wanted = {_unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(at_m(shape, TELLING_ROWS))}
     return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) in wanted})
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
@@ -28,6 +29,11 @@ _OPERANDS = ("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?")
 #: Attributes of `TunedGemm`: `gemm_a16w16` with other names of its arguments, those of AITER's
 #: ``TunedGemm.mm`` and ``gemm_a16w16``.
 SPELLINGS = {"mm": {"x": "inp", "weight": "weights"}, "gemm_AB": {"x": "A", "weight": "B"}}
+
+
+#: Floats alone: torch multiplies integers on a CPU, and no kernel of a GPU does.
+_FLOATS = ("bf16", "fp16", "fp32", "fp64", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz")
+_DOMAIN = Domain(_FLOATS, _FLOATS, (*BIAS_DTYPES, "fp64"), ("none", "tensor"), "any")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -112,7 +118,7 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
 
     Calls of a layer differ only in rows, and validating a new shape is the slowest step.
     """
-    return Shape(
+    shape = Shape(
         op="a16w16",
         m=1,
         n=n,
@@ -124,6 +130,9 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
         scale="tensor" if scaled else "none",
         layout=layout,
     )
+    if fault := _DOMAIN.format_problem(shape):
+        raise OperandError(f"a16w16: {fault}")
+    return shape
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -255,6 +264,7 @@ op = Op(
     flops=lambda shape: 2 * shape.m * shape.n * shape.k,
     bytes_moved=_bytes_moved,
     fake=_fake,
+    problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
     # torch's call is close to the best: on an H200, 9 of 60 rows of an H100 lost, by up to 17 %.
     serves_alike=False,

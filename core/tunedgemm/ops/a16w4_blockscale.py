@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
@@ -33,13 +33,11 @@ _DTYPES = ("bf16", "fp16")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
-    k = size(row, "K")
-    scaled_fp4.check_k(NAME, k, ShapeError)
     shape = Shape(
         op=NAME,
         m=size(row, "M"),
         n=size(row, "N"),
-        k=k,
+        k=size(row, "K"),
         dtype=dtype(row, "x_dtype", _DTYPES[0], _DTYPES),
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
@@ -83,7 +81,7 @@ def _shape_of(
     quantised.check_matrices(NAME, x, weight, packed=2)
     layout = layout_of(NAME, weight)
     n, k, dtype = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
-    scaled_fp4.check_k(NAME, k, OperandError)
+    scaled_fp4.check_k(NAME, k)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     shape = Shape(
         op=NAME,
@@ -207,6 +205,7 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=stated_order,
+    problem=scaled_fp4.domain(_DTYPES).problem,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",

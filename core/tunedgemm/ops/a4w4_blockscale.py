@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
@@ -32,18 +32,17 @@ _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
-    k = size(row, "K")
-    scaled_fp4.check_k(NAME, k, ShapeError)
+    n, k = size(row, "N"), size(row, "K")
     shape = Shape(
         op=NAME,
         m=size(row, "M"),
-        n=size(row, "N"),
+        n=n,
         k=k,
         dtype="fp4x2",
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
         scale="block",
-        layout=text(row, "layout", scaled_fp4.SHUFFLED),
+        layout=text(row, "layout", scaled_fp4.usual_layout(n, k)),
     )
     return scaled_fp4.ordered(shape, row)
 
@@ -53,7 +52,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "M": str(shape.m),
         "N": str(shape.n),
         "K": str(shape.k),
-        "layout": "" if shape.layout == scaled_fp4.SHUFFLED else shape.layout,
+        "layout": "" if shape.layout == scaled_fp4.usual_layout(shape.n, shape.k) else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
         FIELD: order_cell(shape),
@@ -62,7 +61,8 @@ def _format(shape: Shape) -> dict[str, str]:
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """Return the shape, then as AITER's key knows it: shuffled weight and scales, bf16 out, no bias."""
-    return scaled_fp4.equivalent_as(shape, scaled_fp4.SHUFFLED, SHUFFLED)
+    layout = scaled_fp4.usual_layout(shape.n, shape.k)
+    return scaled_fp4.equivalent_as(shape, layout, ROW if layout == "row" else SHUFFLED)
 
 
 def _shape_of(
@@ -82,7 +82,7 @@ def _shape_of(
     quantised.check_matrices(NAME, x, weight)
     layout = layout_of(NAME, weight)
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
-    scaled_fp4.check_k(NAME, k, OperandError)
+    scaled_fp4.check_k(NAME, k)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     shape = Shape(
         op=NAME,
@@ -227,6 +227,7 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
     fields=stated_order,
+    problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,

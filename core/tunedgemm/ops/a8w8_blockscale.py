@@ -17,7 +17,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, blocks, order_of, with_order
+from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, blocks, canonical_order, order_of, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
+    problem=scaled_blocks.domain("row").problem,
+    canonical=canonical_order,
     equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
     first_rows=_first_rows,
     strided=(2,),

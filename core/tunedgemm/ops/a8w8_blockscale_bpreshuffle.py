@@ -129,6 +129,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
+    problem=scaled_blocks.domain(_LAYOUT).problem,
     equivalent_shapes=scaled_blocks.equivalent_shapes_of(_LAYOUT),
     first_rows=_first_rows,
     examples=lambda: (

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.shape import Shape
 
@@ -20,13 +21,19 @@ KEY = ("B", "M", "N", "K")
 OWN = ("dtype", "outdtype", "bias")
 
 
+def domain(dtypes: tuple[str, ...], scale: str = "none") -> Domain:
+    """Return the domain of a batched op."""
+    return Domain(dtypes, quantised.OUTDTYPES, quantised.BIAS_DTYPES, (scale,), extra=("B",), further=_batches_problem)
+
+
+def _batches_problem(shape: Shape) -> str:
+    return "" if int(shape["B"]) >= 1 else f"B must be at least 1 (got {shape['B']})"
+
+
 def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[Mapping[str, str]], Shape]:
     """Make `Columns.parse` of a batched op; the first of *dtypes* is the one of AITER's rows."""
 
     def parse(row: Mapping[str, str]) -> Shape:
-        batches = size(row, "B")
-        if batches < 1:
-            raise ShapeError(f"column 'B' must be at least 1 (got {batches})")
         return Shape(
             op=op,
             m=size(row, "M"),
@@ -36,7 +43,7 @@ def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[M
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             epilogue="bias" if flag(row, "bias") else "none",
             scale=scale,
-            extra={"B": batches},  # type: ignore[arg-type]
+            extra={"B": size(row, "B")},  # type: ignore[arg-type]
         )
 
     return parse

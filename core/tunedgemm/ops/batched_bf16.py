@@ -135,6 +135,7 @@ op = Op(
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,
+    problem=batched.domain(_DTYPES).problem,
     equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
     padded_m=exact,
     first_rows=batched.first_rows,

@@ -8,7 +8,7 @@ from tunedgemm.dtype import parse_dtype
 from tunedgemm.errors import ShapeError
 from tunedgemm.shape import MAX_SIZE
 
-_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
+_FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
 
 
 def flag(row: Mapping[str, str], column: str) -> bool:
@@ -18,9 +18,10 @@ def flag(row: Mapping[str, str], column: str) -> bool:
         ShapeError: another text.
     """
     text = row.get(column, "").strip().lower()
-    if text not in _TRUE + _FALSE:
+    value = _FLAGS.get(text)
+    if value is None:
         raise ShapeError(f"column {column!r} must be True or False (got {text[:40]!r})")
-    return text in _TRUE
+    return value
 
 
 def size(row: Mapping[str, str], column: str) -> int:

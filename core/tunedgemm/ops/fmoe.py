@@ -17,9 +17,10 @@ from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe, moe_formats, moe_words
+from tunedgemm.ops.moe_domain import DOMAIN, LAYOUT, usual_layout
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import default_q_dtype_a, make_inputs, shape_of
-from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, gate_word, options_of, parse_options
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, Options, canonical, gate_word, options_of, parse_options
 from tunedgemm.ops.moe_words import (
     ACTIVATIONS,
     ANY_TOPK,
@@ -31,7 +32,7 @@ from tunedgemm.ops.moe_words import (
     ActivationType,
     QuantType,
     activation_dtypes,
-)
+)  # fmt: skip
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["ActivationType", "QuantType", "op"]
-
-#: The layout of the rows of AITER, whose models shuffle the weights of experts.
-_LAYOUT = "aiter16x16"
 
 _ACT_TEXTS = {str(member): word for word, member in ACTIVATIONS.items()}
 _QUANT_TEXTS = {str(member): moe_words.quant_word(member) for member in QuantType}
@@ -64,7 +62,6 @@ def _parse(row: Mapping[str, str]) -> Shape:
         k=cells.size(row, "inter_dim"),
         dtype=dtype,
         outdtype=cells.dtype(row, "outdtype", dtype, DTYPES),
-        layout=cells.text(row, "layout", _LAYOUT),
         extra={  # type: ignore[arg-type]
             "expert": cells.size(row, "expert"),
             "topk": _topk(row),
@@ -78,15 +75,14 @@ def _parse(row: Mapping[str, str]) -> Shape:
             **_special(row),
         },
     )
-    if wrong := moe_words.problem(shape):
-        raise ShapeError(wrong)
+    shape = attrs.evolve(shape, layout=cells.text(row, "layout", usual_layout(shape)))
     return with_order(shape, cells.word(row, FIELD, usual_order(shape), E8M0_ORDERS if has_e8m0_scales(shape) else (ROW,)))
 
 
 def _special(row: Mapping[str, str]) -> dict[str, str]:
     """Return the fields that only some shapes have."""
     try:
-        mode = gate_word(cells.text(row, GATE_MODE, ""))
+        mode = gate_word(cells.text(row, GATE_MODE, ""), row.get("gfx", ""))
     except OperandError as error:
         raise ShapeError(f"column {GATE_MODE!r}: {error}") from None
     words = {GATE_MODE: mode, OPTIONS: str(parse_options(cells.text(row, OPTIONS, "")))}
@@ -111,7 +107,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "q_type": f"QuantType.{shape['q_type']}",
         "use_g1u1": str(int(shape["g1u1"])),
         "doweight_stage1": str(int(shape["doweight_stage1"])),
-        "layout": "" if shape.layout == _LAYOUT else shape.layout,
+        "layout": "" if shape.layout == usual_layout(shape) else shape.layout,
         "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
         EXPERT_PARALLEL: "True" if _is_expert_parallel(shape) else "",
         FIELD: order_cell(shape),
@@ -184,7 +180,7 @@ def _forms(shape: Shape) -> tuple[Shape, ...]:
     """
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word not in GATED or shape["g1u1"]))]
     usual = with_order(shape, usual_order(shape))
-    layouts = (_LAYOUT,) if shape["q_dtype_w"] == "int4" else (_LAYOUT, "row")
+    layouts = (LAYOUT,) if shape["q_dtype_w"] == "int4" else dict.fromkeys((usual_layout(shape), "row"))
     forms = [shape, attrs.evolve(shape, outdtype=shape.dtype)]
     forms += [attrs.evolve(usual, layout=layout, outdtype=shape.dtype) for layout in layouts]
     return tuple(
@@ -342,6 +338,8 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=_fields,
+    problem=DOMAIN.problem,
+    canonical=canonical,
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
     first_rows=_first_rows,
@@ -351,31 +349,31 @@ op = Op(
         _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),
         _example((33, 64, 64, 8, 3), act="Swiglu"),
         _example((17, 96, 32, 4, 4), use_g1u1="0"),
-        _example((8, 128, 64, 4, 2), q_dtype="fp16", dtype="fp16", layout=_LAYOUT),
+        _example((8, 128, 64, 4, 2), q_dtype="fp16", dtype="fp16", layout=LAYOUT),
         _example((9, 64, 64, 4, 2), outdtype="fp16"),
         _example((16, 128, 128, 8, 2), "per_Tensor", _FP8),
         _example((3, 128, 64, 16, 2), "per_Tensor", _INT8, doweight_stage1="1"),
-        _example((24, 128, 64, 4, 2), "per_Token", _FP8, layout=_LAYOUT),
+        _example((24, 128, 64, 4, 2), "per_Token", _FP8, layout=LAYOUT),
         _example((7, 160, 96, 8, 1), "per_Token", _INT8, act="Gelu", use_g1u1="0", doweight_stage1="1"),
         _example((12, 128, 64, 4, 2), "per_Token", _FNUZ, act="Gelu"),
         _example((16, 256, 128, 8, 2), "per_1x128", _FP8),
-        _example((6, 320, 192, 4, 2), "per_1x128", _FP8, act="Gelu", layout=_LAYOUT),  # blocks that are not full
+        _example((6, 320, 192, 4, 2), "per_1x128", _FP8, act="Gelu", layout=LAYOUT),  # blocks that are not full
         _example((10, 128, 64, 4, 3), "per_1x128", _FNUZ, use_g1u1="0"),
         _example((16, 128, 64, 8, 2), "per_1x32", _FP4),
-        _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=_LAYOUT),
+        _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=LAYOUT),
         _example((4, 96, 32, 4, 1), "per_1x32", _FP4, act="Swiglu", doweight_stage1="1"),
         _example((8, 128, 64, 4, 2), "per_1x32", _FP4, scale_order=SHUFFLED),  # AITER's kernels for plain weights
         _example((6, 128, 64, 2, 5), expert_parallel="True"),  # most of a token's experts are on other ranks
-        _example((9, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a=_FP8, layout=_LAYOUT),
+        _example((9, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a=_FP8, layout=LAYOUT),
         _example((11, 64, 96, 4, 2), "per_1x32", _FP4, q_dtype_a="bf16", act="Situv2"),
         _example((6, 128, 64, 4, 1), "per_1x32", _FP8, act="Swiglu"),
-        _example((7, 64, 64, 4, 2), "per_1x32", _FNUZ, layout=_LAYOUT),
-        _example((13, 128, 128, 4, 2), "per_1x32", "int4", q_dtype_a="bf16", layout=_LAYOUT),
-        _example((3, 64, 64, 4, 2), "per_1x32", "int4", q_dtype_a="bf16", dtype="fp16", layout=_LAYOUT),
+        _example((7, 64, 64, 4, 2), "per_1x32", _FNUZ, layout=LAYOUT),
+        _example((13, 128, 128, 4, 2), "per_1x32", "int4", q_dtype_a="bf16", layout=LAYOUT),
+        _example((3, 64, 64, 4, 2), "per_1x32", "int4", q_dtype_a="bf16", dtype="fp16", layout=LAYOUT),
         _example((5, 64, 32, 4, 2), "per_Token", _INT8, q_dtype_a="bf16", act="No"),
         _example((4, 128, 320, 4, 2), "per_256x128", _FP8),
         _example((4, 160, 64, 4, 2), "per_1024x128", _FP8, use_g1u1="0", act="No"),
-        _example((8, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a="bf16", act="Swiglu", layout=_LAYOUT, gate_mode="interleave"),
+        _example((8, 128, 64, 4, 2), "per_1x32", _FP4, q_dtype_a="bf16", act="Swiglu", layout=LAYOUT, gate_mode="interleave"),
         _example((5, 64, 64, 4, 2), act="Gelu", options="bias1 bias2 swiglu_limit=1.5"),
         _example((6, 64, 64, 4, 2), "per_1x32", _FP8, act="Gelu", gate_mode="interleave"),
         _example((3, 64, 64, 4, 1), "per_1x32", _FP4, act="Situv2", options="beta=4.0 linear_beta=25.0"),
@@ -385,8 +383,8 @@ op = Op(
         _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
     ),
     large=lambda: (
-        _example((512, 4096, 1792, 8, 2), layout=_LAYOUT),  # Mixtral 8x7B, tensor parallel 8
-        _example((64, 7168, 256, 256, 8), "per_1x128", _FP8, layout=_LAYOUT),  # DeepSeek V3, tensor parallel 8
+        _example((512, 4096, 1792, 8, 2), layout=LAYOUT),  # Mixtral 8x7B, tensor parallel 8
+        _example((64, 7168, 256, 256, 8), "per_1x128", _FP8, layout=LAYOUT),  # DeepSeek V3, tensor parallel 8
         _example((1024, 2048, 768, 128, 8), "per_Token", _FP8),  # Qwen 3 30B A3B
         _example((128, 2880, 2880, 32, 4), "per_1x32", _FP4, act="Swiglu"),  # gpt-oss 20B
     ),

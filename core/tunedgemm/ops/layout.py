@@ -5,11 +5,14 @@ Imports no torch.
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 
 if TYPE_CHECKING:
@@ -48,12 +51,45 @@ def order_of(layout: str) -> Order | None:
     return _ORDERS.get(layout)
 
 
+def misfit(layout: str, sizes: tuple[int, int], dtype: str, names: tuple[str, str] = ("N", "K")) -> str:
+    """Return why no weight of these sizes has a layout, and what would fit; "" where one has it.
+
+    Args:
+        sizes: rows and columns, in values; an element of ``fp4x2`` has two.
+        dtype: short text of the elements.
+        names: of both sizes.
+    """
+    if layout == "row":
+        return ""
+    divisors = _divisors(layout, dtype)
+    if isinstance(divisors, str):
+        return divisors
+    for name, size, divisor in zip(names, sizes, divisors, strict=True):
+        if size % divisor:
+            return f"layout: {layout} of {dtype} needs {name} divisible by {divisor} (got {name}={size})"
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _divisors(layout: str, dtype: str) -> tuple[int, int] | str:
+    """Return what divides the sizes of a weight of a layout, or why none of the dtype has it."""
+    order, width = order_of(layout), dtype_bits(dtype) // 8
+    if order is None:
+        return f"layout must be row, aiter16x16, aiter32x16, aiter16x32 or columns128 (got {layout})"
+    if width > WIDEST:
+        return f"layout: {layout} needs elements of 1, 2 or 4 bytes (got {dtype})"
+    return order.rows or 1, (2 if dtype == "fp4x2" else 1) * math.lcm(order.step, max(1, order.pack // width))
+
+
 def name_of(order: Order) -> str:
     """Return the name of one of AITER's orders; a divisor of K that only AITER's kernels need is left out."""
     step = order.step if order.step % 32 else 32
     pack = "" if order.pack == _AITER_PACK else f"p{order.pack}"
     return f"aiter{order.rows}x{step // 2}{pack}"
 
+
+#: Bytes of the widest elements that are shuffled.
+WIDEST = 4
 
 #: Orders by address of shuffled operands that are alive, and the address of operands without
 #: memory. Cache keys hold whether a weight's is one.

@@ -10,7 +10,7 @@ from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_formats, moe_words
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, call_options, gate_word, options_of
+from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, call_options, gate_word, options_of, used_gate
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED
 from tunedgemm.ops.scale_order import scale_order as order_of_scales
 from tunedgemm.shape import Shape
@@ -64,7 +64,7 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     dtype = outdtype if quantised else short_dtype(hidden.dtype)
     gfx = current_device().gfx
     mode = gate_word(gate_mode, gfx)
-    mode = mode if gated and kind == "per_1x32" else ""  # AITER's other kernels take the gate's rows first
+    mode = used_gate(mode, gated, kind)
     if quantised:
         q_dtype_a = short_dtype(hidden.dtype)
     q_dtype_a = q_dtype_a or moe_words.activation_dtype(kind, q_dtype_w, act, hidden.shape[0], bool(mode), gfx)

@@ -129,9 +129,36 @@ def call_options(
         swiglu_limit: AITER's, None where it is not given.
         betas: beta and linear_beta, None where they are not given.
     """
-    bounds: dict[str, float] = {}
-    if act == "situv2":
-        bounds = {name: float(value) for name, value in betas.items() if value is not None}
-    elif swiglu_limit and not (act == "swiglu" and float(swiglu_limit) == SWIGLU_LIMIT):
-        bounds = {"swiglu_limit": float(swiglu_limit)}
-    return str(Options(biases[0] is not None, biases[1] is not None, quantised, **bounds))
+    given = {name: float(value) for name, value in betas.items() if value is not None}
+    given |= {"swiglu_limit": float(swiglu_limit)} if swiglu_limit else {}
+    return str(_used(Options(biases[0] is not None, biases[1] is not None, quantised, **given), act))
+
+
+def _used(options: Options, act: str) -> Options:
+    """Return options without the bounds that an activation does not use."""
+    if act != "situv2":
+        options = attrs.evolve(options, beta=_NONE.beta, linear_beta=_NONE.linear_beta)
+    elif options.swiglu_limit is not None:
+        options = attrs.evolve(options, swiglu_limit=None)
+    return attrs.evolve(options, swiglu_limit=None) if act == "swiglu" and options.swiglu_limit == SWIGLU_LIMIT else options
+
+
+def used_gate(mode: str, gated: bool, kind: str) -> str:
+    """Return the word of a gate's mode, "" where the kernels of AITER take the gate's rows first anyway."""
+    return mode if gated and kind == "per_1x32" else ""
+
+
+def canonical(shape: Shape) -> Shape:
+    """Return experts as a call names them: without a mode or bounds that it does not use.
+
+    Hidden states that come quantised have the dtype of the output.
+    """
+    fields = dict(shape.extra)
+    if GATE_MODE not in fields and OPTIONS not in fields:
+        return shape
+    options = _used(options_of(shape), str(fields["act"]))
+    mode = used_gate(str(fields.get(GATE_MODE, "")), bool(fields["g1u1"]), str(fields["q_type"]))
+    kept = {name: value for name, value in fields.items() if name not in (GATE_MODE, OPTIONS)}
+    kept |= {name: word for name, word in ((GATE_MODE, mode), (OPTIONS, str(options))) if word}
+    dtype = shape.outdtype if options.quantised else shape.dtype
+    return shape if kept == fields and dtype == shape.dtype else attrs.evolve(shape, dtype=dtype, extra=kept)  # type: ignore[arg-type]

@@ -169,8 +169,9 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 def problem(shape: Shape) -> str:
     """Return why no operands could have a shape, or ""."""
     for name in ("expert", "topk"):
-        if int(shape[name]) < 1 and (name, shape[name]) != ("topk", ANY_TOPK):
-            return f"{name} must be at least 1 (got {shape[name]})"
+        if int(shape[name]) < 1:
+            any_number = "; AITER's rows of grouped experts name any number so" if shape[name] == ANY_TOPK else ""
+            return f"{name} must be at least 1 (got {shape[name]}){any_number}"
     if shape["act"] in GATED and not shape["g1u1"]:
         return f"{shape['act']} needs gated weights: w1 [expert, 2 * inter_dim, model_dim], use_g1u1 1"
     kind, q_dtype_a, q_dtype_w = (str(shape[name]) for name in ("q_type", "q_dtype_a", "q_dtype_w"))

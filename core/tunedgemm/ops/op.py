@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from tunedgemm.errors import ShapeError
+from tunedgemm.ops.domain import no_problem, size_problem
 from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
 
@@ -84,7 +86,8 @@ class Columns:
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
         parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises
-            UserError for a wrong cell. The text of ``gfx`` is the row's architecture, "" or absent
+            UserError for a wrong cell. That of an op returns the shape as calls ask for it
+            (`Op.as_asked`). The text of ``gfx`` is the row's architecture, "" or absent
             the present one; ``fp8`` depends on it.
         format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
         own: our columns, after AITER's, for the parts of a shape that AITER's key lacks.
@@ -119,6 +122,10 @@ def _itself(shape: Shape) -> tuple[Shape, ...]:
     return (shape,)
 
 
+def _same(shape: Shape) -> Shape:
+    return shape
+
+
 def _no_shape(shape: Shape) -> None:
     del shape
 
@@ -126,6 +133,23 @@ def _no_shape(shape: Shape) -> None:
 def unbiased(shape: Shape) -> Shape:
     """Return a shape without its bias: `Op.unbiased` where the bias comes last and is added last."""
     return attrs.evolve(shape, epilogue="none", bias_dtype="")
+
+
+@attrs.frozen(eq=False)
+class _ParseAsked:
+    """`Columns.parse` of an op: the shape of a row as calls ask for it.
+
+    Attributes:
+        __wrapped__: the one that the op was made with.
+        as_asked: `Op.as_asked`.
+    """
+
+    __wrapped__: Callable[[Mapping[str, str]], Shape]
+    as_asked: Callable[[Shape], Shape]
+
+    def __call__(self, cells: Mapping[str, str]) -> Shape:
+        """Return the shape of a row; raises UserError for one that no call asks for."""
+        return self.as_asked(self.__wrapped__(cells))
 
 
 @attrs.frozen
@@ -151,6 +175,10 @@ class Op:
             operands do not determine.
         strided: positions of the operands whose order in memory is part of the shape. Launchers get
             them with their strides, aligned but not contiguous.
+        problem: a Shape to the reason why no operands have it, with the field and what would fit,
+            or ""; see `tunedgemm.ops.domain`. Sizes that no memory holds are refused for every op.
+        canonical: a Shape to the one form in which `shape_of` returns it, where several forms mean
+            one call.
         equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then
             as AITER's key knows it.
         unbiased: a Shape with a bias to the same without one, where the bias is the last operand
@@ -185,6 +213,8 @@ class Op:
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
     strided: tuple[int, ...] = ()
+    problem: Callable[[Shape], str] = no_problem
+    canonical: Callable[[Shape], Shape] = _same
     equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
     weight_dtype: Callable[[Shape], str] = _weight_dtype
@@ -196,6 +226,21 @@ class Op:
     is_linear: bool = True
     functions: tuple[str, ...] = ()
     entry: Callable[[Serving], Mapping[str, Call]] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        parse = self.columns.parse
+        parse = parse.__wrapped__ if isinstance(parse, _ParseAsked) else parse  # of the op that this one was evolved from
+        object.__setattr__(self, "columns", attrs.evolve(self.columns, parse=_ParseAsked(parse, self.as_asked)))
+
+    def as_asked(self, shape: Shape) -> Shape:
+        """Return the form of a shape in which calls ask for it.
+
+        Raises:
+            ShapeError: no call does; the message names the field and what would fit.
+        """
+        if fault := size_problem(shape, self.bytes_moved) or self.problem(shape):
+            raise ShapeError(f"{self.name}: no call asks for this shape: {fault}")
+        return self.canonical(shape)
 
     @functools.cached_property
     def examples(self) -> tuple[Shape, ...]:

@@ -65,8 +65,9 @@ def equivalent_as(shape: Shape, **fields: Any) -> tuple[Shape, ...]:
 
     Serves `Op.equivalent_shapes`.
     """
-    other = attrs.evolve(shape, **fields)
-    return (shape,) if other == shape else (shape, other)
+    if all(getattr(shape, name) == value for name, value in fields.items()):
+        return (shape,)
+    return shape, attrs.evolve(shape, **fields)
 
 
 def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:

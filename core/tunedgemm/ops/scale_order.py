@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from tunedgemm.errors import OperandError
 from tunedgemm.shape import Shape
 
@@ -89,8 +87,19 @@ def field_of(shape: Shape) -> str:
 
 def with_order(shape: Shape, order: str) -> Shape:
     """Return a shape with another order of its scales."""
-    extra = {name: value for name, value in shape.extra if name != FIELD}
-    return attrs.evolve(shape, extra=extra if order == usual_order(shape) else {**extra, FIELD: order})  # type: ignore[arg-type]
+    extra = tuple(field for field in shape.extra if field[0] != FIELD)
+    return shape.with_extra(extra if order == usual_order(shape) else tuple(sorted((*extra, (FIELD, order)))))
+
+
+def canonical_order(shape: Shape) -> Shape:
+    """Return a shape with the first of the orders that are the same strides, as `order_of` names it.
+
+    A row for any M keeps its order, which most M tell from others.
+    """
+    if not shape.extra or (shape.m == 0 and shape.k > BLOCK):
+        return shape
+    order = scale_order(shape)
+    return shape if order == field_of(shape) else with_order(shape, order)
 
 
 def order_cell(shape: Shape) -> str:
@@ -107,10 +116,11 @@ def equivalent_orders(shape: Shape) -> tuple[str, ...]:
     """Return the orders whose rows may serve a shape, best first.
 
     The other M-major order comes second: at a padded M, a multiple of four, both are one order.
+    The scales of one row of x are in every order.
     """
     order = field_of(shape)
     if order == ROW:
-        return (ROW,)
+        return ORDERS if shape.m == 1 and shape.k > BLOCK else (ROW,)
     return (order, M_MAJOR if order == M_MAJOR_PADDED else M_MAJOR_PADDED, ROW)
 
 

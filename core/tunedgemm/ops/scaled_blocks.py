@@ -10,6 +10,7 @@ from tunedgemm.dtype import FP8, dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, size, word
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import BLOCK, FIELD, ORDERS, ROW, blocks, equivalent_orders, field_of, scale_order, scale_strides, with_order
 from tunedgemm.shape import Shape
@@ -75,6 +76,24 @@ def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
         return tuple(form for order in orders for form in quantised.equivalent_as(with_order(shape, order), **fields))
 
     return equivalent_shapes
+
+
+def domain(layout: str) -> Domain:
+    """Return the domain of an op; *layout* as in `parser`."""
+    plain = layout == "row"
+    return Domain(
+        quantised.FP8,
+        quantised.OUTDTYPES,
+        scales=("block",),
+        layouts="row" if plain else "shuffled",
+        optional=(FIELD,) if plain else (),
+        further=_order_problem,
+    )
+
+
+def _order_problem(shape: Shape) -> str:
+    order = field_of(shape)
+    return "" if order in ORDERS else f"{FIELD} must be {' or '.join(ORDERS)} (got {order})"
 
 
 def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:

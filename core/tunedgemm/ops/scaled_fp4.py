@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import word
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
-from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, scale_order, usual_order, with_order
+from tunedgemm.ops.layout import misfit
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
 from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
 from tunedgemm.shape import Shape
 
@@ -33,14 +35,32 @@ SHUFFLED = "aiter16x16"
 GROUP = 32
 
 
-def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
+def check_k(op: str, k: int) -> None:
     """Check that scales divide K.
 
     Raises:
-        ShapeError, OperandError: as *error* says, where they do not.
+        OperandError: they do not.
     """
     if k % GROUP:
-        raise error(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
+        raise OperandError(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
+
+
+def domain(dtypes: tuple[str, ...]) -> Domain:
+    """Return the domain of an op with a weight in mxfp4."""
+    biases = quantised.BIAS_DTYPES
+    return Domain(dtypes, quantised.OUTDTYPES, biases, ("block",), "any", FP4[0], optional=(FIELD,), further=_scales_problem)
+
+
+def _scales_problem(shape: Shape) -> str:
+    if shape.k % GROUP:
+        return f"K must be a multiple of {GROUP}, which share a scale (got K={shape.k})"
+    order = field_of(shape)
+    return "" if order in E8M0_ORDERS else f"{FIELD} must be {' or '.join(E8M0_ORDERS)} (got {order})"
+
+
+def usual_layout(n: int, k: int) -> str:
+    """Return the layout of AITER's rows: shuffled weights, plain ones where N or K do not fit."""
+    return SHUFFLED if not misfit(SHUFFLED, (n, k), FP4[0]) else "row"
 
 
 def ordered(shape: Shape, row: Mapping[str, str]) -> Shape:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size, word
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
 
@@ -35,6 +38,16 @@ def kind_of(m: int, n: int, kind: str) -> str:
     return _KINDS[0] if m == n == 1 else kind
 
 
+def canonical(shape: Shape) -> Shape:
+    """Return a shape with the kind of scales that calls of its sizes have."""
+    return shape if shape.scale == (kind := kind_of(shape.m, shape.n, shape.scale)) else attrs.evolve(shape, scale=kind)
+
+
+def domain(layouts: str) -> Domain:
+    """Return the domain of an op with plain weights, ``row``, or ``shuffled`` ones."""
+    return Domain(DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts)
+
+
 def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
     """Make `Columns.parse` of *op*.
 
@@ -42,17 +55,17 @@ def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Map
     """
 
     def parse(row: Mapping[str, str]) -> Shape:
-        m, n, q_dtype = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
+        q_dtype = dtype(row, "q_dtype_w", default, DTYPES)
         usual = layout(q_dtype)
         return Shape(
             op=op,
-            m=m,
-            n=n,
+            m=size(row, "M"),
+            n=size(row, "N"),
             k=size(row, "K"),
             dtype=q_dtype,
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             epilogue="bias" if flag(row, "bias") else "none",
-            scale=kind_of(m, n, word(row, "scale", _KINDS[0], _KINDS)),
+            scale=word(row, "scale", _KINDS[0], _KINDS),
             layout="row" if usual == "row" else quantised.shuffled_cell(row, usual),
         )
 

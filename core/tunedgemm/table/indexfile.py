@@ -125,7 +125,8 @@ def _validity(op: Op) -> dict[str, Any] | None:
     """Return what an index depends on next to the file's content; None where the op's code is not found."""
     code = hashlib.sha256()
     try:
-        sources = [Path(inspect.getfile(function)) for function in (op.columns.parse, op.columns.format)]
+        functions = (inspect.unwrap(op.columns.parse), op.columns.format, op.problem, op.canonical)
+        sources = [Path(inspect.getfile(function)) for function in functions]
         for source in (*(file for folder in _READERS for file in sorted(folder.glob("*.py"))), *sources):
             code.update(source.read_bytes())
     except (TypeError, OSError):

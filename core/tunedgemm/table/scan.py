@@ -13,6 +13,7 @@ import contextlib
 import gc
 import itertools
 import math
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,6 @@ import attrs
 
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import Columns
-from tunedgemm.shape import MAX_SIZE
 from tunedgemm.solution import LARGEST
 from tunedgemm.table.columns import foreign_columns, own_names
 from tunedgemm.table.csvfile import Problem, rows_of_sheet
@@ -45,17 +45,17 @@ _WHOLE, _NUMBER, _TEXT = ("solidx", "splitK"), ("err_ratio",), ("kernelName", "t
 _MOST = 10_000
 
 _SIZES = ("m", "n", "k")
-#: bytes from which a file is worth scanning although every pair of N and K has to be probed
-_WORTH = 1 << 20
+#: sizes of a plain line are below this: no memory holds the products of some larger ones
+_LARGE = 1 << 19
 
-#: sizes that a line is probed with
-_PROBES = (1, MAX_SIZE - 1)
+#: M that lines are probed with: one that every power of two divides, and the largest prime
+_PROBES = (1 << 18, 524_287)
+
+#: least M of the plain lines of a kind, and what divides their N and K: tiled layouts need
+#: multiples, and one row or one block of scales may be another kind
+_RULES = tuple(itertools.product((1, 2), (1, 16, 32, 64, 128, 256)))
 
 _BOM = b"\xef\xbb\xbf"
-
-
-class _NotWorthIt(Exception):
-    """Raised where reading all lines one by one is just as fast."""
 
 
 @attrs.frozen
@@ -84,11 +84,7 @@ class Reader:
 
 @attrs.frozen
 class _PlainLine:
-    """Positions of the fields of a plain line.
-
-    Attributes:
-        free: the sizes that are not part of the kind.
-    """
+    """Positions of the fields of a plain line."""
 
     width: int
     sizes: tuple[int, int, int]
@@ -96,7 +92,6 @@ class _PlainLine:
     kind: tuple[int, ...]
     whole: tuple[int, ...]
     number: tuple[int, ...]
-    free: tuple[str, ...] = _SIZES
 
 
 def normalise(content: bytes) -> bytes:
@@ -119,7 +114,7 @@ def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | Non
 def scan(path: Path, op: Op, content: bytes) -> RowSource | None:
     """Scan a normalised file; None for one that must be read line by line.
 
-    That is a broken file, one with special columns, or a small one whose op restricts sizes.
+    That is a broken file, or one with special columns.
 
     Raises:
         TableError: the file lacks a column that every row needs, or is another op's.
@@ -136,7 +131,7 @@ def scan(path: Path, op: Op, content: bytes) -> RowSource | None:
             return None
         with _uncollected():
             return _Scanner(reader, plan, RowSource(reader.rows, content)).run(start, number)
-    except (UnicodeDecodeError, _NotWorthIt):
+    except UnicodeDecodeError:
         return None
 
 
@@ -205,6 +200,7 @@ class _Scanner:
         self.reader, self.plan, self.source = reader, plan, source
         self._kinds: dict[tuple[str, ...], int] = {}
         self._stamps, self._device_numbers = [0], [0]  # of each kind; 0 is for lines that are read one by one
+        self._rules, self._restricted = [_RULES[0]], False  # of each kind; whether one has another rule than the first
         self._good: dict[int, set[str]] = {at: set() for at in (*plan.whole, *plan.number)}
 
     def run(self, start: int, number: int) -> RowSource:
@@ -268,7 +264,9 @@ class _Scanner:
             kinds = [self._kind(fields) if kind == -1 else kind for kind, fields in zip(kinds, rows, strict=True)]
         m, n, k = (list(map(int, columns[at])) for at in plan.sizes)
         us = array("d", map(float, columns[plan.us]))
-        if 0 in kinds or min(m) < 0 or min(n) < 1 or min(k) < 1 or max(map(max, (m, n, k))) >= MAX_SIZE:
+        if 0 in kinds or min(m) < 0 or min(n) < 1 or min(k) < 1 or max(map(max, (m, n, k))) >= _LARGE:
+            raise ValueError
+        if self._restricted and not self._follow_rules(kinds, m, n, k):
             raise ValueError
         if not (math.isfinite(sum(us)) and min(us) > 0.0):
             raise ValueError
@@ -299,39 +297,35 @@ class _Scanner:
         texts = tuple(fields[at] for at in self.plan.kind)
         kind = self._kinds.get(texts)
         if kind is None:
-            row = self._sample(fields, self.plan.free)
-            if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
-                # N and K are restricted, as by a tiled layout: each pair is a separate kind
-                if len(self.source.content) < _WORTH:
-                    raise _NotWorthIt
-                self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])
-                self._kinds.clear()
-                raise ValueError
             kind = 0
+            row, rule = next(((row, rule) for rule in _RULES if (row := self._sample(fields, *rule)) is not None), (None, _RULES[0]))
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
                 kind = len(self._stamps)
+                self._rules.append(rule)
+                self._restricted = self._restricted or rule != _RULES[0]
                 self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
                 self._device_numbers.append(self.source.device_number(row.gfx, row.device, row.cu_num))
             self._kinds[texts] = kind
         return kind
 
-    def _sample(self, fields: list[str], sizes: tuple[str, ...]) -> Row | None:
-        """Return the row of a line where these sizes are free; None where other sizes would change the rest.
+    def _follow_rules(self, kinds: list[int], m: list[int], n: list[int], k: list[int]) -> bool:
+        """Tell whether lines have sizes of their kinds' plain lines; M = 0 stands for any M."""
+        least, steps = zip(*map(self._rules.__getitem__, kinds), strict=True)
+        fits = all(map(operator.ge, m, least)) or all(not rows or rows >= fewest for rows, fewest in zip(m, least, strict=True))
+        return fits and not any(map(operator.mod, n, steps)) and not any(map(operator.mod, k, steps))
 
-        The probes are the smallest size and the largest, a prime.
-        """
-        lines = [",".join(fields)]
-        free = {at for at, name in zip(self.plan.sizes, _SIZES, strict=True) if name in sizes}
-        for size in _PROBES:
-            probe = [str(size) if at in free else text for at, text in enumerate(fields)]
-            lines.append(",".join(probe))
+    def _sample(self, fields: list[str], least: int, step: int) -> Row | None:
+        """Return a row of a line's kind where all sizes of a rule are free; None where some change the rest."""
+        probes = [(least, step, step), *((m, m // step * step, m // step * step) for m in _PROBES)]
+        lines = []
+        for sizes in probes:
+            changed = dict(zip(self.plan.sizes, map(str, sizes), strict=True))
+            lines.append(",".join(changed.get(at, text) for at, text in enumerate(fields)))
         rows = self.reader.read(range(len(lines)), lines)[0]
         if [row.line for row in rows] != [*range(len(lines))]:
             return None
-        row, *probes = rows
-        shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]  # type: ignore[arg-type]
-        has_sizes = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
-        return row if has_sizes and [probe.shape for probe in probes] == shapes else None
+        wanted = [attrs.evolve(rows[0].shape, **dict(zip(_SIZES, sizes, strict=True))) for sizes in probes]  # type: ignore[arg-type]
+        return rows[0] if [row.shape for row in rows] == wanted else None
 
 
 def _bytes(line: str) -> int:

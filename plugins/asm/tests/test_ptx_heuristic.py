@@ -156,3 +156,10 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
             ]
         ),
     )
+
+
+def test_one_row_is_m_major() -> None:
+    """The class of M-major scales has M = 1, whose strides are those of row-major scales, too."""
+    one = attrs.evolve(BY_BLOCK, m=1, extra={})
+    assert asm.heuristic_fallback(one, H100) is not None
+    assert asm.heuristic_fallback(attrs.evolve(one, m=2), H100) is None

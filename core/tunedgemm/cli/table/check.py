@@ -12,9 +12,7 @@ from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device, as_present, current_device
 from tunedgemm.dispatch.choice import row_refusal
-from tunedgemm.dtype import dtype_bits
 from tunedgemm.libtypes import JOINT, is_known
-from tunedgemm.ops.layout import order_of
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
@@ -86,11 +84,6 @@ def _unreached_reason(shape: Shape, op: Op) -> str:
         return f"M={shape.m} is not a padded M"
     if shape not in [key_shape(other) for other in op.equivalent_shapes(shape)]:
         return "calls of its shape look up other keys"
-    if order := order_of(shape.layout):
-        dtype = op.weight_dtype(shape)
-        elements = shape.k // 2 if dtype == "fp4x2" else shape.k
-        if (order.rows and shape.n % order.rows) or elements % order.step or shape.k * dtype_bits(dtype) // 8 % order.pack:
-            return f"no weight of N={shape.n} and K={shape.k} has the layout {shape.layout}"
     return ""
 
 

@@ -24,13 +24,11 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.writes import watched_state
-from tunedgemm.ops.layout import Order, name_of, note_order, order_of
+from tunedgemm.ops.layout import WIDEST, Order, name_of, note_order, order_of
 
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
 _aten = torch.ops.aten
-#: Most bytes of an element.
-_WIDEST = 4
 #: Operations that leave the bytes and their order alone: their result is shuffled, too.
 _KEPT = (
     _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
@@ -66,7 +64,7 @@ def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
     Raises OperandError where the weight's sizes are not divisible.
     """
     order = _order(name)
-    if weight.element_size() > _WIDEST:
+    if weight.element_size() > WIDEST:
         raise OperandError(f"a weight of layout {name} must have elements of 1, 2 or 4 bytes (got {weight.dtype})")
     if weight.dim() < 2:
         raise OperandError(f"a weight of layout {name} must be [..., N, K] (got {tuple(weight.shape)})")

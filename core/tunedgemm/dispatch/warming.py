@@ -1,0 +1,68 @@
+"""Warm shapes one by one: one that cannot run here costs itself alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tunedgemm.device import Device
+from tunedgemm.ops.op import Call, Op
+from tunedgemm.process.foreign import described
+from tunedgemm.process.interrupt import is_interrupt
+from tunedgemm.shape import Shape
+
+_log = logging.getLogger("tunedgemm")
+
+
+def warm_each(op: Op, warm: Callable[[Shape, Device], bool], shapes: Iterable[Shape], device: Device) -> int:
+    """Warm each shape once, in the form in which calls ask for it; log those that cannot run.
+
+    Args:
+        warm: binds and runs a shape, and returns whether it ran.
+
+    Returns:
+        How many ran.
+    """
+    count = 0
+    for shape in dict.fromkeys(shapes):
+        try:
+            count += warm(op.as_asked(shape), device)
+        except BaseException as error:  # a kernel of a plugin may raise anything
+            if is_interrupt(error):
+                raise
+            _log.warning("%s is not prewarmed: %s", shape, described(error))
+    return count
+
+
+def random_operands(op: Op, shape: Shape, device: Device) -> tuple[Any, ...] | None:
+    """Draw operands of a shape; None, with the reason in the log, where memory or formats do not allow it."""
+    try:
+        return _drawn(op, shape, device)
+    except Exception as error:  # such as those of a whole model's experts, next to that model
+        _log.warning("%s is bound but was not run: its operands cannot be made: %s", shape, described(error))
+        return None
+
+
+def _drawn(op: Op, shape: Shape, device: Device) -> tuple[Any, ...]:
+    """Draw operands; raises MemoryError where a system might promise memory and end the process."""
+    if device.kind == "cpu" and op.bytes_moved(shape) > _memory():
+        raise MemoryError("they are larger than the memory")
+    return op.make_inputs(shape, device.torch_device, 0)
+
+
+def has_memory(shape: Shape, call: Call, operands: tuple[Any, ...]) -> bool:
+    """Run a call; return False, with the reason in the log, where memory does not suffice."""
+    try:
+        call(*operands)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        _log.warning("%s is bound but was not run: no memory: %s", shape, error)
+        return False
+    return True
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
