@@ -75,3 +75,38 @@ def test_a_step_outdates_the_copy_of_a_caller(met) -> None:
     for copied in (shuffled, torch.nn.Parameter(shuffled, requires_grad=False), shuffled.detach(), shuffled.clone()):
         with torch.no_grad(), pytest.raises(OperandError, match="has changed since shuffle_weight"):
             tunedgemm.gemm_a16w16(x, weight, shuffled_weight=copied)
+
+
+@pytest.mark.parametrize("alias", ["data", "parameter"])
+def test_a_copy_of_an_alias_follows_the_weight(met, alias: str) -> None:
+    """A copy of `weight.data`, which counts writes apart, serves the weight until it changes."""
+    weight, x = torch.nn.Linear(SIDE, SIDE, bias=False, dtype=BF16).requires_grad_(False).weight, drawn(3, MANY)
+    source = weight.data if alias == "data" else torch.nn.Parameter(weight.data, requires_grad=False)
+    shuffled = shuffle_weight(source)
+    found = tunedgemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
+    torch.testing.assert_close(found, torch._C._nn.linear(x, weight), rtol=0.02, atol=0.02)
+    for _ in range(2):
+        weight.add_(1)
+        with pytest.raises(OperandError, match="has changed since shuffle_weight"):
+            tunedgemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
+
+
+def test_a_copy_of_a_freed_tensor_serves_one_at_its_address(met) -> None:
+    """A weight at the address of the freed tensor that was shuffled counts as that weight, not as changed."""
+    x, freed = drawn(3, MANY), drawn(1)
+    shuffled = shuffle_weight(freed)
+    weight = torch.empty(0, dtype=BF16).set_(freed.untyped_storage(), 0, freed.shape)  # as an allocator does
+    weight.mul_(1)
+    assert (weight.data_ptr(), weight._version != freed._version) == (freed.data_ptr(), True)
+    del freed
+    tunedgemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
+
+
+def test_the_hook_leaves_other_optimisers_alone(met) -> None:
+    """A step over lazy parameters does what it did before the hook."""
+    shuffle_weight(drawn(1))
+    lazy, learnt = torch.nn.LazyLinear(4), torch.nn.Parameter(drawn(1))
+    learnt.grad = drawn(2)
+    optimiser = torch.optim.SGD([*lazy.parameters(), learnt], lr=1.0)
+    optimiser.step()
+    torch.testing.assert_close(learnt.detach(), drawn(1) - drawn(2))

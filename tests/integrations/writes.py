@@ -75,7 +75,8 @@ def _in_inference_mode(layer: Layer, other: torch.Tensor) -> None:
 def _grow(layer: Layer, other: torch.Tensor) -> None:
     """Give the storage another address, and write to it uncounted."""
     storage = layer.weight.detach().untyped_storage()
-    storage.resize_(2 * storage.nbytes())
+    if storage.resizable():  # no array has it
+        storage.resize_(2 * storage.nbytes())
     storage.fill_(int(other[0, 0].abs()) + 60)
 
 
@@ -133,6 +134,14 @@ def _flat(layer: Layer, other: torch.Tensor) -> torch.Tensor:
     layer.weight.data = flat[: other.numel()].view_as(other)
     flat.copy_(other.reshape(-1).repeat(2))
     return flat
+
+
+def _set(layer: Layer, other: torch.Tensor) -> torch.Tensor:
+    """Give the weight memory of another tensor, which writes to it after the next call."""
+    kept = other.clone()
+    layer.weight.set_(kept)
+    layer(other.new_ones(128, layer.in_features))
+    return kept.fill_(3)
 
 
 def _tied(layer: Layer, other: torch.Tensor) -> Layer:
@@ -245,12 +254,16 @@ WRITES: dict[str, Write] = {
     "from_dlpack(weight.detach())": lambda layer, other: torch.from_dlpack(layer.weight.detach()).copy_(other),
     "vector_to_parameters": _from_vector,
     "a flat buffer": _flat,
+    "set_ of a kept tensor": _set,
     "a tied weight": _tied,
     "share_memory_": lambda layer, other: (layer.weight.share_memory_(), layer.weight.copy_(other)),
     "an array of detach()": _kept_array,
     "an address": _in_place(_copy_bytes),
+    "data of a view": lambda layer, _: layer.weight.view(-1).data.fill_(3),
     "data of a view that is kept": _after_call(lambda weight: weight.detach(), lambda kept: kept.data.fill_(3)),
     "numpy() of a view that is kept": _after_call(lambda weight: weight.view(-1), lambda kept: _fill(_bytes(kept))),
+    "from_dlpack of a view": lambda layer, _: torch.from_dlpack(layer.weight.view(-1)).fill_(3),
+    "unsafe_split": lambda layer, _: torch.unsafe_split(layer.weight, 32)[0].fill_(3),
     "_unsafe_preserve_version_counter": _in_place(_uncounted_copy),
     "_fused_adam_ of a frozen weight": _in_place(_fused_kernel),
     "an operation of torch.library.Library": _in_place(lambda weight, other: _library().copy(weight, other)),
@@ -260,7 +273,7 @@ WRITES: dict[str, Write] = {
 ON_CPU = {
     "numpy()", "from_dlpack(weight)", "data.numpy()", "detach().numpy()", "from_dlpack(weight.detach())", "share_memory_",
     "an array of detach()", "an address", "kernels that train it", "numpy() of a view that is kept", "a tied weight",
-    "an average of swa_utils", "an operation of torch.library.Library",
+    "from_dlpack of a view", "an average of swa_utils", "an operation of torch.library.Library",
 }  # fmt: skip
 
 

@@ -4,10 +4,12 @@ import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
+from tunedgemm.tuner.accuracy import errors
 
 OP = op_named("a16w16")
 BF16 = torch.bfloat16
@@ -82,6 +84,17 @@ def test_scaled_calls_are_cached_separately():
         assert torch.equal(gemm(x, weight, None, None, half), torch.full((2, 4), 4.0).bfloat16())
         assert torch.equal(gemm(x, weight, None, None, None, half, half), torch.full((2, 4), 2.0).bfloat16())
     assert len(dispatcher.launchers) == 2
+
+
+@pytest.mark.parametrize("outdtype", ["fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"])
+def test_rounding_to_fp8_is_inside_the_tolerance(outdtype):
+    """The exact product, rounded to an output of fp8, passes; one rounded to half of its digits does not."""
+    shape = Shape("a16w16", 16, 128, 384, "bf16", outdtype)
+    exact = OP.reference(shape, OP.make_inputs(shape, torch.device("cpu"), 0))
+    ratio, row = errors(exact.to(torch_dtype(outdtype)), exact, OP.tolerance(shape))
+    assert (ratio, row <= OP.tolerance(shape).row_error) == (0, True)
+    coarse = exact.sign() * exact.abs().log2().round().exp2()
+    assert errors(coarse, exact, OP.tolerance(shape))[1] > OP.tolerance(shape).row_error
 
 
 def test_fp8_in_float32_has_the_bound_of_hoppers_sums():

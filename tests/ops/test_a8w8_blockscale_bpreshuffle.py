@@ -7,7 +7,7 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
-from tunedgemm.ops.scaled_blocks import transposed_scale
+from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.shape import Shape
 from tunedgemm.table.row import shape_cells
 from tunedgemm.tuner.accuracy import worst_row_error
@@ -110,3 +110,12 @@ class TestFunction:
         operands = OP.make_inputs(SHAPE, CPU, 0)
         with pytest.raises(OperandError, match="out is not taken, the output is a new tensor"):
             TunedGemm().gemm_a8w8_blockscale_bpreshuffle(*operands, out=torch.empty(6, 144, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 32), (16, 32), (16, 128), (1, 256), (5, 256)])
+def test_transposed_scales_have_the_strides_of_their_shape(m, k):
+    """Scales of one row or one block of K have the strides of a fresh tensor, as have the first rows."""
+    shape = Shape(OP.name, m, 64, k, "fp8_e4m3fn", "bf16", scale="block", layout="aiter16x16")
+    operands = OP.make_inputs(shape, torch.device("cpu"), 0)
+    for scales in (operands[2], untransposed_scale(operands[2]), OP.first_rows(shape, operands, 1)[2]):
+        assert scales.stride() == torch.empty(scales.shape).stride()

@@ -77,11 +77,13 @@ def preferred_weight(
     if not shuffled:
         return weight
     made_of = shuffled_weight.made_of
-    if made_of is not None and made_of[0] == weight.data_ptr() and not weight.is_inference() and made_of[1] != weight._version:
-        raise OperandError(
-            f"{dispatcher.op.name}: the weight has changed since shuffle_weight read it (version {made_of[1]}, now {weight._version}); "
-            "pass shuffle_weight(weight) of its present values"
-        )
+    if made_of is not None and made_of.address == weight.data_ptr() and not weight.is_inference() and made_of.version != weight._version:
+        if (renewed := made_of.as_of(weight)) is None:
+            raise OperandError(
+                f"{dispatcher.op.name}: the weight has changed since shuffle_weight read it (version {made_of.version}, now "
+                f"{weight._version}); pass shuffle_weight(weight) of its present values"
+            )
+        shuffled_weight.made_of = renewed
     chosen: torch.Tensor = shuffled_weight
     return chosen
 

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 #: By the dtype of the output. Operands are used unchanged, so only the order of a float32 sum
 #: and the rounding of the output remain. The isclose bounds are those of AITER's tuner. A row
-#: may be off by the rounding of the output (2^-9, 2^-12) with head room.
+#: may be off by the rounding of the output (2^-9, 2^-12) with head room. That of fp8 is 2^-4 or
+#: 2^-3 of an element, half as much of a row.
 TOLERANCES = {
     "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
     "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
     "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
     "fp64": Tolerance(1e-2, 1e-2, 2.0**-12),
+    **dict.fromkeys(("fp8_e4m3fn", "fp8_e4m3fnuz"), Tolerance(2.0**-4, 2.0**-4, 2.0**-4)),
+    **dict.fromkeys(("fp8_e5m2", "fp8_e5m2fnuz"), Tolerance(2.0**-3, 2.0**-3, 2.0**-3)),
 }
 #: Of fp8 in float32: Hopper's tensor cores accumulate fp8 products with less precision than
 #: float32, however the kernel is written. Row errors on an H200: 3.5e-4 with one scale a tensor,
@@ -31,10 +34,10 @@ _CHUNK = 1 << 28
 
 
 def tolerance(shape: Shape) -> Tolerance:
-    """Return bounds by the dtypes of output and operands; outputs below 16 bits get those of bf16."""
+    """Return bounds by the dtypes of output and operands."""
     if shape.outdtype == "fp32" and shape.dtype.startswith("fp8"):
         return _FP8_IN_FP32
-    return TOLERANCES.get(shape.outdtype, TOLERANCES["bf16"])
+    return TOLERANCES[shape.outdtype]
 
 
 def exact_dtype(m: int, n: int, k: int) -> torch.dtype:

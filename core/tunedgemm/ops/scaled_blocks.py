@@ -163,7 +163,7 @@ def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
     Raises:
         OperandError: x_scale is a scalar.
     """
-    return _rows(x_scale).t().contiguous().view(x_scale.shape)
+    return _in_order(_rows(x_scale).t()).view(x_scale.shape)
 
 
 def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
@@ -175,10 +175,17 @@ def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
     if not x_scale.is_contiguous():
         raise OperandError(f"a transposed scale is contiguous (got {tuple(x_scale.shape)} with strides {x_scale.stride()})")
     rows = _rows(x_scale)
-    return rows.view(rows.shape[1], rows.shape[0]).t().contiguous().view(x_scale.shape)
+    return _in_order(rows.view(rows.shape[1], rows.shape[0]).t()).view(x_scale.shape)
 
 
 def _rows(x_scale: torch.Tensor) -> torch.Tensor:
     if not x_scale.dim():
         raise OperandError("scales have one or more dimensions (got a scalar)")
     return x_scale.detach().reshape(x_scale.shape[:-1].numel(), x_scale.shape[-1])
+
+
+def _in_order(matrix: torch.Tensor) -> torch.Tensor:
+    """Copy a matrix row by row; `contiguous` would keep any strides of one row or one column."""
+    import torch
+
+    return matrix.clone(memory_format=torch.contiguous_format)

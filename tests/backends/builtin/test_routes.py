@@ -5,6 +5,7 @@ import math
 import re
 
 import attrs
+import pytest
 import torch
 from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.builtin import blockscale
@@ -159,6 +160,18 @@ def test_long_sums_of_int8_do_not_overflow(cpu):
         assert isinstance(launcher, Launcher)
         out = launcher.call(x.fill_(-128), weight.fill_(-128), *(scale.fill_(1) for scale in scales))
         assert (out == 1 << 31).all()
+
+
+@pytest.mark.parametrize("op", ["a16w16", "a8w8", "a8w8_blockscale", "batched_a8w8", "batched_bf16"])
+def test_the_smallest_products_are_right(op, cpu):
+    """torch's usual route and every other multiply sizes of 1 to 3 right, in each dtype."""
+    plain = {shape.dtype: shape for shape in shapes_of(op) if not shape.bias}.values()
+    for shape, (m, n, k) in itertools.product(plain, itertools.product((1, 2, 3), repeat=3)):
+        small = attrs.evolve(shape, m=m, n=n, k=k)
+        operands, exact = plain_operands(small)
+        launcher = torch_backend.torch_launcher(small, cpu)
+        assert isinstance(launcher, Launcher)
+        assert not fault(small, launcher.call(*operands), exact), small
 
 
 def test_few_rows_are_padded_for_int8(cpu):

@@ -112,6 +112,22 @@ def of_linear(quantisation: Quantisation, name: str = "model.layers.0.self_attn.
     return quantisation.of(Layer(name, "linear", 256, 128), name)
 
 
+def test_a_group_with_an_unread_field_is_left_out(faults_of):
+    """Quantised outputs, biases and unknown fields of a group leave its layers out by the field's name."""
+    fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    group, config = compressed(fp8, DYNAMIC)["config_groups"]["group_0"], quark(FP4, FP4)["global_quant_config"]
+
+    def check(field):
+        for stated in (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {**group, field: {"num_bits": 8}}}},
+            quark(FP4, FP4, global_quant_config={**config, field: {"dtype": "fp8_e4m3"}}),
+            quark(FP4, FP4, layer_quant_config={"*": {**config, field: {"dtype": "fp8_e4m3"}}}),
+        ):
+            assert repr(field) in of_linear(quantisation_of({"quantization_config": stated})).refused
+
+    assert not faults_of(check, ("output_activations", "output_tensors", "bias", "second_weights"))
+
+
 def test_what_a_checkpoint_says(faults_of):
     """A scheme where an op multiplies so, else the reason; never a guess."""
 

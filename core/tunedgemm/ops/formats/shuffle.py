@@ -23,7 +23,7 @@ import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
-from tunedgemm.ops.formats.writes import watched_state
+from tunedgemm.ops.formats.writes import Source, watched_source
 from tunedgemm.ops.layout import WIDEST, Order, name_of, note_order, order_of
 
 #: Other spellings of a layout in guides for AITER.
@@ -111,7 +111,7 @@ def shuffle_weight(
     """
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
-    made_of = watched_state(x)
+    made_of = watched_source(x)
     if use_int4 or is_guinterleave:
         order = _variant(x, layout, use_int4, is_guinterleave, pad_k_to)
         name, x = name_of(order), alternated(x, x.shape[0], order.rows) if is_guinterleave and gate_up else x
@@ -238,14 +238,14 @@ class ShuffledWeight(torch.Tensor):
         aiter_original_k, aiter_padded_k: K before and after `shuffle_weight` padded it.
         plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and
             safetensors get.
-        made_of: address and version of the weight that `shuffle_weight` read; None if unknown.
+        made_of: the weight that `shuffle_weight` read; None if unknown.
     """
 
     layout_name: str
     is_shuffled = True
     aiter_original_k: int
     aiter_padded_k: int
-    made_of: tuple[int, int] | None = None
+    made_of: Source | None = None
     _plain: torch.Tensor | None = None
 
     # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each

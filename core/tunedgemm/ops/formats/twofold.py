@@ -20,8 +20,9 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 
 #: Owners of the memory of one parameter alone: the parameter, and Python's object of the memory.
 _SOLE = 2
-#: Methods that let others write without a count. Collectives call `is_complex` of what they write.
-_BEFORE_WRITES = ("is_complex", "untyped_storage", "storage", "numpy", "__array__", "__dlpack__", "share_memory_")
+#: Methods by which others may write without a count. Collectives call `is_complex` of what they
+#: write.
+_BEFORE_WRITES = ("is_complex", "untyped_storage", "storage", "numpy", "__array__", "__dlpack__", "share_memory_", "set_")
 
 
 @attrs.frozen(eq=False)

@@ -32,6 +32,9 @@ _KEYS = {
     "quark": {"global_quant_config", "layer_quant_config", "layer_type_quant_config", "export", "algo_config", "quant_mode"},
     "modelopt": {"quant_algo", "quantized_layers", "quantization", "config_groups"},
 }  # fmt: skip
+#: keys of one group of layers that its reader reads, in compressed-tensors and in Quark
+_OF_GROUP = {"weights", "input_activations", "targets", "format"}
+_OF_CONFIG = {"weight", "input_tensors", "target_device"}
 #: (weights, their scales, activations, their scales) -> scheme; activations "" have 16 bits
 _FORMATS = {
     ("fp8", "tensor", "fp8", "tensor"): "fp8_tensor",
@@ -147,6 +150,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _unread(group: Mapping[str, Any], known: set[str]) -> Verdict | None:
+    """Return the verdict on layers whose group has an unread field, such as quantised outputs."""
+    unread = [key for key, value in group.items() if key not in known and value]
+    return Verdict(refused=f"a group has {', '.join(map(repr, unread))}, which may decide a dtype and is not read") if unread else None
+
+
 def _refuse(reason: str) -> Verdict:
     return Verdict(refused=f"no op has {reason}")
 
@@ -202,6 +211,8 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
 def _of_group(group: Any) -> Verdict:
     if not isinstance(group, Mapping):
         return _refuse(f"a group of compressed-tensors by name alone (got {str(group)[:40]!r})")
+    if unread := _unread(group, _OF_GROUP):
+        return unread
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
         return _refuse("quantised activations with unquantised weights") if inputs else WIDE
@@ -249,6 +260,8 @@ def _of_quark(stated: Mapping[str, Any]) -> Scheme:
 def _of_quark_config(config: Any) -> Verdict:
     if not isinstance(config, Mapping):
         return _refuse("Quark without a weight format")
+    if unread := _unread(config, _OF_CONFIG):
+        return unread
     weight, inputs = _quark_tensors(config.get("weight")), _quark_tensors(config.get("input_tensors"))
     if weight is None:
         return _refuse("quantised activations with unquantised weights") if inputs else WIDE
