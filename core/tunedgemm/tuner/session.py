@@ -131,10 +131,10 @@ class Session:
             self._sampler = self.bench(op, shape, device)
         copies: Sequence[tuple[Any, ...]] = getattr(self._sampler, "copies", ())
         sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
-        self._verifier = Verifier(op, shape, sets, options.errRatio)
-        self._verifier.prepare()
+        self._verifier = verifier = Verifier(op, shape, sets, options.errRatio)
+        verifier.prepare()
         if isinstance(self._sampler, Workload):
-            self._sampler.judge = self._verifier.judge
+            self._sampler.judge = lambda solution, out, index: verifier.judge(solution, out, verifier.variant(index))
         self._fingerprint = fingerprint(sets[0])
 
     def _renew_changed_operands(self) -> bool:
