@@ -38,7 +38,7 @@ from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
 
 #: Outputs that are alive at the same time, fewer where they take more bytes than these.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
-#: Calls in a row, the seconds after which there are no more, and the step between outputs that are looked at.
+#: Calls in a row, the seconds after which there are no more, and which outputs are looked at.
 CALLS, SECONDS, LOOKED_AT = 1100, 0.05, 7
 #: Calls from each of two threads at once.
 THREADED = 4
@@ -145,7 +145,7 @@ class Served:
                     break
 
     def _call_from_threads(self, solution: Solution, launcher: Launcher) -> None:
-        """Call the launcher from two other threads at once, on separate streams; one infers, one records gradients."""
+        """Call the launcher from two other threads at once, the first in inference mode."""
         variants, start, device = (self.verifier.variant(1), self._elsewhere), threading.Barrier(2), self._operands[0].device
 
         def calls(index: int) -> list[torch.Tensor]:
@@ -251,7 +251,7 @@ class Served:
     def _replace_part(self, now: tuple[Any, ...], place: int) -> None:
         """Give a small part of each operand other contents, which a key of sampled contents misses.
 
-        The second time, one element of a weight in 16 bits or more becomes as large as a row of the output.
+        At the second place, it makes one element of a weight in floats large.
         """
         draw = random.Random(f"{self.verifier.shape} {place}")
         for position, operand in enumerate(now):
@@ -317,7 +317,7 @@ class Served:
         return max(0, most)
 
     def _shift_size(self, now: tuple[Any, ...], exponent: int) -> None:
-        """Scale weights by a power of two and x by its inverse; a kernel that clamps or rounds weights differs."""
+        """Scale weights by a power of two, x by its inverse: kernels that clamp weights differ."""
         assert self._scaled is not None, "asked for by _between"
         now[self._scaled].data.mul_(2.0**-exponent)
         for index in self.verifier.op.matrices:
@@ -335,7 +335,7 @@ class Served:
         operand.data.mul_(factors[:, None] if by_row else factors[0])
 
     def _spoil_rows(self, now: tuple[Any, ...], value: float) -> None:
-        """Put NaN into one row, and infinity into another where the dtype has it; the value into one of few rows."""
+        """Put the value into one row; of three or more, put infinity into another, too."""
         assert self._spoilt is not None, "asked for by _other_contents"
         operand, m = now[self._spoilt], self.verifier.shape.m
         if operand.dim() < 2 or operand.shape[-2] != m:
@@ -373,10 +373,10 @@ def _replace(now: tuple[Any, ...], other: tuple[Any, ...]) -> None:
 
 
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with other leading dimensions: two halves or one, a 1 after M, two more, none for one row.
+    """Yield the operands with none to three leading dimensions, some of size 1.
 
-    First x alone is folded, then all activations, in the first way. Forms that the op refuses, or takes as another
-    shape, are left out.
+    First x alone is folded, then all activations, in one way. Forms that the op refuses, or takes
+    as another shape, are left out.
     """
     halves = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m)
     heads = [halves, (1, shape.m), () if shape.m == 1 else (shape.m, 1), (halves[0], 1, halves[1])]
