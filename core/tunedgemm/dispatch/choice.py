@@ -77,6 +77,8 @@ class Explanation:
     refused: str = ""
     #: whether *offer* was bound; False for a device that is only described
     bound: bool = True
+    #: whether the choice holds for later calls; False where memory ran out for an earlier offer
+    lasting: bool = True
 
     @property
     def libtype(self) -> str:
@@ -272,6 +274,7 @@ def choose(
     present = device.index >= 0 or device.kind == "cpu"
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
+    lasting = True
     for offer in untried:
         last, backend = complete(offer, shape, device, registry)
         if isinstance(backend, Unsupported):
@@ -281,11 +284,12 @@ def choose(
             if isinstance(launcher, Launcher):
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)
-                return Explanation(shape, device, last, tuple(passed)), launcher
+                return Explanation(shape, device, last, tuple(passed), lasting=lasting), launcher
             if not launcher and not present:
                 last = _with_version(last, backend, device, bound=False)
                 return Explanation(shape, device, last, tuple(passed), bound=False), None
             reason = f"{backend.libtype} refuses: {launcher}"
+            lasting = lasting and not (isinstance(launcher, Unsupported) and launcher.passing)
         passed.append((last, reason))
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
