@@ -242,6 +242,10 @@ class Registry:
         self._loaded: dict[str, Backend | Unsupported] = {}
         self._runners: dict[tuple[str, str], tuple[Backend, ...]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the entry points; another process loads its plugins anew."""
+        return type(self), (list(self._entries.values()),)
+
     @property
     def libtypes(self) -> tuple[str, ...]:
         """Return the installed libtypes in order of rank, even those that do not load."""

@@ -142,11 +142,11 @@ class Dispatcher:
     @property
     def table(self) -> Table:
         """Return the merged table, read at the first use."""
-        if self._table is None:
+        table = self._table  # another thread may reload
+        if table is None:
             with self._lock:
-                if self._table is None:
-                    self._table = Table.load(self.op, above=self.above)
-        return self._table
+                table = self._table = self._table or Table.load(self.op, above=self.above)
+        return table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
         """Explain which solution would serve a shape, and why the others would not.
