@@ -48,6 +48,7 @@ from tunedgemm.dispatch.turns import Turns
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops.layout import forget_freed
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
 from tunedgemm.process.foreign import described
 from tunedgemm.process.forksafe import ForkSafeLock
@@ -197,6 +198,8 @@ class Dispatcher:
         while operands and operands[-1] is None:
             operands = operands[:-1]
         check_given(self.op, operands, fields)
+        if any(forget_freed(operands[index]) for index in self.op.matrices):
+            key = None
         if not in_memory(operands):
             return serve_without_memory(self, operands, otype, fields)
         try:
