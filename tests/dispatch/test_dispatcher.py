@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import logging
 import os
-import pickle
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
-from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -186,75 +181,6 @@ def test_a_kernel_that_raises_is_demoted_once_and_the_call_served(tmp_path: Path
     assert calls == ["tried", "tried"]
     assert caplog.text.count("illegal instruction") == 1
     assert "illegal instruction" in str(gemm.dispatcher.explain(shape))
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr
-)
-def test_running_out_of_memory_demotes_no_kernel(tmp_path: Path, error: Exception) -> None:
-    """An out-of-memory error reaches the caller, and the kernel keeps its shape."""
-    calls: list[str] = []
-
-    def call(solution, shape, x, weight):
-        calls.append("tried")
-        raise error
-
-    registry = fake_registry(fake_backend("turbo", call=call))
-    gemm = loaded(table_of(tmp_path / "t.csv", (Shape("a16w16", 4, 16, 32, **F32), Solution("turbo", "fake"), 1.0)), registry).mm
-
-    for _ in range(2):
-        with pytest.raises(type(error)):
-            gemm(torch.randn(4, 32), torch.randn(16, 32))
-
-    assert len(calls) == 2
-
-
-def test_running_out_of_memory_in_bind_costs_one_call(tmp_path: Path) -> None:
-    """A call whose kernel finds no memory to bind is torch's; the next one binds it again."""
-    errors: list[Exception] = [MemoryError()]
-
-    def bind(solution, shape, device):
-        if errors:
-            raise errors.pop()
-        return Launcher(torch._C._nn.linear)
-
-    backend = attrs.evolve(fake_backend("turbo"), hooks=fake_backend("turbo").hooks | {"bind": bind})
-    shape = Shape("a16w16", 4, 16, 32, **F32)
-    gemm = loaded(table_of(tmp_path / "t.csv", (shape, Solution("turbo", "fake"), 1.0)), fake_registry(backend))
-    x, weight = torch.randn(4, 32), torch.randn(16, 32)
-
-    for bound in (False, True):
-        torch.testing.assert_close(gemm.mm(x, weight), torch.nn.functional.linear(x, weight))
-        assert gemm.dispatcher.is_bound(shape, current_device()) is bound
-
-
-def test_a_slow_bind_holds_up_its_own_shape_alone() -> None:
-    """While one shape is bound, other shapes are bound and served, and its own waits for that bind."""
-    inside, over, binds = threading.Event(), threading.Event(), []
-
-    def bind(solution, shape, device):
-        binds.append(shape.m)
-        if shape.m == 7:
-            inside.set()
-            over.wait(20)
-        return Launcher(torch._C._nn.linear)
-
-    backend = fake_backend("slow", heuristic="fake")
-    backend = attrs.evolve(backend, hooks=backend.hooks | {"bind": bind})
-    gemm = TunedGemm(fake_registry(backend), settings=Settings(untuned=("slow",)))
-    weight = torch.randn(16, 32)
-    threads = [threading.Thread(target=lambda: gemm.mm(torch.randn(7, 32), weight)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert inside.wait(20)
-    for rows in (2, 3, 2):
-        gemm.mm(torch.randn(rows, 32), weight)
-    gemm.dispatcher.explain(Shape("a16w16", 9, 16, 32, **F32))
-    assert not over.is_set() and binds == [7, 2, 3, 9]
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert binds == [7, 2, 3, 9]
 
 
 def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
@@ -498,44 +424,3 @@ def test_a_given_table_replaces_all_layers(tmp_path: Path, monkeypatch: pytest.M
     dispatcher.reload()
     assert dispatcher.explain(shape).offer.solution.kernel_name == "b"
     assert Dispatcher(OP, registry).explain(shape).offer.solution.kernel_name == "a"
-
-
-@pytest.mark.parametrize(
-    ("name", "empty"), [*itertools.product(("a16w16", "batched_bf16"), ("n", "k", "nk")), ("batched_bf16", "b"), ("batched_bf16", "bk")]
-)
-def test_empty_sizes_give_what_torch_gives(name: str, empty: str) -> None:
-    """Where N, K or B is 0, products give zeros, the bias or an empty output of the right sizes and dtype."""
-    op, wide = op_named(name), {"n": 256, "k": 256} | {letter: 0 for letter in empty if letter != "b"}
-    batch = () if name == "a16w16" else (0,) if "b" in empty else (2,)
-    x, weight = torch.randn(*batch, 3, wide["k"]).bfloat16(), torch.randn(*batch, wide["n"], wide["k"]).bfloat16()
-    bias = torch.randn(*batch, wide["n"]).bfloat16()
-    expected = x @ weight.transpose(-1, -2)
-    out = tunedgemm.call(op.name, x, weight)
-    assert torch.equal(out, expected) and out.dtype == expected.dtype
-    assert torch.equal(tunedgemm.call(op.name, x, weight, bias), expected + bias.unsqueeze(-2))
-    with pytest.raises(OperandError):
-        tunedgemm.call(op.name, x, weight[..., :-1] if wide["k"] else torch.randn(*batch, wide["n"], 8).bfloat16())
-
-
-@pytest.mark.parametrize("n", [0, 16])
-@pytest.mark.parametrize("k", [0, 32])
-def test_empty_sizes_keep_gradients(n: int, k: int) -> None:
-    """Operands of an empty product get gradients of their sizes, as from torch."""
-    operands = [torch.randn(3, k, requires_grad=True), torch.randn(n, k, requires_grad=True), torch.randn(n, requires_grad=True)]
-    tunedgemm.gemm_a16w16(*operands).sum().backward()
-    ours = [operand.grad for operand in operands]
-    for operand in operands:
-        operand.grad = None
-    torch.nn.functional.linear(*operands).sum().backward()
-    for operand, gradient in zip(operands, ours, strict=True):
-        torch.testing.assert_close(gradient, operand.grad)
-
-
-def test_instances_copy_and_pickle() -> None:
-    """`tgemm` is copied and pickled by reference; another instance with its settings and files."""
-    assert copy.deepcopy(tunedgemm.tgemm) is copy.copy(tunedgemm.tgemm) is pickle.loads(pickle.dumps(tunedgemm.tgemm)) is tunedgemm.tgemm
-    gemm = TunedGemm(settings=Settings(untuned=("fake",)))
-    gemm.of("a16w16").above = (Path("a.csv"),)
-    for copied in (copy.deepcopy(gemm), copy.copy(gemm), pickle.loads(pickle.dumps(gemm))):
-        assert copied is not gemm and copied.of("a16w16").settings.untuned == ("fake",)
-        assert copied.of("a16w16").above == (Path("a.csv"),)

@@ -51,7 +51,7 @@ def start(*names):
 
 
 def test_restored_after_any_changes(child):
-    """Whatever was set by both interfaces, and then changed, reads as before once restored, and a single one follows wider ones as before."""
+    """Settings of both interfaces read as before once restored; a single one follows wider ones, too."""
     source = f'''{SETTINGS}
 from tunedgemm.process.precision import read_precision, write_precision
 checked = 0
@@ -146,7 +146,7 @@ print("exact")
 
 
 def test_a_worker_tunes_in_every_state(child):
-    """The tuner's checks of a plugin's switches read and restore each state, also one that torch refuses to read."""
+    """Each state is read and restored around a plugin's hook, also one that torch refuses to read."""
     source = f"""{SETTINGS}
 from tunedgemm.process.switches import kept_torch_switches
 for names in itertools.product(ACTIONS, repeat=2):

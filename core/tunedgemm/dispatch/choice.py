@@ -5,6 +5,7 @@ Each offer that is passed over is kept with the reason, which `explain` prints.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -302,6 +303,16 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
     solution = attrs.evolve(offer.solution, kernel_name="") if offer.own else offer.solution
     source = backend.source_of(solution, explanation.shape, explanation.device) if isinstance(backend, Backend) else ""
     return attrs.evolve(explanation, offer=attrs.evolve(offer, why=f"{offer.why}; {source}")) if source else explanation
+
+
+def digest(table: Table, registry: Registry, untuned: tuple[str, ...], device: Device) -> str:
+    """Return a digest of what the choices of a device depend on: rows, backends and their libraries."""
+    parts = [table.fingerprint()]
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
+        parts.append(f"{libtype} {versions}")
+    return hashlib.sha256("\n".join([*parts, *untuned]).encode()).hexdigest()[:16]
 
 
 _reported: dict[tuple[str, str], object] = {}

@@ -7,7 +7,6 @@ in a kernel that works.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ from tunedgemm.dispatch.calls import (
     watch_graphs,
     with_call_counter,
 )
-from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, offers, with_source
+from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_source
 from tunedgemm.dispatch.fallback import torch_fallback, torch_serves
 from tunedgemm.dispatch.gradients import differentiable, needs_gradient
 from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
@@ -321,12 +320,7 @@ class Dispatcher:
 
         Ranks with equal digests dispatch alike.
         """
-        parts, device = [self.table.fingerprint()], current_device()
-        for libtype in self.registry.libtypes:
-            backend = self.registry.get(libtype)
-            versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
-            parts.append(f"{libtype} {versions}")
-        return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
+        return digest(self.table, self.registry, self.settings.untuned, current_device())
 
     def is_bound(self, shape: Shape, device: Device) -> bool:
         """Check whether a shape is bound on a device."""
@@ -344,12 +338,8 @@ class Dispatcher:
     preferred = preferred_weight
 
     def _bind(self, shape: Shape, device: Device) -> Bound:
-        """Return what serves a shape; the first call binds it, and meanwhile holds up no other shape."""
-        place = shape, device.index
-        if (present := self._bound.get(place)) is not None:
-            return present
         # The tables are read under the lock, which no holder of a turn may take.
-        return self._turns.run(place, self._bind_alone, shape, device, self.table)
+        return self._bound.get(place := (shape, device.index)) or self._turns.run(place, self._bind_alone, shape, device, self.table)
 
     def _bind_alone(self, shape: Shape, device: Device, table: Table) -> Bound:
         place, shapes, vetoes = (shape, device.index), self._bound, self._vetoes
@@ -360,7 +350,7 @@ class Dispatcher:
             if len(shapes) >= MAX_LAUNCHERS:
                 shapes.clear()
             shapes[place] = bound
-            # Kept first, then checked, so that a veto or new tables meanwhile are missed by neither side.
+            # Kept first, then checked: neither side misses a veto or new tables meanwhile.
             if self._table is not table or (*place, bound[0].offer.solution) in vetoes:
                 shapes.pop(place, None)
         return bound

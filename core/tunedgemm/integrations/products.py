@@ -136,8 +136,9 @@ mm = routed_product(tgemm.dispatcher, _mm, functools.partial(_of_product, _OF_MM
 matmul = routed_product(tgemm.dispatcher, _matmul, functools.partial(_of_product, _OF_MATMUL))
 addmm = routed_addmm(tgemm.dispatcher)
 addmm.__qualname__ = addmm.__name__  # pickled by name
-for _operator, _pair in {"mm": (mm, _mm), "addmm": (addmm, _addmm), "matmul": (matmul, _matmul)}.items():
-    script_as(f"aten::{_operator}", *_pair)
+script_as("aten::mm", mm, _mm)
+script_as("aten::addmm", addmm, _addmm)
+script_as("aten::matmul", matmul, _matmul)
 
 
 def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:

@@ -48,8 +48,8 @@ def exact_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
     """Compute ``x[..., M, K] @ weight[..., N, K].T``, rounded once to *dtype* (float32 or float64).
 
     It runs on the operands' device. Both have the same number of dimensions, two or three. The
-    product itself is in float64: no switch of torch changes its precision, while TF32, oneDNN's bf16
-    and the like change those of float32. Data-centre GPUs multiply both at one rate. On other
+    product itself is in float64: no switch of torch changes its precision, while TF32 and oneDNN's
+    bf16 change those of float32. Data-centre GPUs multiply both at one rate. On other
     processors it takes as long as 100 calls of a kernel, of the thousands that tune a shape.
     """
     import torch
