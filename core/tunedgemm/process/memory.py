@@ -9,9 +9,14 @@ import sys
 from tunedgemm.process.foreign import described
 
 #: Of torch's allocators, the C++ library and drivers, which raise a RuntimeError.
-_ALLOCATORS = re.compile(r"out of memory|(?:can't|cannot|failed to|could not) allocate|not enough memory|bad_alloc|bad allocation", re.IGNORECASE)
+_ALLOCATORS = re.compile(
+    r"out of memory|(?:can't|cannot|failed to|could not) allocate|not enough memory|bad_alloc|bad allocation", re.IGNORECASE
+)
 #: Of libraries, in errors of any class.
-_CODES = re.compile(r"(?:STATUS|RESULT|ERROR|hipError|cudaError)_?(?:ALLOC_FAILED|OUT_?OF_?(?:HOST_|DEVICE_)?MEMORY|MemoryAllocation)", re.IGNORECASE)
+_CODES = re.compile(
+    r"(?:STATUS|RESULT|ERROR|hipError|cudaError)_?(?:ALLOC_FAILED|OUT_?OF_?(?:HOST_|DEVICE_)?MEMORY|MemoryAllocation)", re.IGNORECASE
+)
+
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
