@@ -34,6 +34,7 @@ from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
 from tunedgemm.process.foreign import attempt, described, entry_points, load
+from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
@@ -176,8 +177,14 @@ class Backend:
     def _asked(self, hook: str, wanted: str, is_wanted: Callable[[Any], bool], *arguments: Any) -> Any:
         """Return a hook's answer, or a refusal: the plugin's, or how it broke the contract."""
 
+        passing: list[bool] = []
+
         def answered() -> Any:
-            answer = self.hooks[hook](*arguments)
+            try:
+                answer = self.hooks[hook](*arguments)
+            except BaseException as error:  # which `attempt` judges
+                passing.append(is_out_of_memory(error))
+                raise
             if is_wanted(answer):
                 return answer
             if isinstance(answer, Unsupported):
@@ -185,7 +192,7 @@ class Backend:
             return Unsupported(f"its {hook}() returned {answer!r} instead of {wanted} or Unsupported(reason)")
 
         answer, fault = attempt(answered)  # also for the answer's class, text and attributes
-        return Unsupported(f"its {hook}() raised {fault}") if fault else answer
+        return Unsupported(f"its {hook}() raised {fault}", passing=any(passing)) if fault else answer
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
         """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
@@ -234,6 +241,10 @@ class Registry:
         self._entries, self._rivals = _by_name(points)
         self._loaded: dict[str, Backend | Unsupported] = {}
         self._runners: dict[tuple[str, str], tuple[Backend, ...]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the entry points; another process loads its plugins anew."""
+        return type(self), (list(self._entries.values()),)
 
     @property
     def libtypes(self) -> tuple[str, ...]:
