@@ -135,11 +135,16 @@ class Session:
         self._verifier.prepare()
         if isinstance(self._sampler, Workload):
             self._sampler.judge = self._verifier.judge
-        self._fingerprint = fingerprint(sets[0])
+        self._fingerprint = self._operands_now()
+
+    def _operands_now(self) -> tuple[Any, ...]:
+        """Return what tells whether calls have changed the first and the last set, which outputs are judged by."""
+        sets = self._checks.operand_sets
+        return fingerprint([*sets[0], *sets[-1]])
 
     def _renew_changed_operands(self) -> bool:
-        """Make the operands anew if calls have changed the first set; keep the launchers and their state."""
-        if fingerprint(self._checks.operand_sets[0]) == self._fingerprint:
+        """Make the operands anew if calls have changed them; keep the launchers and their state."""
+        if self._operands_now() == self._fingerprint:
             return False
         assert self._shape is not None, "bind has opened the shape"
         self._make_operands(self._shape)

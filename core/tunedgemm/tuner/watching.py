@@ -89,6 +89,7 @@ class Traced(TorchDispatchMode):
 
 
 def storages_of(values: Sequence[Any]) -> list[torch.UntypedStorage]:
+    """Return the storages of the tensors among some values, but for meta and sparse ones."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
 
