@@ -273,6 +273,10 @@ def choose(
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
     for offer in untried:
+        if veto is not None and not offer.partial and (reason := veto(offer.solution)):  # asks no backend again
+            last = offer
+            passed.append((last, reason))
+            continue
         last, backend = complete(offer, shape, device, registry)
         if isinstance(backend, Unsupported):
             reason = backend.reason
