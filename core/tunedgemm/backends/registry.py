@@ -268,7 +268,8 @@ class Registry:
     def select(self, libtypes: str = "all") -> list[Backend]:
         """Return the backends of a ``--libtype`` text: ``all`` that load, or a comma list.
 
-        ``all`` is in order of rank and warns of others, a list in its order, and ``both`` is ck and cktile.
+        ``all`` is in order of rank, with a warning of others. A list is in its order, and ``both``
+        is ck and cktile.
 
         Raises:
             LibtypeError: a named one is unknown or does not load; the message names the remedy.

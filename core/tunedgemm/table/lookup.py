@@ -213,9 +213,9 @@ class Table:
                 if position >= parsed and len(answers) > 1:
                     parsed, batch = position + batch, min(2 * batch, _TOGETHER)
                     self._parse([later.number for later in answers[position:parsed] if isinstance(later, _UnparsedRow)])
-                answer = answers[position] = self._match(answer)
-            if answer is not None:
-                yield answer
+                answers[position] = self._match(answer)
+            if (match := answers[position]) is not None:
+                yield match  # type: ignore[misc]  # parsed above
 
     def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
         """Return the answers and cache them: matches, or unparsed rows where they are many."""

@@ -87,7 +87,7 @@ class _Starts(SpawnContext):
         self._most, self._since, self._children = most, time.monotonic(), list[SpawnProcess]()
         self.begun = self.Event()
 
-    def Process(self, *arguments: Any, **named: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802
+    def Process(self, *arguments: Any, **named: Any) -> SpawnProcess:  # type: ignore[override]
         """Make a process.
 
         Raises:
