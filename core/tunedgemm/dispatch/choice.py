@@ -289,6 +289,10 @@ def choose(
     last: Offer | None = None
     lasting = True
     for offer in untried:
+        if veto is not None and not offer.partial and (reason := veto(offer.solution)):  # asks no backend again
+            last = offer
+            passed.append((last, reason))
+            continue
         last, backend = complete(offer, shape, device, registry)
         if isinstance(backend, Unsupported):
             reason = backend.reason
