@@ -138,7 +138,7 @@ class Session:
         self._fingerprint = self._operands_now()
 
     def _operands_now(self) -> tuple[Any, ...]:
-        """Return what tells whether calls have changed the first and the last set, which outputs are judged by."""
+        """Return a fingerprint of the first and the last set, by which outputs are judged."""
         sets = self._checks.operand_sets
         return fingerprint([*sets[0], *sets[-1]])
 
