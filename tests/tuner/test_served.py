@@ -114,13 +114,18 @@ def test_an_open_call_of_torch_is_no_substitute() -> None:
 def test_the_next_solution_wins_where_the_fastest_is_wrong_in_use(name: str, tmp_path: Path) -> None:
     """Check through the tuner that a cheat which is the fastest leaves the row to a right solution."""
     kernel, shape = CHEATS[name]
-    slow = fake_backend("good", call=lambda solution, at, *operands: product(*operands), sleep={"fake": 2e-3})
-    registry, table = fake_registry(backend(kernel), slow), tmp_path / "t.csv"
-    options = Options(libtype="cheat,good", iters=8, seconds=0.5)
-    report = tune(shapes=[shape], output=table, options=options, registry=registry)
-    [outcome] = report.outcomes
-    assert outcome.winner is not None and outcome.winner.solution.libtype == "good"
-    assert {timing.solution.libtype: timing.status for timing in outcome.timings}["cheat"] == "wrong"
+    cheat = backend(kernel).hooks["bind"](Solution("cheat", "fake"), shape, device_of(-1)).call
+
+    def call(solution, at, *operands):
+        if solution.kernel_name == "right":
+            return product(*operands)
+        return kernel(at)(*operands) if getattr(kernel, "each_bind", False) else cheat(*operands)
+
+    both = fake_backend("mine", solutions=("wrong", "right"), call=call, sleep={"right": 5e-3})
+    options = Options(libtype="mine", iters=8, seconds=0.5)
+    [outcome] = tune(shapes=[shape], output=tmp_path / "t.csv", options=options, registry=fake_registry(both)).outcomes
+    assert outcome.winner is not None and outcome.winner.solution.kernel_name == "right"
+    assert {timing.solution.kernel_name: timing.status for timing in outcome.timings}["wrong"] == "wrong"
 
 
 def test_zeros_of_either_sign_are_wrong_within_any_bounds() -> None:

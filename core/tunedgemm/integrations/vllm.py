@@ -53,7 +53,7 @@ def register() -> None:
         UserError: the variable has an unknown value.
     """
     global _registered
-    switch = read_switch(VARIABLE, UNPACKED)
+    switch = read_switch(VARIABLE)
     if _registered or not switch:
         return
     _registered = True

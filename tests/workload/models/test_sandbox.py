@@ -84,7 +84,7 @@ def test_nothing_is_fetched_or_imported(folder, recording_hub, faults_of):
         inner = layers_of_model(folder("qwen2.5-vl", vision_config=vision | fields))
 
         assert found.layers == plain or "quantization_config" in fields
-        assert inner.layers == nested
+        assert inner.layers == nested or "quantization_config" in fields
         assert recording_hub() == []
 
     assert not faults_of(check, TEMPTING)
