@@ -140,7 +140,7 @@ def main() -> None:
     if subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode:
         print("triton: this torch requires none; the newest is for tests in its interpreter, about 0.3 GB to download", flush=True)
         install("triton")
-    print("make install: installs the development tools, about 0.6 GB to download, 1.7 GB on disk", flush=True)
+    print("make install: installs the development tools, about 1.4 GB on disk", flush=True)
     install("-q", *rest)
 
 

@@ -87,7 +87,7 @@ def test_a_torch_of_the_python_is_kept_if_it_satisfies_the_range(tmp_path, torch
     assert (str(tmp_path / "theirs") in answer.stdout) == kept
 
 
-#: stands for pip in an environment: writes its words down, and fails if it must install what is in FAILS
+#: stands for pip in an environment: writes its words down, and fails if one of them is FAILS
 PIP = f"""
 import os, sys
 print({LISTED!r} if "index" in sys.argv else "")
