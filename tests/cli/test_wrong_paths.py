@@ -72,7 +72,7 @@ PLACES = (
 def test_no_path_ends_in_a_traceback(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Folders, devices, pipes, binary files and paths through files end in one line and exit code 2, at once."""
+    """Folders, devices, pipes, binary files and paths through files end in one line and exit code 2."""
     monkeypatch.chdir(tmp_path)
     write_rows(Path("table.csv"), OP, [Row(SHAPE, "gfx942", 304, "mi300x", Solution("torch", "native"), 5.0)])
     write_untuned(Path("list.csv"), OP, [Untuned(SHAPE)])
