@@ -88,9 +88,11 @@ def target_of(path: Path) -> Path:
     """Return the file that a path means once all links are followed; it need not exist.
 
     Raises:
-        OSError: the links lead to themselves.
+        OSError: the links lead to themselves, or the path can only be a folder.
     """
     target = Path(os.path.realpath(path))  # unlike Path.resolve, it returns a loop as it found it
+    if not target.name:
+        raise OSError(errno.EISDIR, "a folder; name a file in it")
     if target.is_symlink():
         raise OSError(errno.ELOOP, "the symbolic links lead to themselves; name the file itself")
     return target

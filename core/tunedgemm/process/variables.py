@@ -29,7 +29,7 @@ class BadValue(ValueError):
 
 
 def _one_of(words: tuple[str, ...], text: str, allowed: str) -> BadValue:
-    near = difflib.get_close_matches(text.lower(), words, 1)
+    near = difflib.get_close_matches(text.lower(), words, 1, 0.75)
     return BadValue(f"{allowed} (got {text!r})" + (f"; did you mean {near[0]}?" if near else ""))
 
 

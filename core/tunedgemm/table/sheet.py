@@ -207,6 +207,8 @@ def _lock_of(target: Path) -> Any:
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():  # filelock refuses it, too, but does not say why
         raise OSError(errno.ELOOP, f"its lock {path} is a symbolic link; remove the link")
+    if not path.exists():
+        path.touch()  # filelock would try again until the timeout in a folder that can hold no file
     return file_lock(path)
 
 
