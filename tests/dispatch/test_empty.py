@@ -40,3 +40,15 @@ def test_empty_sizes_keep_gradients(n: int, k: int) -> None:
     torch.nn.functional.linear(*operands).sum().backward()
     for operand, gradient in zip(operands, ours, strict=True):
         torch.testing.assert_close(gradient, operand.grad)
+
+
+@pytest.mark.parametrize("leading", [(), (0,), (1,), (2,), (2, 3), (0, 2)])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_empty_sizes_take_leading_dimensions(leading: tuple[int, ...], device: str) -> None:
+    """The bias is added to each row of an empty product with leading dimensions, also without memory."""
+    for k, n in ((0, 1), (0, 16), (32, 0)):
+        x, weight, bias = (torch.randn(*sizes, device=device) for sizes in ((*leading, 3, k), (n, k), (n,)))
+        expected = torch.nn.functional.linear(x, weight, bias)
+        out = tunedgemm.gemm_a16w16(x, weight, bias)
+        assert (out.shape, out.dtype, out.device) == (expected.shape, expected.dtype, expected.device)
+        assert device == "meta" or torch.equal(out, expected)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import attrs
+import pytest
 import torch
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.turns import Turns, _held
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
@@ -40,3 +43,25 @@ def test_a_slow_bind_holds_up_its_own_shape_alone() -> None:
     for thread in threads:
         thread.join()
     assert binds == [7, 2, 3, 9]
+
+
+def test_an_interrupted_wait_leaves_no_turn() -> None:
+    """A signal's exception ends the wait for a turn, and later calls of the thread wait again."""
+    inside, over, turns = threading.Event(), threading.Event(), Turns()
+
+    def action() -> None:
+        inside.set()
+        over.wait(20)
+
+    thread = threading.Thread(target=turns.run, args=("place", action))
+    thread.start()
+    assert inside.wait(20)
+    timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        turns.run("place", action)
+    over.set()
+    thread.join()
+    timer.join()
+    assert not turns._turns
+    assert not _held.number

@@ -361,7 +361,7 @@ class Dispatcher:
         if explanation.libtype == BUILTIN:
             launcher = outside_autocast(launcher, self.op, shape, device)
         if self.settings.log_choices:
-            _log.warning("%s", with_elsewhere(explanation, self.table))
+            _log.warning("%s", with_elsewhere(explanation, table))
         return explanation, launcher
 
     def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None, Bound | None]:

@@ -105,7 +105,8 @@ def product_of_none(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None
     by_name = {name.removesuffix("?"): operand for name, operand in zip(op.operands, operands, strict=False) if operand is not None}
     out = op.fake(*operands, otype=otype).zero_()
     if (bias := by_name.get("bias")) is not None and out.numel():
-        out = out + bias.to(out.dtype).reshape(*bias.shape[: out.dim() - 2], 1, out.shape[-1])
+        batch = bias.shape[: out.dim() - 2] if bias.dim() > 1 else ()
+        out = out + bias.to(out.dtype).reshape(*batch, 1, out.shape[-1])
     if (factor := by_name.get("scale_c")) is not None:
         out = out * factor.to(out.dtype)
     for operand in operands:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Call
 from tunedgemm.process.forksafe import ForkSafeLock
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 class TunedGemm:
     """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``.
 
-    Copies and pickles have its registry, settings and files; `tgemm` is copied by reference.
+    Copies and pickles have its registry, settings and files. `tgemm` and its functions are copied
+    and pickled by reference.
 
     Args:
         registry, settings: used in place of the installed backends and of the environment's
@@ -56,10 +61,10 @@ class TunedGemm:
     def _files(self) -> dict[str, tuple[Path, ...]]:
         return self._above | {op: dispatcher.above for op, dispatcher in self._dispatchers.items()}
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings, without launchers; `tgemm` by its name."""
         if self is tgemm:
-            return "tgemm"
+            return _public, ("tgemm",)
         return _rebuilt, (type(self), *self._configured, self._files())
 
     def __copy__(self) -> TunedGemm:
@@ -81,6 +86,9 @@ class TunedGemm:
         if op is None or op.entry is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
         entry = op.entry(self.of(op.name))
+        for spelling, function in entry.items():
+            if isinstance(function, types.FunctionType):  # pickled by name
+                function.__module__, function.__qualname__ = _PACKAGE, f"tgemm.{spelling}"
         self.__dict__.update(entry)
         return entry[name]
 
@@ -99,6 +107,11 @@ class TunedGemm:
             UnknownOpError: no such op.
         """
         self.of(op).load(path)
+
+
+def _public(name: str) -> Any:
+    """Return a public name of the package, whose first use teaches compilers the functions of `tgemm`."""
+    return getattr(importlib.import_module(_PACKAGE), name)
 
 
 def _rebuilt(kind: type[TunedGemm], registry: Registry | None, settings: Settings | None, above: dict[str, tuple[Path, ...]]) -> TunedGemm:

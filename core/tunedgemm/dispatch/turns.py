@@ -51,12 +51,13 @@ class Turns:
             if turn is None:
                 turn = self._turns[place] = self._free.pop() if self._free else _Turn(ForkSafeLock(awaited=True))
             turn.threads += 1
-        taken = turn.lock.acquire(blocking=not _held.number)
-        _held.number += 1
+        taken, held = False, _held.number
         try:
+            taken = turn.lock.acquire(blocking=not held)  # a signal may end the wait
+            _held.number = held + 1
             return action(*arguments)
         finally:
-            _held.number -= 1
+            _held.number = held
             if taken:
                 turn.lock.release()
             with self._guard:

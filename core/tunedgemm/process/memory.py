@@ -8,13 +8,18 @@ import sys
 
 from tunedgemm.process.foreign import described
 
-#: Of torch's allocators, the C++ library and drivers, which raise a RuntimeError.
+#: Whole phrases of torch's allocators, the C++ library and drivers, which raise a RuntimeError. A
+#: kernel also speaks of other memory: "out of memory bounds", "cannot allocate registers".
 _ALLOCATORS = re.compile(
-    r"out of memory|(?:can't|cannot|failed to|could not) allocate|not enough memory|bad_alloc|bad allocation", re.IGNORECASE
+    r"(?:out of|not enough|insufficient) memory(?! ?\w)|bad_alloc\b|bad allocation"
+    r"|(?:can't|cannot|failed to|could not|unable to) allocate (?:(?:device |host |pinned )?memory\b|"
+    r"[\d.]+ ?(?:bytes|[KMGTPE]i?B)\b(?! (?:of|in) (?:shared|local|constant)))",
+    re.IGNORECASE,
 )
 #: Of libraries, in errors of any class.
 _CODES = re.compile(
-    r"(?:STATUS|RESULT|ERROR|hipError|cudaError)_?(?:ALLOC_FAILED|OUT_?OF_?(?:HOST_|DEVICE_)?MEMORY|MemoryAllocation)", re.IGNORECASE
+    r"(?:STATUS|RESULT|ERROR|hipError|cudaError)_?(?:ALLOC_?FAILED|MEMORY_ERROR|OUT_?OF_?(?:HOST_|DEVICE_)?MEMORY|MemoryAllocation)",
+    re.IGNORECASE,
 )
 
 
@@ -25,7 +30,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     torch = sys.modules.get("torch")
     classes = (MemoryError, torch.OutOfMemoryError) if torch is not None else (MemoryError,)
-    while error is not None:
+    seen: set[int] = set()  # an error may be raised from itself
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, classes) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
         text = described(error)
