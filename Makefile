@@ -45,8 +45,7 @@ install: $(STAMP)
 	$(PY) -m venv .venv
 
 .venv/installed: $(PROJECTS) | .venv/bin/python
-	.venv/bin/python .ci/choose_torch.py $(PY)
-	.venv/bin/python -m pip install -q -e '.[dev]' $(PLUGINS:%=-e ./%)
+	@.venv/bin/python .ci/choose_torch.py $(PY) -e '.[dev]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
 .venv/offline%: $(PROJECTS)

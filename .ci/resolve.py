@@ -5,7 +5,8 @@
 For each Python and machine, the core with all of its extras, all plugins with theirs, and the
 examples must install together: with the newest libraries, and with the oldest that the ranges
 allow. uv reads the metadata of wheels alone, and nothing of pip's configuration. It prints each
-conflict in uv's words, and ends with 1. CONSTRAINTS is a file of further pins that must hold.
+conflict in uv's words, and ends with 1; with 2 where an index does not answer. CONSTRAINTS is a
+file of further pins that must hold.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def requirements(root: Path) -> list[str]:
     return lines
 
 
-def resolve(lines: list[str], python: str, machine: str, end: str, *words: str) -> str:
-    """Return uv's words on a conflict, or an empty text."""
+def resolve(lines: list[str], python: str, machine: str, end: str, *words: str) -> tuple[int, str]:
+    """Return uv's exit status, 1 for a conflict and 2 for any other fault, and its words."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     assert uv, "uv: not installed; pip install uv"
     command = [uv, "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate", "--no-python-downloads", "-"]
@@ -50,7 +51,7 @@ def resolve(lines: list[str], python: str, machine: str, end: str, *words: str) 
     command += ["--only-binary", ":all:", "--no-binary", "tunedgemm", *words]
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=plain, check=False)
-    return done.stderr if done.returncode else ""
+    return done.returncode, done.stderr
 
 
 def main(words: list[str]) -> int:
@@ -61,12 +62,13 @@ def main(words: list[str]) -> int:
         # Building the metadata writes into the source tree.
         source = shutil.copytree(ROOT, Path(folder, "source"), ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info"))
         lines = requirements(source)
-        faults = list(pool.map(lambda way: resolve(lines, *way, *more), ways))
-    for way, fault in zip(ways, faults, strict=True):
-        if fault:
-            print(f"Python {way[0]}, {way[1]}, {way[2]}: these requirements conflict\n{fault}")
-    print(f"{len(ways) - sum(map(bool, faults))} of {len(ways)} resolved: {', '.join(PYTHONS)}; {', '.join(MACHINES)}; {', '.join(ENDS)}")
-    return int(any(faults))
+        answers = list(pool.map(lambda way: resolve(lines, *way, *more), ways))
+    for (python, machine, end), (status, fault) in zip(ways, answers, strict=True):
+        if status:
+            print(f"Python {python}, {machine}, {end}: {'these requirements conflict' if status == 1 else 'not resolved'}\n{fault}")
+    statuses = [status for status, _ in answers]
+    print(f"{statuses.count(0)} of {len(ways)} resolved: {', '.join(PYTHONS)}; {', '.join(MACHINES)}; {', '.join(ENDS)}")
+    return max(statuses)
 
 
 if __name__ == "__main__":

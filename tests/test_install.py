@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CHOOSE = ROOT / ".ci" / "choose_torch.py"
+UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 #: stands for pip: lists these versions
 LISTED = "Available versions: 2.99.0+cpu, 2.99.0, 2.98.0+rocm7.1, 2.98.0+cpu, 2.8.0+xpu"
 
@@ -86,6 +87,72 @@ def test_a_torch_of_the_python_is_kept_if_it_satisfies_the_range(tmp_path, torch
     assert (str(tmp_path / "theirs") in answer.stdout) == kept
 
 
+#: stands for pip in an environment: writes its words down, and fails if one of them is FAILS
+PIP = f"""
+import os, sys
+print({LISTED!r} if "index" in sys.argv else "")
+with open(os.environ["WORDS"], "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+sys.exit(os.environ["FAILS"] in sys.argv)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs the script in an environment; it returns the process and pip's words."""
+    ours, words, programs = tmp_path / "ours", tmp_path / "words", tmp_path / "programs"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ours], check=True)
+    pip = next(ours.glob("lib/python*/site-packages")) / "pip"
+    pip.mkdir()
+    (pip / "__main__.py").write_text(PIP)
+    programs.mkdir()
+
+    def run_script(
+        torch: str = "", smi: str = "", fails: str = "-", **variables: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        python = environment_with(tmp_path / "theirs", torch)
+        if smi:
+            (programs / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+            (programs / "nvidia-smi").chmod(0o755)
+        environment = {"PATH": str(programs), "WORDS": str(words), "FAILS": fails, **variables}
+        command = [ours / "bin" / "python", CHOOSE, python, "-e", "."]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done, words.read_text().splitlines()
+
+    return run_script
+
+
+class TestRun:
+    @pytest.mark.parametrize(
+        ("machine", "installed", "said"),
+        [
+            ({"smi": "exit 0"}, "install torch>=", "3 GB to download, 5 GB on disk for CUDA"),
+            ({}, "install torch==2.99.0+cpu ", "0.2 GB to download"),
+            ({"smi": "exit 9"}, "install torch==2.99.0+cpu ", "0.2 GB to download"),
+            ({"torch": "2.8.0"}, "install torch==2.99.0+cpu ", "0.2 GB to download"),
+            ({"TORCH_INDEX": "https://a.example/whl/rocm7.1"}, "install torch==2.98.0+rocm7.1 ", "some GB to download"),
+            ({"TORCH_INDEX": ""}, "install torch>=", "3 GB"),
+            ({"torch": "2.11.0+cu130", "smi": "exit 0"}, "", "torch: keeps 2.11.0+cu130 in "),
+        ],
+    )
+    @pytest.mark.skipif(Path("/dev/kfd").exists(), reason="this machine has an AMD GPU")
+    def test_a_machine_gets_its_torch_and_then_the_rest(self, run, machine, installed, said):
+        """pip gets the words for the build, whose size is printed before, and the rest last."""
+        done, words = run(**machine)
+
+        torch = [line for line in words if line.startswith("install torch")]
+        assert done.returncode == 0 and said in done.stdout, done.stderr
+        assert [line.startswith(installed) for line in torch] == [True] * bool(installed)
+        assert words[-1] == "install -q -e ."
+
+    def test_a_failure_of_pip_names_the_way_without_a_network(self, run):
+        """The Python that has torch is named, and the exit status is an error."""
+        done, _ = run(torch="2.11.0", fails=".")
+
+        assert done.returncode == 1
+        assert done.stderr.strip().endswith(f"make install OFFLINE=1 PY={done.args[2]}")
+
+
 class TestResolve:
     def test_every_distribution_and_extra_is_resolved(self, as_module):
         """No `pyproject.toml` of a distribution is left out, nor any of its extras."""
@@ -98,7 +165,7 @@ class TestResolve:
         core = next(line for line in lines if line.startswith("tunedgemm["))
         assert {"all", "triton", "ray", "dev", "site"} <= set(core[core.index("[") + 1 : core.index("]")].split(","))
 
-    @pytest.mark.skipif(not shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"), reason="uv not found")
+    @pytest.mark.skipif(not UV, reason="uv not found")
     @pytest.mark.parametrize(("pin", "conflicts"), [("library==1", False), ("library==2", True)])
     def test_a_pin_that_another_requirement_excludes_is_a_conflict(self, as_module, tmp_path, pin, conflicts):
         """uv's words name the library that was pinned and the project that excludes the pin."""
@@ -111,11 +178,19 @@ class TestResolve:
         (ours / "pyproject.toml").write_text('[project]\nname = "ours"\nversion = "1"\ndependencies = ["library<2"]\n')
         lines = [f"ours @ {ours.as_uri()}", f"library @ {(tmp_path / ('library-' + pin[-1])).as_uri()}"]
 
-        fault = as_module(ROOT / ".ci" / "resolve.py").resolve(
+        status, fault = as_module(ROOT / ".ci" / "resolve.py").resolve(
             lines, "3.11", "x86_64-manylinux_2_28", "highest", "--no-index", "--no-binary", ":all:"
         )
 
-        assert bool(fault) == conflicts and ("library" in fault) == conflicts
+        assert status == conflicts and ("library" in fault) == conflicts
+
+    @pytest.mark.skipif(not UV, reason="uv not found")
+    def test_an_index_that_does_not_answer_is_not_a_conflict(self, as_module):
+        """Its exit status is another one, and uv names the address."""
+        words = ("--default-index", "http://127.0.0.1:9/simple", "--no-cache")
+        status, fault = as_module(ROOT / ".ci" / "resolve.py").resolve(["attrs"], "3.11", "x86_64-manylinux_2_28", "highest", *words)
+
+        assert status == 2 and "127.0.0.1:9" in fault
 
 
 def test_what_users_run_follows_no_pins():

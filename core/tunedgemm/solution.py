@@ -111,6 +111,8 @@ class Unsupported:
     """The reason for a refusal; falsy, so that ``if not supports(...)`` reads naturally."""
 
     reason: str = attrs.field(validator=attrs.validators.instance_of(str))
+    #: whether memory ran out, so that a later question may get another answer
+    passing: bool = attrs.field(default=False, kw_only=True)
 
     def __bool__(self) -> bool:
         return False

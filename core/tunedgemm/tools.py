@@ -37,6 +37,7 @@ from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.packages import folder_of_entry, is_folder, package_folders
 from tunedgemm.process.paths import expanded
 from tunedgemm.process.switches import environment_with
+from tunedgemm.process.variables import switched_on
 from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
@@ -128,6 +129,7 @@ __all__ = [
     "shuffle_weight",
     "signature_required",
     "summary",
+    "switched_on",
     "torch_dtype",
     "torch_launcher",
     "tune",

@@ -220,6 +220,16 @@ def test_a_libtype_of_ours_that_is_missing_gets_the_pip_command():
         registry.select("torch,cublaslt")
 
 
+def test_a_backend_that_is_left_out_of_all_is_named_once(caplog):
+    """Name each installed backend that does not load, where all of them are meant, once in a process."""
+    registry = Registry([EntryPoint("evil", "nosuchlib_of_evil", "tunedgemm.backends")])
+    for _ in range(2):
+        assert [backend.libtype for backend in registry.select()] == ["torch"]
+        registry.runners("a16w16", "other")
+    (line,) = [record.message for record in caplog.records if "nosuchlib_of_evil" in record.message]
+    assert line.startswith("libtype 'evil': left out: ")
+
+
 def test_selection_keeps_the_order_of_the_list():
     """A comma list selects in its own order, each once; ``all`` anywhere in it means all."""
     registry = fake_registry(fake_backend("b"), fake_backend("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -121,23 +122,50 @@ def test_silent_clients_block_no_others(server, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_too_many_clients_are_hung_up_on(server):
-    """Keep a bounded number of threads, and answer again once there are fewer clients."""
-    before = threading.active_count()
-    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(60)]
-    time.sleep(0.5)
+def _drip(connections: list[socket.socket], stop: threading.Event) -> None:
+    """Send a byte of a request on each connection, again and again."""
+    while not stop.wait(0.2):
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"X")
 
-    assert threading.active_count() - before <= 16
-    for connection in silent:
-        connection.close()
-    end = time.monotonic() + 10
-    status = 0
-    while status != 200 and time.monotonic() < end:
+
+@pytest.mark.parametrize("dripping", [False, True])
+def test_slow_clients_do_not_shut_others_out(server, dripping):
+    """Serve others within a second, with a bounded number of threads, however many clients are slow."""
+    before = threading.active_count()
+    slow = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(60)]
+    stop = threading.Event()
+    drip = threading.Thread(target=_drip, args=(slow if dripping else [], stop))
+    drip.start()
+    try:
+        time.sleep(0.5)
+        assert threading.active_count() - before <= 17
+        for _ in range(20):
+            began = time.monotonic()
+            assert answer(server, f"/{TOKEN}/").status == 200
+            assert time.monotonic() - began < 1.0
+    finally:
+        stop.set()
+        drip.join()
+        for connection in slow:
+            connection.close()
+
+
+def test_a_client_has_a_bounded_time_for_its_request(server, monkeypatch):
+    """Hang up on a client that sends a byte now and then, though each comes in time."""
+    monkeypatch.setattr("tunedgemm.cli.liveserver._PATIENCE", 0.5)
+    stop = threading.Event()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as slow:
+        drip = threading.Thread(target=_drip, args=([slow], stop))
+        drip.start()
         try:
-            status = answer(server, f"/{TOKEN}/").status
-        except OSError:
-            time.sleep(0.05)
-    assert status == 200
+            assert b"HTTP" not in slow.recv(100)
+        except ConnectionResetError:
+            pass
+        finally:
+            stop.set()
+            drip.join()
 
 
 def test_stopping_frees_the_port():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,31 @@ def test_wrong_paths(words: list[str], tmp_path: Path, monkeypatch: pytest.Monke
     error = capsys.readouterr().err
     assert error.startswith("tunedgemm: error: ") and error.count("\n") == 1, error
     assert {name: Path(name).read_bytes() for name in before} == before
+
+
+#: A path in each place of a command; @ stands for it.
+PLACES = (
+    "table show @", "table check @", "table merge @ table.csv", "table merge out.csv @", "table diff @ table.csv", "table diff table.csv @",
+    "table export --aiter @ table.csv", "table export --aiter out.csv @", "table publish @ table.csv", "report @", "report table.csv -o @",
+    "report table.csv --against @", "coverage @", "coverage list.csv --device gfx942:304 --csv @", "compare @ table.csv",
+    "explain 1,2,3 --table @", "explain @:2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_path_ends_in_a_traceback(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders, devices, pipes, binary files and paths through files end in one line and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("table.csv"), OP, [Row(SHAPE, "gfx942", 304, "mi300x", Solution("torch", "native"), 5.0)])
+    write_untuned(Path("list.csv"), OP, [Untuned(SHAPE)])
+    Path("binary.csv").write_bytes(b"\x00\x01\xff\xfe")
+    Path("folder.csv").mkdir()
+    os.mkfifo("pipe.csv")
+    for path in ("/", ".", "..", "folder.csv", "binary.csv", "pipe.csv", "/dev/full", "/dev/zero", "/proc/x.csv", "table.csv/x.csv"):
+        assert main([path if word == "@" else word.replace("@", path) for word in place.split()]) == 2, path
+        assert "tunedgemm: error: " in capsys.readouterr().err, path
 
 
 @pytest.mark.parametrize("text", [".", "/", "loop.csv", LONG, "table.csv/x", " "])

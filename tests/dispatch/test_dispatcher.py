@@ -183,24 +183,6 @@ def test_a_kernel_that_raises_is_demoted_once_and_the_call_served(tmp_path: Path
     assert "illegal instruction" in str(gemm.dispatcher.explain(shape))
 
 
-def test_running_out_of_memory_demotes_no_kernel(tmp_path: Path) -> None:
-    """An out-of-memory error reaches the caller, and the kernel keeps its shape."""
-    calls: list[str] = []
-
-    def call(solution, shape, x, weight):
-        calls.append("tried")
-        raise torch.OutOfMemoryError("full")
-
-    registry = fake_registry(fake_backend("turbo", call=call))
-    gemm = loaded(table_of(tmp_path / "t.csv", (Shape("a16w16", 4, 16, 32, **F32), Solution("turbo", "fake"), 1.0)), registry).mm
-
-    for _ in range(2):
-        with pytest.raises(torch.OutOfMemoryError):
-            gemm(torch.randn(4, 32), torch.randn(16, 32))
-
-    assert len(calls) == 2
-
-
 def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
     """A refusal of autograd is the caller's error, and the shape keeps its kernel."""
     calls: list[str] = []

@@ -308,3 +308,32 @@ def test_a_symbolic_trace_has_torchs_own_calls_and_no_others(converted: bool, gr
     assert converted or traced.code.replace(", None)", ")") == plain
     with pytest.raises(OperandError, match="a16w16: x must be a tensor"):
         torch.fx.symbolic_trace(lambda x: tunedgemm.gemm_a16w16(x, torch.randn(16, 32)))
+
+
+def test_scripts_have_torchs_operators(child, tmp_path):
+    """A script of a routed function or a converted layer calls torch's own operator."""
+    source = """
+import torch, tunedgemm, torch.nn.functional as F
+def linear(x: torch.Tensor, w: torch.Tensor): return F.linear(x, w)
+def mm(x: torch.Tensor, w: torch.Tensor): return torch.mm(x, w.t())
+def matmul(x: torch.Tensor, w: torch.Tensor): return torch.matmul(x, w.t())
+def addmm(x: torch.Tensor, w: torch.Tensor): return torch.addmm(x[0], x, w.t())
+def own(x: torch.Tensor, w: torch.Tensor): return tunedgemm.linear(x, w)
+x, w = torch.randn(4, 4), torch.randn(4, 4)
+tunedgemm.patch()
+for unpatched in (False, True):
+    for function in (linear, mm, matmul, addmm, own):
+        script = torch.jit.script(function)
+        name = "linear" if function is own else function.__name__
+        assert f"aten::{name}" in str(script.graph) and torch.allclose(script(x, w), function(x, w), atol=1e-5), function
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).requires_grad_(False).eval()
+    for options in ({}, {"shuffle": True, "keep_plain": True}):
+        with tunedgemm.convert(model, **options):
+            expected = model(x)
+            for made in (torch.jit.script(model), torch.jit.freeze(torch.jit.script(model)), torch.jit.trace(model, x, check_trace=False)):
+                assert torch.allclose(made(x), expected, atol=1e-5)
+    tunedgemm.unpatch()
+print("scripted")
+"""
+    (tmp_path / "scripted.py").write_text(source)  # TorchScript reads files
+    assert child("import warnings; warnings.simplefilter('ignore'); import scripted", tmp_path) == "scripted"

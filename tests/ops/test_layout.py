@@ -169,3 +169,17 @@ def test_which_weights_are_transposed(weight, refused):
     """Only a square matrix whose columns are runs of memory."""
     with pytest.raises(OperandError) if refused else contextlib.nullcontext():
         check_not_transposed("a16w16", weight)
+
+
+def test_memory_that_was_freed_is_plain_again():
+    """A plain weight in memory that `resize_` took from a shuffled one is served, and keeps no wrong key."""
+    shuffled = shuffle_weight(torch.randn(32, 64))
+    storage = shuffled.plain.untyped_storage()
+    x, plain = torch.randn(4, 64), torch.randn(32, 64)
+    reference = SHUFFLED_ADDRESSES[shuffled.data_ptr()]
+    storage.resize_(0)
+    SHUFFLED_ADDRESSES[plain.data_ptr()] = reference  # as if the allocator had given the memory to it
+    reference().addresses[plain.data_ptr()] = "aiter16x16"
+    for _ in range(2):
+        torch.testing.assert_close(tunedgemm.gemm_a16w16(x, plain), torch.nn.functional.linear(x, plain))
+    assert plain.data_ptr() not in SHUFFLED_ADDRESSES

@@ -30,7 +30,7 @@ def test_each_row_comes_back_as_it_was(name, least):
     for file, gfx, row in rows(name):
         shape = op.columns.parse({**row, "gfx": gfx})
         assert {column: text for column, text in shape_cells(shape, op, gfx).items() if text} == row, file
-        assert op.equivalent_shapes(shape) == (shape,), file
+        assert op.equivalent_shapes(shape)[0] == shape, file
         count += 1
     assert count >= least
 

@@ -16,7 +16,7 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table import folders
+from tunedgemm.table import folders, index
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.lookup import Match, Table
 
@@ -281,6 +281,25 @@ found = [match.granularity for match in table.candidates(table.rows[0].shape, De
 print(json.dumps([found, sorted({{"torch", "pandas", "pluggy"}} & set(sys.modules))]))
 """
     assert json.loads(child(source)) == [["exact"], []]
+
+
+@pytest.mark.parametrize("differing", ["kernels", "times", "nothing"])
+def test_many_rows_of_one_key_are_parsed_as_they_are_asked_for(tmp_path, monkeypatch, differing):
+    """The first answer parses a few of a key's rows, the rest come in few batches, none is lost."""
+    count, batches = 5000, []
+    parse = index.RowSource._parse
+    monkeypatch.setattr(index.RowSource, "_parse", lambda source, some: batches.append(len(some)) or parse(source, some))
+    names = ["k" if differing == "nothing" else f"k{number}" for number in range(count)]
+    rows = [row(name, us=5.0 + number * 1e-3 * (differing == "times")) for number, name in enumerate(names)]
+    write_rows(tmp_path / "t.csv", OP, rows)
+    table = Table.load(OP, above=[tmp_path / "t.csv"])
+
+    answers = table.candidates(asked(), H200)
+    assert next(answers).row.solution.kernel_name == names[0]
+    assert sum(batches) <= 20
+    assert len([*answers]) == len({*names}) - 1
+    assert len(batches) <= 20
+    assert table.fingerprint() == Table.load(OP, above=[tmp_path / "t.csv"]).fingerprint()
 
 
 @pytest.mark.timing

@@ -219,7 +219,7 @@ def test_a_file_system_without_locks_is_survived(path, caplog, monkeypatch):
         raise NotImplementedError("no flock here")
 
     capture = Capture(OP, path)
-    monkeypatch.setattr("tunedgemm.table.sheet.filelock.FileLock.acquire", refuse)
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     call(capture, 1, 2)
     call(capture, 2, 2)
     capture.flush()

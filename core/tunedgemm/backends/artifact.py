@@ -21,6 +21,7 @@ from tunedgemm.backends.private import UntrustedError, make_private, read_privat
 from tunedgemm.backends.signature import SignatureError, check_signature
 from tunedgemm.errors import PluginError
 from tunedgemm.process.paths import expanded, user_folder
+from tunedgemm.process.variables import read
 from tunedgemm.text.printable import warn_once
 
 #: Environment variables of the two folders.
@@ -124,7 +125,7 @@ def _stored(place: str) -> bytes | None:
     with contextlib.suppress(OSError):
         if (payload := _whole(read_cached(place))) is not None:
             return payload
-    if not (shared := os.environ.get(SHARED)):
+    if not (shared := read(SHARED)):
         return None
     file = expanded(shared, SHARED) / place
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from tunedgemm.errors import PluginError
+from tunedgemm.text.printable import warn_once
 
 _FLAG = re.compile(r"--[a-z][a-z0-9]*(-[a-z0-9]+)+")
 
@@ -64,5 +65,9 @@ class Option:
         return self.choices[0] if self.choices else ""
 
     def value(self, environment: Mapping[str, str] = os.environ) -> str:
-        """Return the current value."""
-        return environment.get(self.variable, "").strip() or self.default
+        """Return the current value; the default, with a warning of the process, for a bad one."""
+        text = environment.get(self.variable, "").strip() or self.default
+        if self.choices and text not in self.choices:
+            warn_once(f"{self.variable}: must be {' or '.join(self.choices)} (got {text!r}); {self.default} counts")
+            return self.default
+        return text

@@ -34,8 +34,10 @@ from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
 from tunedgemm.process.foreign import attempt, described, entry_points, load
+from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
+from tunedgemm.text.printable import warn_once
 
 GROUP = "tunedgemm.backends"
 #: Most solutions of one list; a longer one never ends.
@@ -176,8 +178,14 @@ class Backend:
     def _asked(self, hook: str, wanted: str, is_wanted: Callable[[Any], bool], *arguments: Any) -> Any:
         """Return a hook's answer, or a refusal: the plugin's, or how it broke the contract."""
 
+        passing: list[bool] = []
+
         def answered() -> Any:
-            answer = self.hooks[hook](*arguments)
+            try:
+                answer = self.hooks[hook](*arguments)
+            except BaseException as error:  # which `attempt` judges
+                passing.append(is_out_of_memory(error))
+                raise
             if is_wanted(answer):
                 return answer
             if isinstance(answer, Unsupported):
@@ -185,7 +193,7 @@ class Backend:
             return Unsupported(f"its {hook}() returned {answer!r} instead of {wanted} or Unsupported(reason)")
 
         answer, fault = attempt(answered)  # also for the answer's class, text and attributes
-        return Unsupported(f"its {hook}() raised {fault}") if fault else answer
+        return Unsupported(f"its {hook}() raised {fault}", passing=any(passing)) if fault else answer
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
         """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
@@ -235,6 +243,10 @@ class Registry:
         self._loaded: dict[str, Backend | Unsupported] = {}
         self._runners: dict[tuple[str, str], tuple[Backend, ...]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the entry points; another process loads its plugins anew."""
+        return type(self), (list(self._entries.values()),)
+
     @property
     def libtypes(self) -> tuple[str, ...]:
         """Return the installed libtypes in order of rank, even those that do not load."""
@@ -257,10 +269,7 @@ class Registry:
         The first call imports all plugins.
         """
         if (op, libtype) not in self._runners:
-            answers = [self.get(installed) for installed in self.libtypes]
-            self._runners[op, libtype] = tuple(
-                answer for answer in answers if isinstance(answer, Backend) and f"{op}:{libtype}" in answer.rows
-            )
+            self._runners[op, libtype] = tuple(backend for backend in self._all() if f"{op}:{libtype}" in backend.rows)
         return self._runners[op, libtype]
 
     def problems(self, libtype: str) -> tuple[str, ...]:
@@ -270,15 +279,15 @@ class Registry:
     def select(self, libtypes: str = "all") -> list[Backend]:
         """Return the backends of a ``--libtype`` text: ``all`` that load, or a comma list.
 
-        ``all`` is in order of rank, a list in its order, and ``both`` is ck and cktile.
+        ``all`` is in order of rank, with a warning of others. A list is in its order, and ``both``
+        is ck and cktile.
 
         Raises:
             LibtypeError: a named one is unknown or does not load; the message names the remedy.
         """
         wanted = listed(libtypes)
         if not wanted:
-            answers = [self.get(libtype) for libtype in self.libtypes]
-            return [answer for answer in answers if isinstance(answer, Backend)]
+            return self._all()
         selected = []
         for libtype in wanted:
             answer = self.get(libtype)
@@ -286,6 +295,14 @@ class Registry:
                 raise LibtypeError(f"libtype {libtype!r}: {answer.reason}")
             selected.append(answer)
         return selected
+
+    def _all(self) -> list[Backend]:
+        """Return the installed backends that load; warn of each other one, once in a process."""
+        answers = {libtype: self.get(libtype) for libtype in self.libtypes}
+        for libtype, answer in answers.items():
+            if isinstance(answer, Unsupported):
+                warn_once(f"libtype {libtype!r}: left out: {answer.reason}")
+        return [answer for answer in answers.values() if isinstance(answer, Backend)]
 
     def add(self, backend: Backend) -> None:
         """Add a backend to this registry only, for tests and experiments."""

@@ -15,6 +15,7 @@ from tunedgemm.backends.private import read_trusted
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import read_regular
 from tunedgemm.process.paths import expanded
+from tunedgemm.process.variables import switched_on
 
 REQUIRED, KEYS = "TUNEDGEMM_REQUIRE_SIGNED", "TUNEDGEMM_TRUSTED_KEYS"
 SUFFIX = ".minisig"
@@ -26,7 +27,7 @@ class SignatureError(PermissionError):
 
 def signature_required() -> bool:
     """Return whether packs, tables and shared artifacts need a signature."""
-    return os.environ.get(REQUIRED, "0") not in ("", "0")
+    return switched_on(REQUIRED)
 
 
 def check_signature(file: Path, content: bytes) -> None:

@@ -216,8 +216,9 @@ def _run(argv: Sequence[str] | None) -> int:
         give_up_output(error)
         return 0 if error.errno == errno.EPIPE else 1
     except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"tunedgemm: error: {os.fsdecode(error.filename)}: {error.strerror or error}", file=sys.stderr)
+        if verbose:
+            logging.getLogger("tunedgemm").exception("the error came from here")
+        named = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        print(f"tunedgemm: error: {named}{error.strerror or error}", file=sys.stderr)
         return 2
     return code

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
+import socket
 import threading
 import time
 import urllib.parse
@@ -17,8 +20,8 @@ import attrs
 _HOSTS = ("127.0.0.1", "localhost")
 #: Requests that are answered at once; each has a thread.
 _MOST = 16
-#: Seconds that a client may take to send its request.
-_PATIENCE = 5.0
+#: Seconds that a client may take to send its request, and those until one that gives way is gone.
+_PATIENCE, _GIVES_WAY = 5.0, 0.5
 #: Seconds that the end waits for answers.
 _LAST = 1.0
 _HEADERS = {
@@ -50,7 +53,11 @@ Find = Callable[[str, dict[str, str]], Resource | None]
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 and answers in daemon threads."""
+    """Listens on 127.0.0.1 and answers in daemon threads.
+
+    A client has a bounded time for its request. Where too many are connected, the one that has been
+    longest without sending its request gives way, so that slow ones cannot shut others out.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -60,6 +67,8 @@ class LiveServer(ThreadingHTTPServer):
         """Bind a port, 0 for any free one; OSError if it cannot be bound."""
         self.token, self.find = token, find
         self._free = threading.BoundedSemaphore(_MOST)
+        self._unheard: dict[Any, float] = {}  # connection -> its deadline, the oldest first
+        self._lock = threading.Lock()
         super().__init__((_HOSTS[0], port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="live report", daemon=True)
 
@@ -77,18 +86,41 @@ class LiveServer(ThreadingHTTPServer):
             self._free.acquire(timeout=max(end - time.monotonic(), 0.0))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; hang up where too many requests are being answered."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Answer in a thread; hang up where too many answers are being sent."""
+        if not self._free.acquire(blocking=False):
+            self._hang_up(most=1)
+            if not self._free.acquire(timeout=_GIVES_WAY):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._unheard[request] = time.monotonic() + _PATIENCE
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.hear(request)
             self._free.release()
+
+    def hear(self, request: Any) -> None:
+        """Note that a client has sent its request: it no longer gives way."""
+        with self._lock:
+            self._unheard.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Hang up on clients whose time has passed; runs between two requests, and every 0.1 s."""
+        self._hang_up(before=time.monotonic())
+
+    def _hang_up(self, most: int = _MOST, before: float = math.inf) -> None:
+        """End the reading of the oldest connections without a request."""
+        with self._lock:
+            for request, deadline in [*self._unheard.items()][:most]:
+                if deadline < before:
+                    del self._unheard[request]
+                    with contextlib.suppress(OSError):  # the client was faster
+                        request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that hang up; the terminal belongs to the run."""
@@ -106,6 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
+        self.server.hear(self.connection)
         path, _, query = self.path.partition("?")
         token, slash, name = path.removeprefix("/").partition("/")
         if not self._is_for_this_host():

@@ -76,8 +76,11 @@ def _check_output(path: Path) -> None:
 
     if not path.exists():
         return
-    with open_regular(path) as file:
-        begins = file.read(len(_BEGINNING))
+    try:
+        with open_regular(path) as file:
+            begins = file.read(len(_BEGINNING))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; name another file with -o") from error
     if begins and begins != _BEGINNING:
         raise UserError(f"{path}: exists and is not a report; name another file with -o")
 

@@ -148,11 +148,6 @@ def _is_tensor(out: Any, sizes: tuple[int, ...], dtype: torch.dtype, device: tor
     return isinstance(out, torch.Tensor) and out.shape == sizes and out.dtype == dtype and out.device == device
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Check whether a call failed because memory ran out, which blames no solution."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
     """Check that an operand is absent, or aligned to 16 bytes and, unless *strided*, contiguous."""
     return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)

@@ -5,6 +5,7 @@ Each offer that is passed over is kept with the reason, which `explain` prints.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -79,6 +80,8 @@ class Explanation:
     bound: bool = True
     #: the row of a table that would serve the shape on another device, and what differs, else ""
     elsewhere: str = ""
+    #: whether the choice holds for later calls; False where memory ran out for an earlier offer
+    lasting: bool = True
 
     @property
     def libtype(self) -> str:
@@ -284,7 +287,12 @@ def choose(
     present = device.index >= 0 or device.kind == "cpu"
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
+    lasting = True
     for offer in untried:
+        if veto is not None and not offer.partial and (reason := veto(offer.solution)):  # asks no backend again
+            last = offer
+            passed.append((last, reason))
+            continue
         last, backend = complete(offer, shape, device, registry)
         if isinstance(backend, Unsupported):
             reason = backend.reason
@@ -293,11 +301,12 @@ def choose(
             if isinstance(launcher, Launcher):
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)
-                return Explanation(shape, device, last, tuple(passed)), launcher
+                return Explanation(shape, device, last, tuple(passed), lasting=lasting), launcher
             if not launcher and not present:
                 last = _with_version(last, backend, device, bound=False)
                 return Explanation(shape, device, last, tuple(passed), bound=False), None
             reason = f"{backend.libtype} refuses: {launcher}"
+            lasting = lasting and not (isinstance(launcher, Unsupported) and launcher.passing)
         passed.append((last, reason))
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
@@ -310,6 +319,16 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
     solution = attrs.evolve(offer.solution, kernel_name="") if offer.own else offer.solution
     source = backend.source_of(solution, explanation.shape, explanation.device) if isinstance(backend, Backend) else ""
     return attrs.evolve(explanation, offer=attrs.evolve(offer, why=f"{offer.why}; {source}")) if source else explanation
+
+
+def digest(table: Table, registry: Registry, untuned: tuple[str, ...], device: Device) -> str:
+    """Return a digest of what the choices of a device depend on: rows, backends and their libraries."""
+    parts = [table.fingerprint()]
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
+        parts.append(f"{libtype} {versions}")
+    return hashlib.sha256("\n".join([*parts, *untuned]).encode()).hexdigest()[:16]
 
 
 _reported: dict[tuple[str, str], object] = {}

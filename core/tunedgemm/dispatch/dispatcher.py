@@ -7,7 +7,6 @@ in a kernel that works.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.cache import Key, LauncherCache, Operands, Served, Vetoes
 from tunedgemm.dispatch.calls import (
@@ -32,26 +31,29 @@ from tunedgemm.dispatch.calls import (
     is_elsewhere,
     is_ready,
     may_wait,
-    out_of_memory,
     outside_autocast,
     torch_only,
     watch_graphs,
     with_call_counter,
 )
-from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, with_elsewhere, with_source
+from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_elsewhere, with_source
+from tunedgemm.dispatch.fallback import torch_fallback, torch_serves
 from tunedgemm.dispatch.gradients import differentiable, needs_gradient
 from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
-from tunedgemm.dispatch.operands import check_given, in_memory
+from tunedgemm.dispatch.operands import check_given, in_memory, product_of_none
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.turns import Turns
 from tunedgemm.dispatch.warming import has_memory, random_operands, warm_each
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import UserError
+from tunedgemm.errors import ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops.layout import forget_freed
 from tunedgemm.ops.op import ArgumentOrder, Call, Op
 from tunedgemm.process.foreign import described
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.interrupt import is_interrupt
+from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table
@@ -62,7 +64,8 @@ _log = logging.getLogger("tunedgemm")
 #: Launchers that a process keeps. A workload with more keys starts over and rebinds what it uses.
 MAX_LAUNCHERS = 65_536
 
-_TORCHS = Offer(NATIVE, "builtin", "torch's own call")
+#: What serves a shape: the choice, and its launcher.
+Bound = tuple[Explanation, Launcher]
 
 
 class Dispatcher:
@@ -102,13 +105,14 @@ class Dispatcher:
         self.above = tuple(above)
         self._configured = (registry, settings, table)
         self._lock = ForkSafeLock(awaited=True)
+        self._turns = Turns()
         self._clear()
 
     def _clear(self) -> None:
         registry, settings, self._table = self._configured
         self.registry = registry or Registry()
         self.settings = settings or Settings.from_environment()
-        self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
+        self._bound: dict[tuple[Shape, int], Bound] = {}
         self.unbound: dict[Shape, int] = {}
         self.preferences: dict[tuple[Any, ...], bool] = {}
         self._vetoes = Vetoes()
@@ -139,11 +143,11 @@ class Dispatcher:
     @property
     def table(self) -> Table:
         """Return the merged table, read at the first use."""
-        if self._table is None:
+        table = self._table  # another thread may reload
+        if table is None:
             with self._lock:
-                if self._table is None:
-                    self._table = Table.load(self.op, above=self.above)
-        return self._table
+                table = self._table = self._table or Table.load(self.op, above=self.above)
+        return table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
         """Explain what would serve a shape, and why others would not; an absent device binds nothing."""
@@ -192,25 +196,31 @@ class Dispatcher:
         while operands and operands[-1] is None:
             operands = operands[:-1]
         check_given(self.op, operands, fields)
+        if any(forget_freed(operands[index]) for index in self.op.matrices):
+            key = None
         if not in_memory(operands):
             return serve_without_memory(self, operands, otype, fields)
-        shape = self.op.shape_of(*operands, otype=otype, **fields)
+        try:
+            shape = self.op.shape_of(*operands, otype=otype, **fields)
+        except ShapeError as error:
+            return product_of_none(self.op, operands, otype, error)
         device = device_of(operands[0].get_device())
         if self.on_miss is not None and shape.m and may_wait(operands):
             self._tune_missing(self.on_miss, shape, device)
-        with self._lock:
-            call, solution = self._call_for(shape, device, operands)
-            if self._capture is not None:
-                call = self.with_capture(call, shape, operands)
-            if is_elsewhere(device):
-                call = OnDevice(call, device.index)
-            served = Served(call, shape, device.index, solution)
-            # Kept if it holds for the key's next call, too: not in a level of forward mode.
-            if key is not None and solution is not None and forward_ad._current_level < 0:
-                if len(self.launchers) >= MAX_LAUNCHERS:
-                    self.cache.clear()
-                    self._bound.clear()
-                self.cache.keep(key, served)
+        call, solution, bound = self._call_for(shape, device, operands)
+        if self._capture is not None:
+            call = self.with_capture(call, shape, operands)
+        if is_elsewhere(device):
+            call = OnDevice(call, device.index)
+        served = Served(call, shape, device.index, solution)
+        # Kept if it holds for the key's next call, too: not in a level of forward mode.
+        if key is not None and solution is not None and forward_ad._current_level < 0:
+            with self._lock:
+                if bound is None or self._bound.get((shape, device.index)) is bound:  # else vetoed or reloaded meanwhile
+                    if len(self.launchers) >= MAX_LAUNCHERS:
+                        self.cache.clear()
+                        self._bound.clear()
+                    self.cache.keep(key, served)
         try:
             return call(*operands) if solution in (None, NATIVE) else first_answer(self.op, call, shape, operands, otype)
         except BaseException as error:  # a kernel of a plugin may raise anything
@@ -251,7 +261,7 @@ class Dispatcher:
                 nothing.
             key, operands, otype, fields: of the call, as for `resolve`.
         """
-        if is_interrupt(error) or out_of_memory(error):
+        if is_interrupt(error) or is_out_of_memory(error):
             raise error
         if isinstance(error, TorchFailed) and error.__cause__ is not None:
             raise error.__cause__
@@ -268,10 +278,11 @@ class Dispatcher:
         """Veto a solution for the shape that it failed for, unless another thread has."""
         place = served.shape, served.index
         with self._lock:
-            if not self._vetoes.add(served, error):
-                return
+            new = self._vetoes.add(served, error)
             if place in self._bound and self._bound[place][0].offer.solution == served.solution:
                 del self._bound[place]
+            if not new:
+                return
             self.preferences.clear()
             self.cache.drop(served)
         _log.warning("%s failed for %s and will not be used for it again: %s", served.solution, served.shape, described(error))
@@ -292,9 +303,8 @@ class Dispatcher:
 
     def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
         """Bind one shape and run it on these or random operands; returns whether there was memory to run it."""
-        with self._lock:
-            explanation, launcher = self._bind(shape, device)
-            self.unbound.pop(shape, None)
+        explanation, launcher = self._bind(shape, device)
+        self.unbound.pop(shape, None)
         drawn = operands or random_operands(self.op, shape, device)
         try:
             return drawn is not None and has_memory(shape, launcher.call, drawn)
@@ -308,12 +318,7 @@ class Dispatcher:
 
         Ranks with equal digests dispatch alike.
         """
-        parts, device = [self.table.fingerprint()], current_device()
-        for libtype in self.registry.libtypes:
-            backend = self.registry.get(libtype)
-            versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
-            parts.append(f"{libtype} {versions}")
-        return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
+        return digest(self.table, self.registry, self.settings.untuned, current_device())
 
     def is_bound(self, shape: Shape, device: Device) -> bool:
         """Check whether a shape is bound on a device."""
@@ -325,74 +330,69 @@ class Dispatcher:
         Raises:
             UserError: no backend supports it.
         """
-        with self._lock:
-            return self._bind(shape, device)[0]
+        return self._bind(shape, device)[0]
 
     #: Chooses between a plain weight and its shuffled copy.
     preferred = preferred_weight
 
-    def _bind(self, shape: Shape, device: Device) -> tuple[Explanation, Launcher]:
-        bound = self._bound.get((shape, device.index))
-        if bound is None:
-            if len(self._bound) >= MAX_LAUNCHERS:
-                self._bound.clear()
-            untried = offers(shape, device, self.table, self.registry, self.settings.untuned)
-            explanation, launcher = choose(untried, shape, device, self.registry, self._vetoes.against(shape, device))
-            if launcher is None:
-                raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
-            if explanation.libtype == BUILTIN:
-                launcher = outside_autocast(launcher, self.op, shape, device)
-            bound = self._bound[shape, device.index] = explanation, launcher
-            if self.settings.log_choices:
-                _log.warning("%s", with_elsewhere(explanation, self.table))
+    def _bind(self, shape: Shape, device: Device) -> Bound:
+        # The tables are read under the lock, which no holder of a turn may take.
+        return self._bound.get(place := (shape, device.index)) or self._turns.run(place, self._bind_alone, shape, device, self.table)
+
+    def _bind_alone(self, shape: Shape, device: Device, table: Table) -> Bound:
+        place, shapes, vetoes = (shape, device.index), self._bound, self._vetoes
+        if (present := shapes.get(place)) is not None:
+            return present
+        bound = self._choose(shape, device, table, vetoes)
+        if bound[0].lasting:
+            if len(shapes) >= MAX_LAUNCHERS:
+                shapes.clear()
+            shapes[place] = bound
+            # Kept first, then checked: neither side misses a veto or new tables meanwhile.
+            if self._table is not table or (*place, bound[0].offer.solution) in vetoes:
+                shapes.pop(place, None)
         return bound
 
-    def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None]:
-        """Return the function for these operands and its solution.
+    def _choose(self, shape: Shape, device: Device, table: Table, vetoes: Vetoes) -> Bound:
+        untried = offers(shape, device, table, self.registry, self.settings.untuned)
+        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device))
+        if launcher is None:
+            raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
+        if explanation.libtype == BUILTIN:
+            launcher = outside_autocast(launcher, self.op, shape, device)
+        if self.settings.log_choices:
+            _log.warning("%s", with_elsewhere(explanation, table))
+        return explanation, launcher
+
+    def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None, Bound | None]:
+        """Return the function for these operands, its solution, and what is bound where that is in use.
 
         The solution is None if the function serves this one call only.
         """
         x = operands[0]
         if torch_only(shape, operands):
             call = self.torch_fallback(shape, device)
-            return differentiable(shape, call) if needs_gradient(operands) else call, NATIVE
+            return differentiable(shape, call) if needs_gradient(operands) else call, NATIVE, None
         ask = capture_check(x)
         capturing = ask is not None and ask()
         if capturing and not self.is_bound(shape, device):
             if shape not in self.unbound:
                 _log.warning("%s: first called during a graph capture, so torch serves it there; call prewarm() before", shape)
-            self.unbound[shape] = self.unbound.get(shape, 0) + 1
-            return self.torch_fallback(shape, device), None
-        explanation, launcher = self._bind(shape, device)
+            with self._lock:
+                self.unbound[shape] = self.unbound.get(shape, 0) + 1
+            return self.torch_fallback(shape, device), None, None
+        explanation, launcher = bound = self._bind(shape, device)
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
-            return self.torch_fallback(shape, device), None
+            return self.torch_fallback(shape, device), None, None
         breaks_capture = x.is_cuda and not launcher.graph_safe and solution != NATIVE
         strided = self.op.strided
         ready = all(is_ready(operand, index in strided) for index, operand in enumerate(operands))
         if ready and not breaks_capture:
-            return launcher.call, solution
-        covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
-        native = blaming_torch(self.torch_fallback(shape, device)) if covered else None
-        return adapted(self.op, launcher.call, native, operands, ready, breaks_capture, solution.libtype == BUILTIN), solution
+            return launcher.call, solution, bound
+        native = blaming_torch(self.torch_fallback(shape, device)) if torch_serves(shape, device, self.registry) else None
+        return adapted(self.op, launcher.call, native, operands, ready, breaks_capture, solution.libtype == BUILTIN), solution, bound
 
     def torch_fallback(self, shape: Shape, device: Device) -> Call:
-        """Return torch's call, which keeps gradients and is safe to capture.
-
-        It takes subclasses and any strides.
-
-        Raises:
-            UserError: torch has none for this op.
-        """
-        backend = self.registry.get(BUILTIN)
-        if isinstance(backend, Backend) and self.op.name not in backend.ops and shape.m == 0:
-            op, otype = self.op, torch_dtype(shape.outdtype)
-            return lambda *operands: op.fake(*operands, otype=otype)  # an empty output is the whole result
-        able = examine(_TORCHS, shape, device, self.registry)
-        launcher = able.bind(NATIVE, shape, device) if isinstance(able, Backend) else able
-        if not isinstance(launcher, Launcher):
-            raise UserError(
-                f"{shape} on {device}: this call is torch's (it needs a gradient, has operands of other types or strides, or is "
-                f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
-            )
-        return outside_autocast(launcher, self.op, shape, device).call
+        """Return torch's call; see `tunedgemm.dispatch.fallback.torch_fallback`."""
+        return torch_fallback(self.op, shape, device, self.registry)

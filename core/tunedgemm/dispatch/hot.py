@@ -14,7 +14,8 @@ import torch
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.gradients import differentiable, needs_gradient, with_gradient
-from tunedgemm.dispatch.operands import check_not_nested, check_strided, copied_to_memory, has_no_storage, in_memory
+from tunedgemm.dispatch.operands import check_not_nested, check_strided, copied_to_memory, has_no_storage, in_memory, product_of_none
+from tunedgemm.errors import ShapeError
 from tunedgemm.ops.op import ArgumentOrder, Call
 
 #: The hot functions in use. Each maps to its dispatcher and to the function that turns its
@@ -79,7 +80,10 @@ def serve_without_memory(dispatcher: Binding, operands: tuple[Any, ...], otype: 
     if in_memory(copies):
         return dispatcher.call(*copies, otype=otype, **fields)
     check_not_nested(dispatcher.op, operands)
-    shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
+    try:
+        shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
+    except ShapeError as error:
+        return product_of_none(dispatcher.op, operands, otype, error)
     needed = needs_gradient(operands)
     if operands[0].is_meta and not needed:
         return dispatcher.op.fake(*operands, otype=otype)

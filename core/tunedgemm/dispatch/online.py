@@ -26,12 +26,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, Settings
 from tunedgemm.errors import TunedGemmError, UserError
 from tunedgemm.ops.op import Op
+from tunedgemm.process.filelocks import file_lock, lock_timeout
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import tuned_path
 from tunedgemm.table.index import Index
@@ -82,7 +81,7 @@ class Online:
                 if not (has_row := self._has_row(shape, device)):
                     reason = self._tune_in_child(shape, device) if first else "another process tuned it and has stored no row"
                     has_row = self._has_row(shape, device)
-        except filelock.Timeout:
+        except lock_timeout():
             reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
         except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
             self._off = True
@@ -124,10 +123,10 @@ class Online:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         path = self._table.with_name(f"{self._table.name}.online-{digest}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, first = filelock.FileLock(path), True
+        lock, first = file_lock(path), True
         try:
             lock.acquire(timeout=0)
-        except filelock.Timeout:
+        except lock_timeout():
             first = False
             _log.info("%s is being tuned by another process: waiting for at most %g s", shape, self._settings.online_seconds)
             lock.acquire(timeout=self._settings.online_seconds, poll_interval=_POLL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tunedgemm.errors import OperandError
+from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.op import Op
 
 
@@ -89,3 +89,27 @@ def check_strided(op: Op, operands: tuple[Any, ...], error: Exception) -> None:
         if isinstance(operand, torch.Tensor) and operand.layout is not torch.strided:
             text = f"{op.name}: {name.rstrip('?')}: torch's call does not take this layout (got {operand.layout})"
             raise OperandError(f"{text}; pass {name.rstrip('?')}.to_dense()") from error
+
+
+def product_of_none(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, error: ShapeError) -> torch.Tensor:
+    """Return the result of a call whose sizes no `Shape` has: nothing is multiplied where K, N or B is 0.
+
+    It is the bias, or zeros, and keeps gradients. *error* is that of `Op.shape_of`, which has
+    checked that the operands fit each other.
+
+    Raises:
+        ShapeError: no operand is empty.
+    """
+    if not any(isinstance(operand, torch.Tensor) and operand.numel() == 0 for operand in operands):
+        raise error
+    by_name = {name.removesuffix("?"): operand for name, operand in zip(op.operands, operands, strict=False) if operand is not None}
+    out = op.fake(*operands, otype=otype).zero_()
+    if (bias := by_name.get("bias")) is not None and out.numel():
+        batch = bias.shape[: out.dim() - 2] if bias.dim() > 1 else ()
+        out = out + bias.to(out.dtype).reshape(*batch, 1, out.shape[-1])
+    if (factor := by_name.get("scale_c")) is not None:
+        out = out * factor.to(out.dtype)
+    for operand in operands:
+        if operand is not None and operand.requires_grad and torch.is_grad_enabled():
+            out = out + operand.reshape(-1)[:0].sum().to(out.dtype)
+    return out

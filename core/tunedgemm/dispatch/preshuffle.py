@@ -13,7 +13,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.calls import Binding, capture_check, plain
 from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.gradients import needs_gradient
-from tunedgemm.errors import OperandError, UserError
+from tunedgemm.errors import OperandError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
@@ -98,7 +98,10 @@ def _decide(
 ) -> bool | None:
     """Decide whether such calls get the shuffled weight; None where a capture leaves that open."""
     _check(dispatcher.op.name, weight, shuffled_weight)
-    shapes = [dispatcher.op.shape_of(x, either, *rest, otype=otype) for either in (weight, shuffled_weight)]
+    try:
+        shapes = [dispatcher.op.shape_of(x, either, *rest, otype=otype) for either in (weight, shuffled_weight)]
+    except ShapeError:  # empty sizes: the call itself reports or serves them
+        return None
     if shapes[0].m == 0 or x.is_meta or not plain((x, weight)):
         return False
     device, capturing = device_of(x.get_device()), capture_check(x)

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 
 import attrs
 
-from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN, UNTUNED
-from tunedgemm.process.variables import ON
+from tunedgemm.process.variables import KINDS, read
 
 #: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
 ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
 
 #: The longest that a call waits for online tuning, in seconds.
-ONLINE_SECONDS = 30.0
-
-
-def _flag(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "0").strip().lower() in ON
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of seconds above 0.
-
-    Raises:
-        UserError: the variable holds something else.
-    """
-    text = environment.get(name, "").strip()
-    try:
-        seconds = float(text or default)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise UserError(f"{name}: must be a number of seconds above 0 (got {text!r})")
-    return seconds
+ONLINE_SECONDS: float = KINDS["TUNEDGEMM_ONLINE_SECONDS"].default
 
 
 @attrs.frozen
@@ -64,21 +42,17 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the variables.
-
-        Raises:
-            UserError: one that must be a number is not.
-        """
+        """Read the variables; a bad value is a warning, and the default counts."""
         listed = environment.get("TUNEDGEMM_FALLBACK")
-        names = UNTUNED if listed is None else tuple(text.strip() for text in listed.split(",") if text.strip())
+        names = () if listed is not None and not listed.strip(" ,") else read("TUNEDGEMM_FALLBACK", environment)
         return cls(
-            capture=_flag(environment, "AITER_TUNE_GEMM"),
-            log_choices=_flag(environment, "AITER_LOG_TUNED_CONFIG"),
+            capture=read("AITER_TUNE_GEMM", environment),
+            log_choices=read("AITER_LOG_TUNED_CONFIG", environment),
             untuned=tuple(name for name in names if name != BUILTIN),
-            online=_flag(environment, ONLINE),
-            online_moe=_flag(environment, ONLINE_MOE),
-            online_seconds=_seconds(environment, "TUNEDGEMM_ONLINE_SECONDS", ONLINE_SECONDS),
-            online_libtype=environment.get("TUNEDGEMM_ONLINE_LIBTYPE", "").strip() or "all",
+            online=read(ONLINE, environment),
+            online_moe=read(ONLINE_MOE, environment),
+            online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),
+            online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
         )
 
     @property

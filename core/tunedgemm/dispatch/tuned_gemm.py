@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,26 @@ from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Call
 from tunedgemm.process.forksafe import ForkSafeLock
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 class TunedGemm:
-    """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``."""
+    """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``.
 
-    def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
+    Copies and pickles have its registry, settings and files. `tgemm` and its functions are copied
+    and pickled by reference.
+
+    Args:
+        registry, settings: used in place of the installed backends and of the environment's
+            settings.
+        above: by op, tuned files that rank above all layers.
+    """
+
+    def __init__(
+        self, registry: Registry | None = None, *, settings: Settings | None = None, above: Mapping[str, tuple[Path, ...]] | None = None
+    ) -> None:
         self._configured = (registry, settings)
+        self._above = dict(above or {})
         self._dispatchers: dict[str, Dispatcher] = {}
         self._lock = ForkSafeLock(awaited=True)
         self.dispatcher = self.of(DEFAULT_OP)
@@ -34,9 +51,29 @@ class TunedGemm:
         dispatcher = self._dispatchers.get(op)
         if dispatcher is None:
             with self._lock:
-                registry, settings = self._configured
-                dispatcher = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
+                dispatcher = self._dispatchers.setdefault(op, self._new_dispatcher(op))
         return dispatcher
+
+    def _new_dispatcher(self, op: str) -> Dispatcher:
+        registry, settings = self._configured
+        return Dispatcher(op_named(op), registry, settings=settings, above=self._above.get(op, ()))
+
+    def _files(self) -> dict[str, tuple[Path, ...]]:
+        return self._above | {op: dispatcher.above for op, dispatcher in self._dispatchers.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the settings, without launchers; `tgemm` by its name."""
+        if self is tgemm:
+            return _public, ("tgemm",)
+        return _rebuilt, (type(self), *self._configured, self._files())
+
+    def __copy__(self) -> TunedGemm:
+        """Make an instance with the same registry, settings and files, and its own launchers."""
+        return self if self is tgemm else _rebuilt(type(self), *self._configured, self._files())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TunedGemm:
+        """Copy as `copy.copy` does: backends are shared."""
+        return self.__copy__()
 
     @property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
@@ -49,6 +86,9 @@ class TunedGemm:
         if op is None or op.entry is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
         entry = op.entry(self.of(op.name))
+        for spelling, function in entry.items():
+            if isinstance(function, types.FunctionType):  # pickled by name
+                function.__module__, function.__qualname__ = _PACKAGE, f"tgemm.{spelling}"
         self.__dict__.update(entry)
         return entry[name]
 
@@ -67,6 +107,16 @@ class TunedGemm:
             UnknownOpError: no such op.
         """
         self.of(op).load(path)
+
+
+def _public(name: str) -> Any:
+    """Return a public name of the package, whose first use teaches compilers the functions of `tgemm`."""
+    return getattr(importlib.import_module(_PACKAGE), name)
+
+
+def _rebuilt(kind: type[TunedGemm], registry: Registry | None, settings: Settings | None, above: dict[str, tuple[Path, ...]]) -> TunedGemm:
+    """Rebuild an instance from the parts of `__reduce__`."""
+    return kind(registry, settings=settings, above=above)
 
 
 tgemm = TunedGemm()

@@ -217,12 +217,14 @@ def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders:
     weight = module.weight
     if isinstance(weight, ShuffledWeight):
         return f"its weight has the layout {weight.layout_name} already"
-    if not keep_plain and len(holders[weight.untyped_storage().data_ptr()]) > 1:
+    if not keep_plain and weight.numel() and len(holders[weight.untyped_storage().data_ptr()]) > 1:
         return "its weight stays plain: another module holds it, too"
     try:
         shuffle_weight(torch.empty_like(weight, device="meta", memory_format=torch.contiguous_format), layout)
     except OperandError as error:
         return f"its weight stays plain: {error}"
+    if not weight.numel():
+        return "its weight stays plain: it is empty"
     (n, k), short = weight.shape, short_dtype(weight.dtype)
     bias = "" if module.bias is None else short_dtype(module.bias.dtype)
     m = PRESHUFFLE_M_THRESHOLD if keep_plain else 1

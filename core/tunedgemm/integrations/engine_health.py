@@ -8,10 +8,9 @@ from importlib import metadata
 
 import attrs
 
-from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, fault_of_error
+from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import Settings
-from tunedgemm.errors import UserError
 from tunedgemm.integrations import sglang, vllm
 from tunedgemm.integrations.engine_start import read_switch, unknown_version
 from tunedgemm.integrations.patching import routed_functions
@@ -25,7 +24,7 @@ class Engine:
         name, distribution: its name, and that of its distribution.
         group: the group of entry points by which it finds plugins.
         chosen: its variable with a comma list of the plugins to load, "" without one.
-        variable, others: the variable that switches our plugin on, and its further values.
+        variable: the variable that switches our plugin on.
         off_reason: (switch, version, whether on a CPU) to why the plugin routes nothing, or "".
     """
 
@@ -34,17 +33,16 @@ class Engine:
     group: str
     chosen: str
     variable: str
-    others: tuple[str, ...]
     off_reason: Callable[[str, str, bool], str]
 
 
 ENGINES = (
     Engine(
-        "vLLM", "vllm", "vllm.general_plugins", "VLLM_PLUGINS", vllm.VARIABLE, (vllm.UNPACKED,),
+        "vLLM", "vllm", "vllm.general_plugins", "VLLM_PLUGINS", vllm.VARIABLE,
         lambda switch, version, on_cpu: vllm.off_reason(switch, version, lambda: on_cpu),
     ),
     Engine(
-        "SGLang", "sglang", "sglang.srt.plugins", "", sglang.VARIABLE, (),
+        "SGLang", "sglang", "sglang.srt.plugins", "", sglang.VARIABLE,
         lambda _switch, version, _on_cpu: unknown_version("SGLang", version, sglang.KNOWN),
     ),
 )  # fmt: skip
@@ -80,10 +78,7 @@ def answer(engine: Engine, device: Device, rows: int, settings: Settings) -> tup
     That it would not is a fault where it is switched on.
     """
     version = _version(engine.distribution)
-    try:
-        switch = read_switch(engine.variable, *engine.others)
-    except UserError as error:
-        return Fact(f"{engine.name} would route", f"no: {error}"), fault_of_error(error)
+    switch = read_switch(engine.variable)
     if not switch:
         reason = f"{engine.name} is not installed" if not version else f"{engine.variable} is not set; set it to 1"
         return Fact(f"{engine.name} would route", f"no: {reason}", {"version": version}), None

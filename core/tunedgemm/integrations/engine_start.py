@@ -5,35 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 
 from tunedgemm.errors import UserError
-from tunedgemm.process.variables import OFF, ON
+from tunedgemm.process.variables import read
 
 # Routing modules are imported late: an engine loads its plugin in all its processes, on or off.
 
-#: Longest time, in seconds, of timing the rows against the engine's kernels at start-up.
-_SECONDS = 8.0
 
-
-def read_switch(variable: str, *others: str) -> str:
-    """Read the environment variable that switches a plugin on.
-
-    Args:
-        variable: its name.
-        others: its values other than on and off.
-
-    Returns:
-        "" for off, "1" for on, or one of *others*.
-
-    Raises:
-        UserError: the value is unknown.
-    """
-    value = os.environ.get(variable, "").strip().lower()
-    if value not in (*ON, *OFF, *others):
-        *first, last = ("1", "0", *others)
-        raise UserError(f"{variable}: unknown value (got {os.environ[variable]!r}); use {', '.join(first)} or {last}")
-    return "" if value in OFF else "1" if value in ON else value
+def read_switch(variable: str) -> str:
+    """Return what the variable that switches a plugin on says: "" for off, "1" for on, or its other word."""
+    value = read(variable)
+    return value if isinstance(value, str) else "1" if value else ""
 
 
 def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
@@ -80,9 +62,6 @@ def compare_remembered(engine: str, variable: str, digest: str) -> None:
         engine: the engine's name and version.
         variable: the environment variable with the longest time in seconds.
         digest: `fingerprint` of the tables.
-
-    Raises:
-        UserError: the variable is not a number.
     """
     import torch
 
@@ -91,11 +70,7 @@ def compare_remembered(engine: str, variable: str, digest: str) -> None:
     from tunedgemm.integrations.engine_routes import compare
     from tunedgemm.tuner.trial import MEASURE
 
-    text = os.environ.get(variable, "")
-    try:
-        seconds = float(text or _SECONDS)
-    except ValueError as error:
-        raise UserError(f"{variable}: not a number of seconds (got {text!r}); use {_SECONDS:g}, or 0 for no comparison") from error
+    seconds = float(read(variable))
     key = f"gains {MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
     gains: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
     before = len(gains)

@@ -17,6 +17,7 @@ from tunedgemm.dispatch.prewarm import OpCall
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.linear import linear
+from tunedgemm.integrations.scripting import with_class
 from tunedgemm.integrations.torch_compile import inside_transform
 from tunedgemm.ops import DEFAULT_OP
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
@@ -32,6 +33,10 @@ class TunedLinear(torch.nn.Linear):
         """Compute ``input[..., K] @ weight[N, K].T (+ bias)``."""
         out: torch.Tensor = linear(input, self.weight, self.bias)
         return out
+
+    def __prepare_scriptable__(self) -> torch.nn.Linear:
+        """Return the layer that TorchScript compiles: torch's own, with the same parameters."""
+        return with_class(self, torch.nn.Linear)
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
         """Yield the calls that `tunedgemm.prewarm` binds."""
@@ -135,6 +140,10 @@ class TunedFp8Linear(torch.nn.Linear):
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
         """Yield the call that `tunedgemm.prewarm` binds, for activations in bf16."""
         yield self._call(torch.zeros(m, self.in_features, dtype=torch.bfloat16, device=self.weight.device))
+
+    def __prepare_scriptable__(self) -> torch.nn.Linear:
+        """Return the layer that TorchScript compiles: one of the previous class."""
+        return with_class(self, self.untuned)
 
     def _call(self, x: torch.Tensor) -> OpCall:
         """Return the op, its operands, and the output's dtype."""

@@ -19,6 +19,7 @@ from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.scripting import script_as
 from tunedgemm.integrations.torch_compile import TORCHS, define_op, inside_transform, plain
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.formats.twofold import TwofoldWeight
@@ -222,6 +223,8 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
 
 
 linear = routed_linear(tgemm.dispatcher)
+linear.__qualname__ = linear.__name__  # pickled by name
+script_as("aten::linear", linear, _original)
 
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:

@@ -18,6 +18,7 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.linear import Function, FunctionRoute, forget_questions, op, stays_torch_in_graph
+from tunedgemm.integrations.scripting import script_as
 from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -134,6 +135,10 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
 mm = routed_product(tgemm.dispatcher, _mm, functools.partial(_of_product, _OF_MM))
 matmul = routed_product(tgemm.dispatcher, _matmul, functools.partial(_of_product, _OF_MATMUL))
 addmm = routed_addmm(tgemm.dispatcher)
+addmm.__qualname__ = addmm.__name__  # pickled by name
+script_as("aten::mm", mm, _mm)
+script_as("aten::addmm", addmm, _addmm)
+script_as("aten::matmul", matmul, _matmul)
 
 
 def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:

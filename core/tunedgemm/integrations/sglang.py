@@ -33,11 +33,7 @@ _registered = False
 
 
 def register() -> None:
-    """Route SGLang's layers, once a process, if ``TUNEDGEMM_SGLANG`` is set; SGLang calls it.
-
-    Raises:
-        UserError: the variable has an unknown value.
-    """
+    """Route SGLang's layers, once a process, if ``TUNEDGEMM_SGLANG`` is set; SGLang calls it."""
     global _registered
     if not read_switch(VARIABLE) or _registered:
         return

@@ -47,13 +47,9 @@ _registered = False
 
 
 def register() -> None:
-    """Route vLLM's layers, once a process, if ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times.
-
-    Raises:
-        UserError: the variable has an unknown value.
-    """
+    """Route vLLM's layers, once a process, if ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times."""
     global _registered
-    switch = read_switch(VARIABLE, UNPACKED)
+    switch = read_switch(VARIABLE)
     if _registered or not switch:
         return
     _registered = True

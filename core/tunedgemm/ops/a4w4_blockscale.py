@@ -112,7 +112,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
+    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     import torch
 
     from tunedgemm.ops.formats.mxfp4 import dequant_fp4

@@ -51,7 +51,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
+    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text
-from tunedgemm.errors import OperandError
+from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.domain import Domain
@@ -88,8 +88,8 @@ def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: to
     plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
         raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({operands})")
-    if x.shape[0] != weight.shape[0] or x.shape[0] == 0:
-        raise OperandError(f"{op}: x [B, M, K] and weight [B, N, K] must have the same B, at least 1 ({operands})")
+    if x.shape[0] != weight.shape[0]:
+        raise OperandError(f"{op}: x [B, M, K] and weight [B, N, K] must have the same B ({operands})")
     if x.shape[2] != weight.shape[2]:
         hint = "; a [B, K, N] weight must be passed as weight.transpose(1, 2)" if x.shape[2] == weight.shape[1] else ""
         raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({operands}){hint}")
@@ -99,6 +99,8 @@ def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: to
     if x.device != weight.device:
         raise OperandError(f"{op}: x and weight must be on one device ({operands})")
     batches, m, k = x.shape
+    if not batches:
+        raise ShapeError(f"{op}: B must be at least 1 ({operands})")
     return batches, m, weight.shape[1], k, short_dtype(x.dtype)
 
 

@@ -90,7 +90,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
+    """Compute [B, m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     batches = int(shape["B"])
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)

@@ -56,7 +56,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] on the operands' device, in float64 where quick, else float32 without TF32."""
+    """Compute [B, m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, bias = (*operands, None)[:3]
     wide = exact_dtype(int(shape["B"]) * shape.m, shape.n, shape.k)
     out = exact_product(x, weight, wide)

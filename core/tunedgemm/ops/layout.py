@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -91,21 +92,36 @@ def name_of(order: Order) -> str:
 #: Bytes of the widest elements that are shuffled.
 WIDEST = 4
 
-#: Orders by address of shuffled operands that are alive, and the address of operands without
-#: memory. Cache keys hold whether a weight's is one.
-SHUFFLED_ADDRESSES: dict[int, str] = {0: ""}
-
 
 class _Places(dict[tuple[int, int], str]):
     """Orders of the shuffled operands in a storage by offset and bytes; dies with the storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Any) -> None:
         super().__init__()
-        self.addresses: set[int] = set()
+        self.storage = weakref.ref(storage)
+        self.addresses: dict[int, str] = {}
+
+    def order_at(self, address: int) -> str:
+        """Return the order at an address, "" if the storage has other memory now: `resize_` frees it."""
+        storage = self.storage()
+        if storage is not None and not 0 <= address - storage.data_ptr() < storage.nbytes():
+            return ""
+        return self.addresses.get(address, "")
 
     def __del__(self) -> None:
         for address in self.addresses:
-            SHUFFLED_ADDRESSES.pop(address, None)
+            if (places := _places_at(address)) is None or places is self:  # else another storage has its memory by now
+                SHUFFLED_ADDRESSES.pop(address, None)
+
+
+#: Addresses of shuffled operands that are alive, with their orders, and that of operands without
+#: memory. Cache keys hold whether a weight's is one.
+SHUFFLED_ADDRESSES: dict[int, weakref.ref[_Places] | None] = {0: None}
+
+
+def _places_at(address: int) -> _Places | None:
+    reference = SHUFFLED_ADDRESSES.get(address)
+    return None if reference is None else reference()
 
 
 def note_order(tensor: torch.Tensor, name: str) -> None:
@@ -114,15 +130,15 @@ def note_order(tensor: torch.Tensor, name: str) -> None:
     try:
         places = storage._tunedgemm_shuffled
     except AttributeError:
-        places = storage._tunedgemm_shuffled = _Places()
+        places = storage._tunedgemm_shuffled = _Places(storage)
     places[tensor.storage_offset(), tensor.nbytes] = name
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # no memory
         return
     if address:
-        places.addresses.add(address)
-        SHUFFLED_ADDRESSES[address] = name
+        places.addresses[address] = name
+        SHUFFLED_ADDRESSES[address] = weakref.ref(places)
 
 
 def noted_order(tensor: torch.Tensor) -> str:
@@ -133,9 +149,28 @@ def noted_order(tensor: torch.Tensor) -> str:
     try:
         storage: Any = tensor.untyped_storage()
         name: str = getattr(storage, "_tunedgemm_shuffled", {}).get((tensor.storage_offset(), tensor.nbytes), "")
-        return name or ("" if storage.device.type == "meta" else SHUFFLED_ADDRESSES.get(tensor.data_ptr(), ""))
+        if name or storage.device.type == "meta":
+            return name
+        places = _places_at(tensor.data_ptr())
+        return "" if places is None else places.order_at(tensor.data_ptr())
     except (NotImplementedError, RuntimeError):  # no memory
         return ""
+
+
+def forget_freed(tensor: Any) -> bool:
+    """Remove a tensor's address from those of shuffled operands where that operand's memory was freed.
+
+    Returns whether it was one, so that a cache key made before is wrong.
+    """
+    try:
+        address = tensor.data_ptr()
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory
+        return False
+    places = _places_at(address)
+    if not address or address not in SHUFFLED_ADDRESSES or (places is not None and places.order_at(address)):
+        return False
+    SHUFFLED_ADDRESSES.pop(address, None)
+    return True
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:

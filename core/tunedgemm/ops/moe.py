@@ -147,7 +147,7 @@ def local_routing(
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [T, model_dim] on the operands' device, in float64 where quick, else float32 without TF32.
+    """Compute [T, model_dim] on the operands' device, rounded to float64 where quick, else to float32.
 
     Hidden states and the intermediate are quantised as q_type says; everything else is exact.
     """

@@ -6,11 +6,11 @@ Imports no torch.
 from __future__ import annotations
 
 import enum
-import os
 from typing import Any
 
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS
+from tunedgemm.process.variables import read, switched_on
 from tunedgemm.shape import Shape
 
 
@@ -100,21 +100,16 @@ def activation_dtype(kind: str, q_dtype_w: str, act: str, m: int, interleaved: b
     if kind != "per_1x32" or q_dtype_w != "fp4x2":
         return q_dtype_w
     if gfx == "gfx1250":
-        return _FP8[0] if _is_on("AITER_FORCE_A8W4") else q_dtype_w
+        return _FP8[0] if switched_on("AITER_FORCE_A8W4") else q_dtype_w
     if act == "situv2":
-        return _FP8[0] if _is_on("AITER_SITUV2_A8W4") else q_dtype_w if _is_on("AITER_SITUV2_A4W4") else "bf16"
+        return _FP8[0] if switched_on("AITER_SITUV2_A8W4") else q_dtype_w if switched_on("AITER_SITUV2_A4W4") else "bf16"
     if not interleaved:
         return "bf16" if act == "swiglu" and m < _bound("separated") and not gfx.startswith("sm_") else q_dtype_w
     return "bf16" if gfx != "gfx950" or m < _bound("interleaved") else _FP8[0]
 
 
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "0") == "1"
-
-
 def _bound(gate: str) -> int:
-    text = os.environ.get(_BOUNDS[gate], "256")
-    return int(text) if text.isdigit() else 256
+    return int(read(_BOUNDS[gate]))
 
 
 def act_word(value: Any) -> str:

@@ -27,10 +27,10 @@ TOLERANCES = {
 #: 1.5e-4 with one a row or block, 3e-7 of bf16 products.
 _FP8_IN_FP32 = Tolerance(1e-2, 1e-2, 2.0**-11)
 
-#: Multiplications up to which float64 is quick.
+#: Multiplications up to which results of float64 are quick.
 SMALL = 1 << 30
-#: Weight elements converted at a time: 1 GiB in float32.
-_CHUNK = 1 << 28
+#: Elements of an operand that are converted at a time: 1 GiB in float64.
+_CHUNK = 1 << 27
 
 
 def tolerance(shape: Shape) -> Tolerance:
@@ -41,27 +41,28 @@ def tolerance(shape: Shape) -> Tolerance:
 
 
 def exact_dtype(m: int, n: int, k: int) -> torch.dtype:
-    """Return float64 where that is quick, else float32."""
+    """Return the dtype of a reference: float64 where its memory and conversions are cheap, else float32."""
     import torch
 
     return torch.float64 if m * n * k <= SMALL else torch.float32
 
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute ``x[..., M, K] @ weight[..., N, K].T`` in *dtype* (float32 or float64), without TF32.
+    """Compute ``x[..., M, K] @ weight[..., N, K].T``, rounded once to *dtype* (float32 or float64).
 
-    It runs on the operands' device. Both have the same number of dimensions, two or three.
+    It runs on the operands' device. Both have the same number of dimensions, two or three. The
+    product itself is in float64: no switch of torch changes its precision, while TF32 and oneDNN's
+    bf16 change those of float32. Data-centre GPUs multiply both at one rate. On other
+    processors it takes as long as 100 calls of a kernel, of the thousands that tune a shape.
     """
     import torch
 
-    n, k = weight.shape[-2:]
+    (m, k), n = x.shape[-2:], weight.shape[-2]
     out = torch.empty(*x.shape[:-1], n, dtype=dtype, device=x.device)
     rows = max(1, _CHUNK // max(1, k * (weight.shape[0] if weight.dim() == 3 else 1)))
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-    try:
-        wide = x.to(dtype)
+    for first in range(0, m, rows):
+        wide = x[..., first : first + rows, :].double()
         for start in range(0, n, rows):
-            out[..., start : start + rows] = wide @ weight[..., start : start + rows, :].to(dtype).transpose(-1, -2)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+            columns = weight[..., start : start + rows, :].double().transpose(-1, -2)
+            out[..., first : first + rows, start : start + rows] = wide @ columns
     return out

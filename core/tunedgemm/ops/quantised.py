@@ -117,7 +117,7 @@ def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int =
         hint = _k_hint(x, weight, packed * weight.shape[1])
         raise OperandError(f"{op}: the last dimension of x must {sides} that of the {form} weight ({operands}){hint}")
     if weight.numel() == 0:
-        raise OperandError(f"{op}: N and K must be at least 1 ({operands})")
+        raise ShapeError(f"{op}: N and K must be at least 1 ({operands})")
     if x.device != weight.device:
         raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
 

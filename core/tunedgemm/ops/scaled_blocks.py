@@ -138,7 +138,7 @@ def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
 def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Compute [m, n] of a plain weight, and scales of x in any order.
 
-    Uses float64 where that is quick, else float32 without TF32.
+    The result is float64 where that is quick, else float32.
     """
     from tunedgemm.ops.formats.quant import dequant_blocks
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from tunedgemm.process.variables import read
+
 #: Variable with the size of the largest file that is read, in MiB.
 LARGEST = "TUNEDGEMM_MAX_FILE_MIB"
 
@@ -28,8 +30,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 def largest_file(mib: int = TABLE_MIB) -> int:
     """Return the size in bytes of the largest file that is read: the variable's, else *mib* MiB."""
-    text = os.environ.get(LARGEST, "").strip()
-    return (int(text) if text.isdecimal() and text.isascii() and len(text) < 10 and int(text) else mib) << 20
+    return int(read(LARGEST) or mib) << 20
 
 
 def open_regular(path: Path, mode: str = "rb", *, flags: int = 0, mib: int = TABLE_MIB) -> BinaryIO:
@@ -87,9 +88,11 @@ def target_of(path: Path) -> Path:
     """Return the file that a path means once all links are followed; it need not exist.
 
     Raises:
-        OSError: the links lead to themselves.
+        OSError: the links lead to themselves, or the path can only be a folder.
     """
     target = Path(os.path.realpath(path))  # unlike Path.resolve, it returns a loop as it found it
+    if not target.name:
+        raise OSError(errno.EISDIR, "a folder; name a file in it")
     if target.is_symlink():
         raise OSError(errno.ELOOP, "the symbolic links lead to themselves; name the file itself")
     return target

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tunedgemm.errors import UserError
+from tunedgemm.process.variables import read
 
 #: The folder of a user without a home: it cannot exist, so it reads as empty and no write succeeds.
 NO_HOME = Path(os.devnull, "no-home-folder")
@@ -32,11 +33,8 @@ def user_folder(variable: str, kind: str) -> Path:
 
     Args:
         kind: ``config`` or ``cache``, as platformdirs has them.
-
-    Raises:
-        UserError: the variable names an unknown user.
     """
-    if override := os.environ.get(variable):
+    if override := read(variable):
         return expanded(override, variable)
     import platformdirs
 

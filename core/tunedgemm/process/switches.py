@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.process.forksafe import ForkSafeLock
+from tunedgemm.process.precision import initial_precision, read_precision, write_precision
 
 _VARIES = object()
 _variables = ForkSafeLock()
@@ -62,7 +63,7 @@ _OF_PROCESS = (
 
 @functools.cache
 def _torch_switches() -> tuple[_Switch, ...]:
-    """Return torch's switches, those that others depend on first; reading all of them takes 2 us."""
+    """Return torch's switches, those that others depend on first; reading all of them takes 4 us."""
     import torch
     from torch import overrides
     from torch.utils import _python_dispatch
@@ -100,7 +101,7 @@ def _torch_switches() -> tuple[_Switch, ...]:
         _Switch("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
         _Switch("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         _Switch("torch's determinism", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-        _Switch("torch's float32 precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        _Switch("torch's float32 precision", read_precision, write_precision, initial_precision()),
         _Switch("torch's autocast", autocast, set_autocast, (False, False)),
     )
 

@@ -1,23 +1,190 @@
-"""Variables: every environment variable that the core reads; imports nothing from the package.
+"""Variables: every environment variable that the core reads, its kind, and the one way to read it.
 
-Those of tables are fields of the ops (`Columns.variable`), and each plugin states its variables.
+Those of tables are fields of the ops (`Columns.variable`), and each plugin states its variables. A
+value that its kind does not allow never raises: it is one warning of the process, and the default
+counts. `tunedgemm doctor` lists all of them.
 """
 
 from __future__ import annotations
 
-#: Words that switch a variable of `SWITCHES` on, or off.
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tunedgemm.libtypes import ALL, BUILTIN, GROUPS, UNTUNED, is_known
+from tunedgemm.text.printable import warn_once
+
+#: Words that switch a variable on, or off; numbers do as well.
 ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
-#: Variables that are on or off. Another word counts as off without a message.
-SWITCHES = ("AITER_LOG_TUNED_CONFIG", "AITER_ONLINE_TUNE", "AITER_TUNE_GEMM", "HIP_ONLINE_TUNING")
 
-#: All others.
-OTHERS = (
-    "AITER_BF16_FP8_MOE_BOUND", "AITER_FORCE_A8W4", "AITER_SITUV2_A4W4", "AITER_SITUV2_A8W4", "GTUNE_BATCH_SIZE", "GTUNE_INPUT",
-    "GTUNE_MODEL", "GTUNE_TP", "GTUNE_TUNED", "TUNEDGEMM_CACHE", "TUNEDGEMM_FALLBACK", "TUNEDGEMM_HOME", "TUNEDGEMM_MAX_FILE_MIB",
-    "TUNEDGEMM_ONLINE_LIBTYPE", "TUNEDGEMM_ONLINE_SECONDS", "TUNEDGEMM_REQUIRE_SIGNED", "TUNEDGEMM_SGLANG", "TUNEDGEMM_SGLANG_SECONDS",
-    "TUNEDGEMM_SHARED_CACHE", "TUNEDGEMM_TEST_DEVICE", "TUNEDGEMM_TRUSTED_KEYS", "TUNEDGEMM_VLLM", "TUNEDGEMM_VLLM_SECONDS",
-)  # fmt: skip
+class BadValue(ValueError):
+    """A value that a variable's kind does not allow; the message says what is allowed."""
+
+
+def _one_of(words: tuple[str, ...], text: str, allowed: str) -> BadValue:
+    near = difflib.get_close_matches(text.lower(), words, 1, 0.75)
+    return BadValue(f"{allowed} (got {text!r})" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+@attrs.frozen
+class Kind:
+    """A kind of variable: any text.
+
+    Attributes:
+        default: the value of an unset or empty variable, and of one that the kind does not allow.
+    """
+
+    default: Any = ""
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text that is not empty.
+
+        Raises:
+            BadValue: the kind does not allow it.
+        """
+        return text
+
+
+@attrs.frozen
+class Switch(Kind):
+    """On or off: a word, or a number, any of which but 0 is on.
+
+    Attributes:
+        others: further words, which are values themselves.
+    """
+
+    default: Any = False
+    others: tuple[str, ...] = ()
+
+    def parse(self, text: str) -> bool | str:
+        """Return True, False, or one of the other words."""
+        word = text.lower()
+        if word in self.others:
+            return word
+        if word in (*ON, *OFF):
+            return word in ON
+        try:
+            return float(word) != 0.0
+        except ValueError:
+            allowed = ", ".join(("1", "0", *self.others)[:-1]) + f" or {('0', *self.others)[-1]}"
+            raise _one_of((*ON, *filter(None, OFF), *self.others), text, f"must be {allowed}") from None
+
+
+@attrs.frozen
+class Number(Kind):
+    """A finite number.
+
+    Attributes:
+        unit: what it counts.
+        least: the smallest; with *open*, it must be larger.
+        whole: whether it has no fraction.
+    """
+
+    unit: str = ""
+    least: float = 0.0
+    open: bool = False
+    whole: bool = False
+
+    def parse(self, text: str) -> float | int:
+        """Return the number."""
+        try:
+            number = int(text) if self.whole else float(text)
+        except ValueError:
+            number = math.nan
+        if not (number > self.least if self.open else number >= self.least) or number > 1e9:
+            bound = f"above {self.least:g}" if self.open else f"of at least {self.least:g}"
+            whole = "whole " if self.whole else ""
+            unit = f" of {self.unit}" if self.unit else ""
+            raise BadValue(f"must be a {whole}number{unit} {bound} (got {text!r})")
+        return number
+
+
+@attrs.frozen
+class Libtypes(Kind):
+    """A comma list of libtypes, each installed here or known.
+
+    Attributes:
+        is_selection: whether it is a ``--libtype`` text, whose value is that text, and may be
+            ``all``; a tuple of names otherwise.
+    """
+
+    is_selection: bool = False
+
+    def parse(self, text: str) -> str | tuple[str, ...]:
+        """Return the list."""
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        installed = tuple(entry_points(group="tunedgemm.backends").names)
+        words = (*((ALL, *GROUPS) if self.is_selection else ()), BUILTIN, *installed)
+        for name in names:
+            if name not in words and not is_known(name):
+                raise _one_of((*words, *UNTUNED), name, f"must be libtypes, such as {', '.join(UNTUNED[:2])}")
+        return text if self.is_selection else names
+
+
+@attrs.frozen
+class Folder(Kind):
+    """A path, which need not exist; ``~`` is a home folder."""
+
+    def parse(self, text: str) -> str:
+        """Return the text; its user must be known."""
+        try:
+            Path(text).expanduser()
+        except RuntimeError:
+            raise BadValue(f"no home folder is known for {Path(text).parts[0]} (got {text!r}); write the whole path") from None
+        return text
+
+
+@attrs.frozen
+class Numbers(Kind):
+    """A comma list of whole numbers above 0."""
+
+    def parse(self, text: str) -> str:
+        """Return the text."""
+        if not all(part.strip().isdecimal() and int(part) for part in text.split(",")):
+            raise BadValue(f"must be whole numbers above 0, separated by commas (got {text!r})")
+        return text
+
+
+_SECONDS_OF_START = Number(8.0, "seconds")
+
+#: Each variable and its kind.
+KINDS: Mapping[str, Kind] = {
+    "AITER_BF16_FP8_MOE_BOUND": Number(256, "tokens", whole=True),
+    "AITER_FORCE_A8W4": Switch(),
+    "AITER_LOG_TUNED_CONFIG": Switch(),
+    "AITER_ONLINE_TUNE": Switch(),
+    "AITER_SITUV2_A4W4": Switch(),
+    "AITER_SITUV2_A8W4": Switch(),
+    "AITER_TUNE_GEMM": Switch(),
+    "GPTOSS_SWIGLU_MXFP4_BF16_BOUND": Number(256, "tokens", whole=True),
+    "GTUNE_BATCH_SIZE": Number(1, least=1, whole=True),
+    "GTUNE_INPUT": Kind(),
+    "GTUNE_MODEL": Kind(),
+    "GTUNE_TP": Numbers("1"),
+    "GTUNE_TUNED": Kind(),
+    "HIP_ONLINE_TUNING": Switch(),
+    "TUNEDGEMM_CACHE": Folder(),
+    "TUNEDGEMM_FALLBACK": Libtypes(UNTUNED),
+    "TUNEDGEMM_HOME": Folder(),
+    "TUNEDGEMM_MAX_FILE_MIB": Number(0, "MiB", least=1, whole=True),
+    "TUNEDGEMM_ONLINE_LIBTYPE": Libtypes(ALL, is_selection=True),
+    "TUNEDGEMM_ONLINE_SECONDS": Number(30.0, "seconds", open=True),
+    "TUNEDGEMM_REQUIRE_SIGNED": Switch(True),  # a word that is neither on nor off requires signatures
+    "TUNEDGEMM_SGLANG": Switch(),
+    "TUNEDGEMM_SGLANG_SECONDS": _SECONDS_OF_START,
+    "TUNEDGEMM_SHARED_CACHE": Folder(),
+    "TUNEDGEMM_TEST_DEVICE": Kind(),
+    "TUNEDGEMM_TRUSTED_KEYS": Folder(),
+    "TUNEDGEMM_VLLM": Switch(others=("unpacked",)),
+    "TUNEDGEMM_VLLM_SECONDS": _SECONDS_OF_START,
+}
 
 #: AITER's variables that resemble these, and that tunedgemm does not read.
 AITERS_OWN = ("AITER_CONFIG_FHMOE", "AITER_CONFIG_GROUPED_FMOE")
@@ -30,3 +197,44 @@ MACHINE = (
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "GPU_ARCHS", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD",
     "OMP_NUM_THREADS", "ROCM_PATH", "ROCR_VISIBLE_DEVICES",
 )  # fmt: skip
+
+
+def read(name: str, environment: Mapping[str, str] = os.environ, kind: Kind | None = None) -> Any:
+    """Return a variable's value by its kind; warn once of a bad one, and return the default.
+
+    Args:
+        kind: of a variable that is not in `KINDS`, as a plugin's.
+    """
+    kind = kind or KINDS[name]
+    if not (text := environment.get(name, "").strip()):
+        return False if isinstance(kind, Switch) else kind.default
+    try:
+        return kind.parse(text)
+    except BadValue as error:
+        warn_once(f"{name}: {error}; {_shown(kind.default)} counts")
+        return kind.default
+
+
+def switched_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a switch is on: the one rule for the core's and the plugins' variables."""
+    return bool(read(name, environment, KINDS.get(name, Switch())))
+
+
+def fault_of(name: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return why a variable's value is bad, and what counts instead; two empty texts where it is not."""
+    kind, text = KINDS.get(name, Kind()), environment.get(name, "").strip()
+    try:
+        if text:
+            kind.parse(text)
+    except BadValue as error:
+        return str(error), f"correct it; until then {_shown(kind.default)} counts"
+    return "", ""
+
+
+def _shown(default: Any) -> str:
+    """Return a default in words."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return str(default) if default else "its default"

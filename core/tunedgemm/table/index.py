@@ -187,9 +187,13 @@ class RowSource(Sequence["Row"]):
             positions = sorted(positions, key=self.lines.__getitem__)
         for at in range(0, len(positions), _TOGETHER):
             some = positions[at : at + _TOGETHER]
-            missing = [position for position in some if position not in self.parsed]
-            self.parsed.update(zip(missing, self._parse(missing), strict=True))
+            self.parse(some)
             yield from map(self.parsed.__getitem__, some)
+
+    def parse(self, positions: Sequence[int]) -> None:
+        """Parse and cache the rows at these positions together: each costs a tenth of one alone."""
+        missing = [position for position in positions if position not in self.parsed]
+        self.parsed.update(zip(missing, self._parse(missing), strict=True))
 
 
 def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
@@ -286,6 +290,20 @@ class Index:
         at = bisect.bisect_right(self._bases, number) - 1
         source = self._sources[at]
         return source.devices[source.device_numbers[number - self._bases[at]]][:2]
+
+    def parse(self, numbers: Sequence[int]) -> None:
+        """Parse and cache some rows together.
+
+        Raises:
+            TableError: a file's index does not match it.
+        """
+        positions: dict[int, list[int]] = {}
+        for number in numbers:
+            at = bisect.bisect_right(self._bases, number) - 1
+            positions.setdefault(at, []).append(number - self._bases[at])
+        for at, of_source in positions.items():
+            for start in range(0, len(of_source), _TOGETHER):
+                self._sources[at].parse(of_source[start : start + _TOGETHER])
 
     def row(self, number: int, *, keep: bool = True) -> Row:
         """Return the row of this number; *keep*: cache it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -37,8 +38,14 @@ _PINNED = "pinned"
 #: Most sets of rows whose answers a table caches; the shapes that pad to one row share them.
 _REMEMBERED = 1 << 16
 
-#: An answer of up to this many rows is parsed at once; a longer one as the caller iterates.
-_FEW = 8
+#: An answer of up to this many rows is parsed at once; a longer one as the caller iterates, in
+#: batches that double up to the second number.
+_FEW, _TOGETHER = 8, 2048
+
+
+#: Most rows of one key, layer and time that are compared further; more of them, which no tuner
+#: writes, keep their order in the files.
+_COMPARED = 256
 
 
 @attrs.frozen
@@ -228,10 +235,15 @@ class Table:
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
     def _walk(self, answers: list[Match | _UnparsedRow | None]) -> Iterator[Match]:
+        parsed, batch = 0, _FEW
         for position, answer in enumerate(answers):
-            match = answers[position] = self._match(answer) if isinstance(answer, _UnparsedRow) else answer
-            if match is not None:
-                yield match
+            if isinstance(answer, _UnparsedRow):
+                if position >= parsed and len(answers) > 1:
+                    parsed, batch = position + batch, min(2 * batch, _TOGETHER)
+                    self._parse([later.number for later in answers[position:parsed] if isinstance(later, _UnparsedRow)])
+                answers[position] = self._match(answer)
+            if (match := answers[position]) is not None:
+                yield match  # type: ignore[misc]  # parsed above
 
     def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
         """Return the answers and cache them: matches, or unparsed rows where they are many."""
@@ -286,7 +298,7 @@ class Table:
     def _ordered(self, rows: int | list[int]) -> list[int]:
         """Return the numbers of one key's valid rows, best first.
 
-        Rows of one layer and time are parsed and compared further.
+        Rows of one layer and time are parsed and compared further, unless they are too many.
         """
         numbers: list[int] = []
         valid = self._index.ordered(rows)
@@ -294,11 +306,17 @@ class Table:
             return [number for _, _, number in valid]
         for _, group in itertools.groupby(valid, key=lambda entry: entry[:2]):
             ties = [number for *_, number in group]
-            if len(ties) > 1:
+            if 1 < len(ties) <= _COMPARED:
+                self._parse(ties)
                 found = {number: row for number in ties if (row := self._row(number)) is not None}
                 ties = sorted(found, key=lambda number: _further(found[number]))
             numbers += ties
         return numbers
+
+    def _parse(self, numbers: Sequence[int]) -> None:
+        """Parse rows together; `_row` names those of a file's index that does not match it."""
+        with contextlib.suppress(TableError):
+            self._index.parse(numbers)
 
     def _row(self, number: int) -> Row | None:
         """Return the row of a number; None where the file's index does not match it."""
@@ -350,8 +368,11 @@ class Table:
                 row = self._index.row(number, keep=False)
                 groups.setdefault((row.cu_num, row.shape.n, row.shape.k, row.shape.m, kind_of(row.shape)), []).append((layer, us, row))
             for key, rows in groups.items():
-                rows.sort(key=lambda ranked: (*ranked[:2], _further(ranked[2])))
-                entries = dict.fromkeys((row.gfx, row.device, _identity(row)) for *_, row in rows)
+                entries: dict[Any, None] = {}
+                for _, group in itertools.groupby(rows, key=lambda ranked: ranked[:2]):
+                    ties = [row for *_, row in group]
+                    ties = sorted(ties, key=_further) if len(ties) <= _COMPARED else ties
+                    entries |= dict.fromkeys((row.gfx, row.device, _identity(row)) for row in ties)
                 total += int.from_bytes(hashlib.sha256(repr((key, list(entries))).encode()).digest(), "big")
         return hashlib.sha256(f"{self.op.name} {total % (1 << 256)}".encode()).hexdigest()
 

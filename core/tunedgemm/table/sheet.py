@@ -15,11 +15,12 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
-import filelock
 
 from tunedgemm.errors import TableError
+from tunedgemm.process.filelocks import file_lock, lock_timeout
 from tunedgemm.process.files import read_regular, replace_file, target_of
 from tunedgemm.table.foreign import refuse_foreign
 from tunedgemm.table.published import checked_body
@@ -190,7 +191,7 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
     try:
         lock = _lock_of(target_of(path))
         lock.acquire(timeout=timeout, poll_interval=poll)
-    except filelock.Timeout:
+    except lock_timeout():
         raise TableError(f"{path}: another process has held the lock {lock.lock_file} for {timeout:.0f} s; end it and try again") from None
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -200,13 +201,15 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
         lock.release()
 
 
-def _lock_of(target: Path) -> filelock.BaseFileLock:
+def _lock_of(target: Path) -> Any:
     """Return the lock of a file whose links are followed; create its folder."""
     path = target.with_name(f"{target.name}.lock")
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():  # filelock refuses it, too, but does not say why
         raise OSError(errno.ELOOP, f"its lock {path} is a symbolic link; remove the link")
-    return filelock.FileLock(path)
+    if not path.exists():
+        path.touch()  # filelock would try again until the timeout in a folder that can hold no file
+    return file_lock(path)
 
 
 def replace_text(path: Path, text: str, *, durable: bool = True) -> None:

@@ -12,6 +12,21 @@ LONGEST_CELL = 4096
 RULE = f"one line of text of at most {LONGEST_CELL} letters, without zero bytes, half characters or blanks at its ends"
 
 
+#: Beginnings of cells that a spreadsheet runs as a formula; of a number they are its sign.
+FORMULA = ("=", "+", "-", "@")
+
+
+def is_formula(text: str) -> bool:
+    """Tell whether a spreadsheet that opens a table would run a cell."""
+    if not text.lstrip(" \t").startswith(FORMULA):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
+
+
 def is_kept(value: object) -> bool:
     """Tell whether a table gives back a value as it was written; see `RULE`."""
     return isinstance(value, str) and len(value) <= LONGEST_CELL and value == value.strip() and is_one_line(value)

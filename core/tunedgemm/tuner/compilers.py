@@ -18,14 +18,14 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from concurrent.futures import TimeoutError as Overdue
 
 import attrs
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.processes import cpu_seconds, exit_reason, spawned_pool
+from tunedgemm.tuner.processes import NeverBegan, SpawnedPool, cpu_seconds, exit_reason
 
 _log = logging.getLogger("tunedgemm")
 
@@ -47,7 +47,7 @@ Results = tuple[list[str], float]
 class _Job:
     """Compilations that one process does in turn."""
 
-    pool: ProcessPool
+    pool: SpawnedPool
     tasks: tuple[Task, ...]
     future: Future[Results]
 
@@ -66,15 +66,16 @@ class Compilers:
     def __init__(self, jobs: int = 0, timeout: float = 0.0, registry: Registry | None = None) -> None:
         self._size = jobs or len(os.sched_getaffinity(0))
         self._timeout, self._registry = timeout, registry or Registry()
-        self._pool: ProcessPool | None = None
+        self._pool: SpawnedPool | None = None
         self._retired: list[threading.Thread] = []
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, _Job] = {}
         self._running: set[Future[Results]] = set()
         self._batch = 1  # tasks that travel together
-        self._awake: ProcessPool | None = None  # the pool whose processes are known to have started
+        self._awake: SpawnedPool | None = None  # the pool whose processes are known to have started
         self._idle: tuple[float, float] | None = None  # when the pool stalled, and the processes' seconds then
-        self._stopped = False
+        self._stopped = ""  # why no process compiles any more
+        self._unbegun = 0  # pools in a row of which no process began
         self._lock = threading.RLock()  # a task may end before its callback is added
 
     def start(self, libtypes: Iterable[str]) -> None:
@@ -101,6 +102,7 @@ class Compilers:
 
     def _feed(self) -> None:
         """Give the pool as many jobs as it has free processes; the caller holds the lock."""
+        self._look()
         while self._waiting and len(self._running) < self._size and not self._stopped:
             self._schedule(list(itertools.islice(self._waiting, self._width(len(self._waiting)))))
 
@@ -133,12 +135,22 @@ class Compilers:
                 self._batch = min(_MOST, max(1, int(_BATCH_S / max(each, 1e-6))))
             self._feed()
 
-    def _on_wake(self, pool: ProcessPool) -> None:
+    def _look(self) -> None:
+        """Stop for good once two pools have broken before a process began; the caller holds the lock."""
+        if self._unbegun and self._pool is not None and not self._pool.active and not self._stopped:
+            try:
+                self._pool.check_begun()
+            except NeverBegan as error:
+                self._stopped = f"the compilers: {error}"
+                self._waiting.clear()
+
+    def _on_wake(self, pool: SpawnedPool) -> None:
         self._awake = pool
 
     def _feed_first(self, tasks: Iterable[Task]) -> None:
         """Submit the tasks that still wait."""
         with self._lock:
+            self._look()
             waiting = [] if self._stopped else [task for task in tasks if task in self._waiting]
             width = self._width(len(waiting))
             for start in range(0, len(waiting), width or 1):
@@ -191,7 +203,7 @@ class Compilers:
                 self._feed_first([task])  # its job may have left it over
                 job = self._pending.pop(task, None)
             if job is None:
-                return ("compile_failed", "stopped") if self._stopped else ("", "")
+                return ("compile_failed", self._stopped) if self._stopped else ("", "")
             failure = self._result(job, task)
             if failure is not None:
                 return failure
@@ -230,15 +242,15 @@ class Compilers:
             BrokenExecutor: the pool ended first, or stalled and was ended.
         """
         pool, future = job.pool, job.future
-        while not wait([future], timeout=1.0).done:
+        while not future.done():
             if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
                 raise BrokenExecutor
-            if self._is_stalled(pool, future):
+            if not wait([future], timeout=1.0).done and self._is_stalled(pool, future):
                 _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
                 pool.stop()
                 raise BrokenExecutor
 
-    def _is_stalled(self, pool: ProcessPool, future: Future[Results]) -> bool:
+    def _is_stalled(self, pool: SpawnedPool, future: Future[Results]) -> bool:
         """Return whether a pool no longer hands out tasks.
 
         A process killed while it fetches a task loses that task, or keeps the queue's lock.
@@ -261,9 +273,10 @@ class Compilers:
         backend = self._registry.get(libtype)
         return isinstance(backend, Backend) and "prepare" in backend.hooks
 
-    def _running_pool(self) -> ProcessPool:
+    def _running_pool(self) -> SpawnedPool:
         """Return the pool, a new one if it broke; an idle death blames no task."""
         if self._pool is not None and not self._pool.active:
+            self._unbegun = 0 if self._pool.has_begun else self._unbegun + 1
             self._pool.stop()
             # Joining ends its processes. That happens in a thread, because a thread of the pool may
             # wait for the lock.
@@ -271,13 +284,13 @@ class Compilers:
             self._retired[-1].start()
             self._running.clear()
             self._pool = None
-        self._pool = self._pool or spawned_pool(self._size)
+        self._pool = self._pool or SpawnedPool(self._size)
         return self._pool
 
     def stop(self) -> None:
         """End the processes at once."""
         with self._lock:
-            pool, self._pool, self._stopped = self._pool, None, True
+            pool, self._pool, self._stopped = self._pool, None, "stopped"
             self._waiting.clear()
         if pool is not None:
             pool.stop()

@@ -11,9 +11,10 @@ import contextlib
 import functools
 import math
 import random
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
@@ -33,12 +34,14 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.trial import failed
 from tunedgemm.tuner.verify import Variant, Verifier, worse_of
-from tunedgemm.tuner.watching import dispatched
+from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
 
 #: Outputs that are alive at the same time, fewer where they take more bytes than these.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
-#: Calls in a row, and the seconds after which there are no more.
-CALLS, SECONDS = 1100, 0.05
+#: Calls in a row, the seconds after which there are no more, and which outputs are looked at.
+CALLS, SECONDS, LOOKED_AT = 1100, 0.05, 7
+#: Calls from each of two threads at once.
+THREADED = 4
 #: Smaller M that are tried: the least, the largest, and some between.
 FEWER_ROWS = 4
 #: Share of an operand's contents that changes at once.
@@ -77,8 +80,9 @@ class Served:
         """
         shape, worst = self.verifier.shape, Timing(self.verifier.shape, solution, "ok")
         try:
+            self._call_often(solution, launcher)
+            self._call_from_threads(solution, launcher)
             fault = self.verifier.memory_fault(launcher, self._window) or ("" if is_torchs else self._substitution_fault(launcher, bind))
-            self._call_often(launcher)
         except Exception as error:  # a kernel may raise anything
             return failed(shape, solution, error)
         if fault:
@@ -88,6 +92,8 @@ class Served:
             if isinstance(bound, Unsupported):  # dispatch asks the next row then
                 continue
             timing = self.verifier.verify(solution, bound.call, variant)
+            if timing.status == "ok" and variant.change is None and (fault := self.verifier.memory_fault(bound, 2, variant.operands)):
+                timing = attrs.evolve(timing, status="wrong", err_ratio=1.0, detail=fault)
             if timing.status != "ok":
                 return attrs.evolve(timing, detail=f"{variant.what}: {timing.detail}"[:500])
             worst = worse_of(worst, timing)
@@ -121,19 +127,49 @@ class Served:
             (launcher if isinstance(bound, Unsupported) else bound).call(*self._operands)
         return f"it ran torch's own call after its kernel failed: {swallowed[0]}" if swallowed else ""
 
-    def _call_often(self, launcher: Launcher) -> None:
-        """Call the launcher many times; the checks that follow see what that changed."""
+    def _call_often(self, solution: Solution, launcher: Launcher) -> None:
+        """Call the launcher many times and look at some outputs; the checks that follow see what that changed."""
         first = self._operands[0]
         clock = time.monotonic if first.is_cuda else time.thread_time  # other processes do not shorten the check
         until = clock() + SECONDS
         for number in range(CALLS):
             with torch.no_grad():
-                launcher.call(*self._operands)
+                out = launcher.call(*self._operands)
+            if number % LOOKED_AT == 0:
+                self.verifier.judge(solution, out, self.verifier.variant(0), f"at call {number} in a row")
+            del out
             if number % 32 == 0:
                 if first.is_cuda:
                     torch.cuda.synchronize(first.device)
                 if clock() > until:
                     break
+
+    def _call_from_threads(self, solution: Solution, launcher: Launcher) -> None:
+        """Call the launcher from two other threads of a CPU at once, the first in inference mode.
+
+        Streams and handles of a GPU make this slow there; the conformance suite checks threads.
+        """
+        variants, start = (self.verifier.variant(1), self._elsewhere), threading.Barrier(2)
+        if self._operands[0].is_cuda:
+            return
+
+        def calls(index: int) -> list[torch.Tensor]:
+            start.wait(timeout=60)
+            with torch.inference_mode(index == 0), torch.no_grad():
+                return [launcher.call(*variants[index].operands) for _ in range(THREADED)]
+
+        with ThreadPoolExecutor(2) as pool:
+            for variant, outs in zip(variants, pool.map(calls, range(2)), strict=True):
+                for out in outs:
+                    self.verifier.judge(solution, out, variant, "when two threads call")
+
+    @property
+    def _elsewhere(self) -> Variant:
+        """Return other activations, at other addresses than those of the sets."""
+        renewed = self.verifier.variant(0, renewed=True)
+        others = zip(self._operands, self.verifier.renewed(), strict=False)
+        given = tuple(now if index in self.verifier.op.weights else other for index, (now, other) in enumerate(others))
+        return attrs.evolve(renewed, operands=given, change=None, expected=self.verifier.expected(renewed))
 
     def _variants(self) -> Iterator[Variant]:
         yield from self._fewer_rows()
@@ -147,7 +183,9 @@ class Served:
         least = max(1, min(shape.m // 2 + 1, shape.m - 127))
         tried = sorted({*range(least, shape.m, max(1, shape.m // PART)), *range(max(least, shape.m - 8), shape.m)})
         served = [m for m in tried if shape.m in serving(op.padded_m, m, shape.n, self.device.kind)]
-        between = random.Random(str(shape)).sample(served[1:-1], min(FEWER_ROWS - 2, len(served[1:-1])))
+        draw = random.Random(str(shape))
+        whole_tiles = [m for m in served[1:-1] if m % 16 == 0] or [m for m in served[1:-1] if m % 4 == 0]
+        between = draw.sample(whole_tiles, min(1, len(whole_tiles))) + draw.sample(served[1:-1], min(FEWER_ROWS - 3, len(served[1:-1])))
         for m in dict.fromkeys([*served[-1:], *served[:1], *between]):
             cut = op.first_rows(shape, self._operands, m)
             width = self._expected.shape[-1]
@@ -174,6 +212,9 @@ class Served:
             given = (*operands[:at], bias.to(torch_dtype(name)), *operands[at + 1 :])
             with contextlib.suppress(OperandError):
                 yield Variant(f"with a bias in {name}", self._shape_of(given), given)
+        with contextlib.suppress(OperandError):
+            given = (*operands[:at], operands[at].unsqueeze(-2), *operands[at + 1 :])
+            yield Variant(f"with a bias {tuple(given[at].shape)}", self._shape_of(given), given, expected=self._expected)
 
     def _other_contents(self) -> Iterator[Variant]:
         """Yield other contents at the same addresses: all, parts, rows of other sizes, NaN, the first again."""
@@ -184,9 +225,18 @@ class Served:
             change = functools.partial(self._replace_part, place=place)
             yield Variant(f"after a part of the operands changed in place ({place + 1})", shape, operands, change)
         if self._exponents != (0, 0):
-            yield Variant("with rows of very different size", shape, operands, self._scale_rows, by_row=True)
+            for first, what in enumerate(("large", "small")[: 2 if shape.m == 1 else 1]):
+                change = functools.partial(self._scale_rows, first=first)
+                yield Variant(f"with rows of very different size, the first {what}", shape, operands, change, by_row=True)
+        if self._between:
+            for exponent in (self._between, -self._between):
+                change = functools.partial(self._shift_size, exponent=exponent)
+                yield Variant(f"with weights 2^{exponent} times as large, and x as much smaller", shape, operands, change)
         if self._spoilt is not None:
-            yield Variant("with NaN in a row", shape, operands, self._spoil_rows, spoiled=True)
+            for value in (math.nan, math.inf)[: 1 if shape.m > 2 or operands[self._spoilt].dtype in _NAN_BYTES else 2]:
+                change = functools.partial(self._spoil_rows, value=value)
+                yield Variant(f"with {value} in a row", shape, operands, change, spoiled=True)
+            yield Variant("with NaN in a weight", shape, operands, self._spoil_weights, spoiled=True)
         yield Variant("after all of this", shape, operands, expected=self._expected)
 
     def _shape_of(self, operands: tuple[Any, ...]) -> Shape:
@@ -194,7 +244,10 @@ class Served:
         return op.shape_of(*operands, otype=torch_dtype(shape.outdtype), **op.fields(shape))
 
     def _replace_part(self, now: tuple[Any, ...], place: int) -> None:
-        """Give a small part of each operand other contents, which a key of sampled contents misses."""
+        """Give a small part of each operand other contents, which a key of sampled contents misses.
+
+        At the second place, it makes one element of a weight in floats large.
+        """
         draw = random.Random(f"{self.verifier.shape} {place}")
         for position, operand in enumerate(now):
             if operand is None:
@@ -203,6 +256,12 @@ class Served:
             target, new = plain_weight(operand), plain_weight(source[position])
             if not target.is_contiguous() or not target.dim() or target.dtype in (torch.int32, torch.int64):  # indices hang together
                 overwrite(target, new)
+                continue
+            if place and position in self.verifier.op.matrices and target.dtype.is_floating_point and target.dtype.itemsize > 1:
+                shape = self.verifier.shape
+                size = min(4096.0, math.sqrt(shape.n * shape.k))
+                at = draw.randrange(target.numel())
+                target.data.view(-1)[at] = -size if target.view(-1)[at] > 0 else size
                 continue
             part = max(1, target.numel() // PART)
             start = draw.randrange(target.numel() - part + 1)
@@ -239,31 +298,63 @@ class Served:
             lows.append(math.ceil(math.log2(info.tiny / most)) + 14)
         return min(0, max(lows)), max(0, min(highs))
 
-    def _scale_rows(self, now: tuple[Any, ...]) -> None:
+    @functools.cached_property
+    def _between(self) -> int:
+        """Return the binary exponent that may go from x to the weights or back; 0 where dtypes hold none."""
+        weights = [self._operands[index] for index in self.verifier.op.matrices]
+        if self._scaled is None or not all(each.dtype.is_floating_point and each.dtype.itemsize > 1 for each in weights):
+            return 0
+        most = EXPONENT
+        for operand in (self._operands[self._scaled], *weights):
+            info, size = torch.finfo(operand.dtype), float(operand.abs().max())
+            up, down = math.log2(info.max / max(size, info.tiny)) - 1, math.log2(max(size, info.tiny) / info.tiny) - 14
+            most = min(most, math.floor(up), math.floor(down))
+        return max(0, most)
+
+    def _shift_size(self, now: tuple[Any, ...], exponent: int) -> None:
+        """Scale weights by a power of two, x by its inverse: kernels that clamp weights differ."""
+        assert self._scaled is not None, "asked for by _between"
+        now[self._scaled].data.mul_(2.0**-exponent)
+        for index in self.verifier.op.matrices:
+            plain_weight(now[index]).data.mul_(2.0**exponent)
+
+    def _scale_rows(self, now: tuple[Any, ...], first: int) -> None:
         """Scale each row by a power of two; a kernel that clamps, or rounds at a fixed scale, differs."""
         assert self._scaled is not None, "asked for by _exponents"
         low, high = self._exponents
         operand, m = now[self._scaled], self.verifier.shape.m
         draw = random.Random(str(self.verifier.shape))
-        exponents = [high, low, *(draw.randint(low, high) for _ in range(m - 2))][:m]
+        exponents = [*((low, high) if first else (high, low)), *(draw.randint(low, high) for _ in range(m - 2))][:m]
         factors = torch.tensor([2.0**each for each in exponents], dtype=operand.dtype, device=operand.device)
         by_row = operand.dim() >= 2 and operand.shape[-2] == m
-        operand.mul_(factors[:, None] if by_row else factors[0])
+        operand.data.mul_(factors[:, None] if by_row else factors[0])
 
-    def _spoil_rows(self, now: tuple[Any, ...]) -> None:
-        """Put NaN into one row, and infinity into another where the dtype has it."""
+    def _spoil_rows(self, now: tuple[Any, ...], value: float) -> None:
+        """Put the value into one row; of three or more, put infinity into another, too."""
         assert self._spoilt is not None, "asked for by _other_contents"
         operand, m = now[self._spoilt], self.verifier.shape.m
         if operand.dim() < 2 or operand.shape[-2] != m:
-            operand.fill_(math.nan)
+            operand.data.fill_(value)
             return
-        row, column = m // 2, operand.shape[-1] // 3
+        row = m // 2
         if operand.dtype in _NAN_BYTES:
-            operand.view(torch.uint8)[..., row, column] = _NAN_BYTES[operand.dtype]
+            operand.view(torch.uint8)[..., row, -1] = _NAN_BYTES[operand.dtype]
             return
-        operand[..., row, column] = math.nan
+        operand.data[..., row, -1] = value
         if m > 2:
-            operand[..., m - 1, column] = math.inf
+            operand.data[..., m - 1, operand.shape[-1] // 3] = math.inf
+
+    def _spoil_weights(self, now: tuple[Any, ...]) -> None:
+        """Put NaN into one element of each weight proper, and into one of the bias."""
+        op = self.verifier.op
+        for index, operand in enumerate(now):
+            if operand is None or not (index in op.matrices or op.operands[index].startswith("bias")):
+                continue
+            plain = plain_weight(operand).data
+            if plain.dtype in _NAN_BYTES:
+                plain.view(torch.uint8).view(-1)[plain.numel() // 2] = _NAN_BYTES[plain.dtype]
+            elif plain.dtype.is_floating_point and plain.dtype.itemsize > 1:
+                plain.view(-1)[0 if operand.dim() == 1 else plain.numel() // 2] = math.nan
 
 
 #: NaN in the dtypes of one byte that hold it.
@@ -276,33 +367,17 @@ def _replace(now: tuple[Any, ...], other: tuple[Any, ...]) -> None:
             overwrite(operand, source)
 
 
-@contextlib.contextmanager
-def swallowed_exceptions(found: list[str]) -> Iterator[None]:
-    """Add the exceptions that code outside torch and this package raises or catches to a list."""
-    own = {"tunedgemm", "torch", *sys.stdlib_module_names}
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if event == "exception" and module not in own and not issubclass(argument[0], StopIteration | GeneratorExit):
-            found.append(f"{argument[0].__name__}: {argument[1]}")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with the rows split in two halves, or below a leading dimension of 1.
+    """Yield the operands with none to three leading dimensions, some of size 1.
 
-    First x alone is folded, then all activations. Forms that the op refuses, or takes as another
-    shape, are left out.
+    First x alone is folded, then all activations, in one way. Forms that the op refuses, or takes
+    as another shape, are left out.
     """
-    head, yielded = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
-    for folded in ((0,), tuple(index for index in range(len(operands)) if index not in op.weights)):
+    halves = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m)
+    heads = [halves, (1, shape.m), () if shape.m == 1 else (shape.m, 1), (halves[0], 1, halves[1])]
+    yielded: list[Any] = []
+    activations = tuple(index for index in range(len(operands)) if index not in op.weights)
+    for folded, head in (*(((0,), head) for head in heads), (activations, halves)):
         again = tuple(_folded(o, head, shape.m) if index in folded else o for index, o in enumerate(operands))
         sizes = [None if operand is None else operand.shape for operand in again]
         with contextlib.suppress(OperandError):
@@ -311,7 +386,7 @@ def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[
         yielded.append(sizes)
 
 
-def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
+def _folded(operand: Any, head: tuple[int, ...], m: int) -> Any:
     """Reshape the M rows of an activation; return an operand without M rows unchanged."""
     by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
     return operand.reshape(*head, *operand.shape[1:]) if by_row else operand

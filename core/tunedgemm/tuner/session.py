@@ -131,15 +131,20 @@ class Session:
             self._sampler = self.bench(op, shape, device)
         copies: Sequence[tuple[Any, ...]] = getattr(self._sampler, "copies", ())
         sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
-        self._verifier = Verifier(op, shape, sets, options.errRatio)
-        self._verifier.prepare()
+        self._verifier = verifier = Verifier(op, shape, sets, options.errRatio)
+        verifier.prepare()
         if isinstance(self._sampler, Workload):
-            self._sampler.judge = self._verifier.judge
-        self._fingerprint = fingerprint(sets[0])
+            self._sampler.judge = lambda solution, out, index: verifier.judge(solution, out, verifier.variant(index))
+        self._fingerprint = self._operands_now()
+
+    def _operands_now(self) -> tuple[Any, ...]:
+        """Return a fingerprint of the first and the last set, by which outputs are judged."""
+        sets = self._checks.operand_sets
+        return fingerprint([*sets[0], *sets[-1]])
 
     def _renew_changed_operands(self) -> bool:
-        """Make the operands anew if calls have changed the first set; keep the launchers and their state."""
-        if fingerprint(self._checks.operand_sets[0]) == self._fingerprint:
+        """Make the operands anew if calls have changed them; keep the launchers and their state."""
+        if self._operands_now() == self._fingerprint:
             return False
         assert self._shape is not None, "bind has opened the shape"
         self._make_operands(self._shape)

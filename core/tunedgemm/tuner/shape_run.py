@@ -77,7 +77,7 @@ class ShapeRun:
         right = self._check(self._compile(candidates)) if self._open(candidates) else []
         if self.tuner.finished and self._is_late(CHECKING) and any(solution not in self._timings for solution in candidates):
             raise BudgetSpent("the budget leaves no time for all candidates")
-        winner, tied = self._choose(self._finalists(right))
+        winner, tied = self._winner(right)
         libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
         baseline = self._timings.get(self._baseline) if self._baseline else None
@@ -172,8 +172,8 @@ class ShapeRun:
         fresh = [solution for solution in near if solution not in self._timings]
         return self._check(self._compile(fresh))
 
-    def _finalists(self, right: Sequence[Solution]) -> list[Solution]:
-        """Screen, check fully, race and check again.
+    def _winner(self, right: Sequence[Solution]) -> tuple[Timing | None, int]:
+        """Screen, check fully, race, check again, select; return the row, and how many tied with it.
 
         A late failure repeats this without the failed solution, because others were dropped for it.
         """
@@ -189,8 +189,10 @@ class ShapeRun:
                 self._compare_last(finalists, right)
                 self._check_again(finalists)
             if self.task.only or len(finalists) == len(racing):
-                self._finalize(slow)
-                return finalists
+                winner, tied = self._select(finalists)
+                if self._is_right_in_use(winner):
+                    self._finalize(slow)
+                    return winner, tied
             tried = dict.fromkeys([*right, *racing, *(timing.solution for timing in slow)])
             right = [solution for solution in tried if self._timings[solution].status == "ok"]
 
@@ -280,19 +282,14 @@ class ShapeRun:
                 elif solution.libtype in self.tuner.ranks:
                     limit = min(limit, us * (1 + MAX_NOISE))
 
-    def _choose(self, finalists: list[Solution]) -> tuple[Timing | None, int]:
-        """Return the row, and how many solutions tied with it: the fastest that is right wherever it serves."""
-        while True:
-            winner, tied = self._select(finalists)
-            if winner is None:
-                return None, 0
-            with self._clock("check"):
-                served = self.tuner.client.check(CheckServed(self.task.shape, winner.solution))
-            if served.status == "ok":
-                return winner, tied
-            self._finalize([served])
-            finalists[:] = [solution for solution in finalists if solution != winner.solution]
-            self._check_again(finalists)
+    def _is_right_in_use(self, winner: Timing | None) -> bool:
+        """Verify all that the row serves; record the fault where it is wrong."""
+        if winner is None:
+            return True
+        with self._clock("check"):
+            served = self.tuner.client.check(CheckServed(self.task.shape, winner.solution))
+        self._finalize([served] if served.status != "ok" else [])
+        return served.status == "ok"
 
     def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """Return the row, and how many solutions tied with it.

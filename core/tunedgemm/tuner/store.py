@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import filelock
 
 from tunedgemm import __version__
 from tunedgemm.device import Device, drivers
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
+from tunedgemm.process.filelocks import file_lock, lock_timeout
 from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -86,7 +86,7 @@ class Store:
     _waiting: list[Row] = attrs.field(factory=list, init=False)
     _libvers: dict[tuple[Device, Shape], dict[Solution, str]] = attrs.field(factory=dict, init=False)
     _versions: dict[Device, dict[str, str]] = attrs.field(factory=dict, init=False)
-    _alive: filelock.BaseFileLock | None = attrs.field(default=None, init=False)
+    _alive: Any = attrs.field(default=None, init=False)
     _mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
 
     def open(self, identity: Mapping[str, str], resume: bool = True) -> None:
@@ -250,7 +250,7 @@ class Store:
     def _lock_run(self) -> None:
         """Take the lock of this run: the kernel releases it when the process dies."""
         path = self._lock_of(self.run)
-        self._alive = filelock.FileLock(path, thread_local=False)
+        self._alive = file_lock(path, thread_local=False)
         try:
             self._alive.acquire(timeout=0)
         except OSError as error:
@@ -269,10 +269,10 @@ class Store:
         pattern = re.compile(re.escape(self.trials.name) + r"\.([\w-]+)\.lock")
         for path in self.trials.parent.iterdir():
             if named := pattern.fullmatch(path.name):
-                lock = filelock.FileLock(path, thread_local=False)
+                lock = file_lock(path, thread_local=False)
                 try:
                     lock.acquire(timeout=0)
-                except (filelock.Timeout, OSError):  # another user's lock cannot be opened
+                except (lock_timeout(), OSError):  # another user's lock cannot be opened
                     alive.add(named[1])
                     continue
                 lock.release()

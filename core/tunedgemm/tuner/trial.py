@@ -13,6 +13,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
 from tunedgemm.ops.op import Op
 from tunedgemm.process.foreign import described
+from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem
@@ -307,13 +308,11 @@ class WrongOutput(TunedGemmError):
 
 def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
     """Return the Timing of a solution that raised."""
-    import torch
-
     status = "failed"
     if isinstance(error, WrongOutput):
         return Timing(shape, solution, "wrong", err_ratio=1.0, detail=str(error)[:500])
     if isinstance(error, OutOfResources):
         status = "out_of_resources"
-    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+    elif is_out_of_memory(error):
         status = "out_of_memory"
     return Timing(shape, solution, status, detail=described(error)[:500])

@@ -1,11 +1,13 @@
-"""Dispatch modes that watch the calls of a launcher: what they allocate, and which operations run.
+"""Watch the calls of a launcher: what they allocate, which operations run, what they swallow.
 
 Everything that a launcher does through torch's dispatcher is seen, from C++, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,8 +82,12 @@ class Traced(TorchDispatchMode):
         return results
 
     def made(self, tensor: torch.Tensor) -> bool:
-        """Return whether an operation made the storage of a tensor."""
-        return tensor.untyped_storage()._cdata in self._allocated
+        """Return whether an operation made the storage of a tensor, by torch's allocator.
+
+        Torch resizes no storage of memory that others own: `from_blob`, numpy, a slice.
+        """
+        storage = tensor.untyped_storage()
+        return storage._cdata in self._allocated and storage.resizable()
 
     def held(self) -> int:
         """Return the bytes of the storages that are still alive."""
@@ -89,8 +95,10 @@ class Traced(TorchDispatchMode):
 
 
 def storages_of(values: Sequence[Any]) -> list[torch.UntypedStorage]:
+    """Return the storages of the tensors among some values, and those that are values themselves."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+    of_tensors = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+    return [*of_tensors, *(value for value in values if isinstance(value, torch.UntypedStorage))]
 
 
 class Dispatched(TorchDispatchMode):
@@ -115,3 +123,22 @@ def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any,
         launcher.call(*operands)
     recorded: list[tuple[Any, ...]] = mode.operations
     return recorded
+
+
+@contextlib.contextmanager
+def swallowed_exceptions(found: list[str]) -> Iterator[None]:
+    """Add the exceptions that code outside torch and this package raises or catches to a list."""
+    own = {"tunedgemm", "torch", *sys.stdlib_module_names}
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if event == "exception" and module not in own and not issubclass(argument[0], StopIteration | GeneratorExit):
+            found.append(f"{argument[0].__name__}: {argument[1]}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

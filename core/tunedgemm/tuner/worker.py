@@ -11,15 +11,15 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.process.foreign import described
-from tunedgemm.tuner.processes import exit_reason, spawned_pool
+from tunedgemm.tuner.processes import SpawnedPool, exit_reason
 from tunedgemm.tuner.requests import Request
 from tunedgemm.tuner.trial import DeviceFault
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Makes the session of a worker process.
 SessionFactory = Callable[[], "Session"]
+#: Seconds between two looks whether the process still starts.
+_LOOK_S = 1.0
 Answer = TypeVar("Answer")
 
 
@@ -76,7 +78,7 @@ class Worker:
 
     def __init__(self, make_session: SessionFactory) -> None:
         self._make_session = make_session
-        self._pool: ProcessPool | None = None
+        self._pool: SpawnedPool | None = None
         self._running: Future[Any] | None = None
         self._stopped = False
         self._lock = threading.Lock()
@@ -90,11 +92,12 @@ class Worker:
 
         Raises:
             WorkerDied: the process was lost, or `stop` ended it.
+            NeverBegan: no process begins.
             Exception: the session raised it.
         """
         for _ in range(2):
             try:
-                answer: Answer = _unpack(*self._schedule(request, timeout).result())
+                answer: Answer = _unpack(*_result(*self._schedule(request, timeout)))
             except Overdue:
                 raise WorkerDied("hung", f"it took more than {timeout:g} s") from None
             except CancelledError:
@@ -107,18 +110,20 @@ class Worker:
                     raise WorkerDied("fault", str(error.error)) from None
                 raise error.error from error.__cause__
             except RuntimeError:  # the process died idle and broke the pool, which is not this request's fault
-                self._drop()
+                broken = self._drop()
             else:
                 return answer
+        if broken is not None:
+            broken.check_begun()
         raise WorkerDied("crashed", "its process ends before its first request")
 
-    def _schedule(self, request: Request[Any], timeout: float) -> Future[Any]:
+    def _schedule(self, request: Request[Any], timeout: float) -> tuple[SpawnedPool, Future[Any]]:
         with self._lock:
             if self._stopped:
                 raise WorkerDied("crashed", "stopped")
-            self._pool = self._pool or spawned_pool(1, _begin, self._make_session)
+            self._pool = self._pool or SpawnedPool(1, _begin, self._make_session)
             self._running = self._pool.schedule(_run, args=[request], timeout=timeout or None)
-            return self._running
+            return self._pool, self._running
 
     def stop(self) -> None:
         """End the process at once; later requests raise `WorkerDied`."""
@@ -128,12 +133,30 @@ class Worker:
                 self._running.cancel()
         self._drop()
 
-    def _drop(self) -> None:
+    def _drop(self) -> SpawnedPool | None:
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.stop()
             pool.join()
+        return pool
+
+
+def _result(pool: SpawnedPool, future: Future[Any]) -> Any:
+    """Wait for a result.
+
+    Raises:
+        BrokenExecutor: the pool broke; such a pool may never report.
+        Exception: as the future's.
+    """
+    while True:
+        try:
+            return future.result(timeout=_LOOK_S)
+        except Overdue:
+            if future.done():
+                return future.result()
+            if not pool.active:
+                raise BrokenExecutor from None
 
 
 _session: Session | None = None

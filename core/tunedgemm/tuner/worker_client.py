@@ -19,6 +19,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.processes import NeverBegan
 from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, CheckServed, GetPlace, Open, Request, TakeSamples
 from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Samples, failed
@@ -68,6 +69,8 @@ class WorkerClient:
         """
         try:
             self.place = self.worker(GetPlace(), timeout=self.options.timeout)
+        except NeverBegan as error:
+            raise DeviceLost(f"no worker can be started on it: {error}") from error
         except Exception as error:  # also what a driver raises for a missing device
             raise DeviceLost(f"no worker can be started on it: {type(error).__name__}: {error}") from error
         self._is_new = False

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 from filelock import FileLock, Timeout
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import artifact, private_folder
+from tunedgemm.tools import artifact, private_folder, switched_on
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
@@ -176,7 +176,7 @@ def is_built(target: Target) -> bool:
 
 def is_switched_on(variable: str) -> bool:
     """Return whether a switch of the environment is on."""
-    return os.environ.get(variable, "0") not in ("", "0")
+    return switched_on(variable)
 
 
 class _CacheKeys:

@@ -42,7 +42,18 @@ def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
     return converted.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[width]).numpy().view(f"u{width}")
 
 
-interpreter._convert_float = _convert_float
+_splat = interpreter.InterpreterBuilder.create_splat
+
+
+def _create_splat(self: Any, kind: Any, value: Any) -> Any:
+    """Keep the comparison of scalars a mask: Triton makes integers of it, which 3.9 refuses."""
+    handle = _splat(self, kind, value)
+    if value.data.dtype == bool:
+        handle.data = handle.data.astype(bool)
+    return handle
+
+
+interpreter._convert_float, interpreter.InterpreterBuilder.create_splat = _convert_float, _create_splat
 
 
 def interpreted(step: Step) -> Any:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,8 +34,6 @@ ROUTINGS = {
     "unknown": [[-1, 4, 2], [0, 1, 2], [-1, -1, -1], [4, 5, 2**31 - 1], [-(2**31), 3, 0], [1, 1, -7]],
     "none": [[-1, -1, -1]] * 6,
 }
-#: numpy 2.4 and later break every loop in the interpreter of Triton 3.6.
-BROKEN = version("triton").startswith("3.6") and tuple(map(int, version("numpy").split(".")[:2])) >= (2, 4)
 
 
 def shape_of(**cells: str) -> Shape:
@@ -102,7 +99,7 @@ INTERPRETED = (
 )
 
 
-@pytest.mark.skipif(BROKEN, reason="Triton 3.6's interpreter does not run with numpy 2.4 or later")
+@pytest.mark.interpreter
 def test_kernels_in_the_interpreter(tmp_path: Path) -> None:
     """Places equal those of torch, and whole calls in poisoned memory the reference."""
     environment = {"TRITON_INTERPRET": "1", "DG_JIT_CACHE_DIR": str(tmp_path), "DG_JIT_NVCC_COMPILER": "/bin/sh"}

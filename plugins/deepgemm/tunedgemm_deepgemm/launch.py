@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import ForkSafeLock, device_context, driver_interface, environment_with, loaded_driver, on_device, torch_dtype
+from tunedgemm.tools import (
+    ForkSafeLock,
+    device_context,
+    driver_interface,
+    environment_with,
+    loaded_driver,
+    on_device,
+    switched_on,
+    torch_dtype,
+)
 
 from tunedgemm_deepgemm.build import COMPILE, MissingError, Target, check_compiled, ensure_compiled, short
 from tunedgemm_deepgemm.experts.call import call_of
@@ -79,7 +87,7 @@ def refusal(access: Access, solution: Solution, shape: Shape, device: Device) ->
     """Return why `bind` would refuse a solution, or an empty text."""
     try:
         targets = targets_of(access, solution, shape, device)
-        if shape.m and not os.environ.get(COMPILE):
+        if shape.m and not switched_on(COMPILE):
             for target in targets:
                 check_compiled(target)
             if shape.op == EXPERTS and not access.steps.are_compiled(plan_of(shape, targets[0].kernel), device):

@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.plugin import Shape, Solution
 from tunedgemm_hipblaslt import onlinefile
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
-from tunedgemm_hipblaslt.onlinefile import FILE, OnlineRow, find_row, make_key, read, switched_on
+from tunedgemm_hipblaslt.onlinefile import FILE, OnlineRow, find_row, is_switched_on, make_key, read
 
 #: AITER's header, with blanks; rows have none (gradlib/csrc/hipbsolgemm.cu, append_hip_tuning_csv).
 HEADER = (
@@ -164,15 +164,15 @@ def test_precedence(folders: Path) -> None:
 
 
 def test_the_switch(folders: Path, backends: dict[str, Any], harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file counts only where HIP_ONLINE_TUNING is 1 or true."""
+    """The file counts only where HIP_ONLINE_TUNING is on."""
     write(folders / "work", make_row(1003, VERSION))
-    for value, on in (("1", True), ("true", True), ("True", True), ("0", False), ("", False), ("yes", False)):
+    for value, on in (("1", True), ("true", True), ("True", True), ("0", False), ("", False), ("2", True), ("enable", False)):
         monkeypatch.setenv("HIP_ONLINE_TUNING", value)
-        assert switched_on() is on, value
+        assert is_switched_on() is on, value
         answer = backends["hipblaslt"].heuristic_fallback(PLAIN, harness.CPU)
         assert answer == (Solution("hipblaslt", "sol1003_v100200_fake0001") if on else None), value
     monkeypatch.delenv("HIP_ONLINE_TUNING")
-    assert not switched_on()
+    assert not is_switched_on()
 
 
 def test_the_row_is_launched(folders: Path, backends: dict[str, Any], harness: Any) -> None:

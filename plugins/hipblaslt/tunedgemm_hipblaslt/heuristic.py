@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
 from tunedgemm_hipblaslt.names import FIRST, AlgorithmIndex
-from tunedgemm_hipblaslt.onlinefile import find_row, switched_on, warn_once
+from tunedgemm_hipblaslt.onlinefile import find_row, is_switched_on, warn_once
 
 #: Devices on which AITER sends untuned shuffled weights here.
 _GFX = ("gfx942",)
@@ -30,7 +30,7 @@ def heuristic_fallback(
         read_build: returns version and revision of the library; None for an absent device.
         refusal: returns why the library has no such algorithm for the shape, or "".
     """
-    if read_build is not None and not abi.config and switched_on():
+    if read_build is not None and not abi.config and is_switched_on():
         version, revision = read_build()
         row = find_row(make_problem(shape), f"{abi.libtype} {version} {revision}")
         if row is not None:

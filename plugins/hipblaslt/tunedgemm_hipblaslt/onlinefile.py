@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.tools import SignatureError, check_signature, home_folder, read_regular
+from tunedgemm.tools import SignatureError, check_signature, home_folder, read_regular, switched_on
 
 from tunedgemm_hipblaslt.limits import Problem
 from tunedgemm_hipblaslt.names import is_library_name
@@ -45,9 +44,9 @@ def make_key(problem: Problem) -> tuple[str, ...] | None:
     return (str(shuffled).lower(), str(by_row).lower(), "T", "N", str(m), str(n), str(k), *a, *b, *c, "f32_r", "1")
 
 
-def switched_on() -> bool:
-    """Return whether AITER would read the file."""
-    return os.environ.get(_SWITCH, "").lower() in ("1", "true")
+def is_switched_on() -> bool:
+    """Return whether HIP_ONLINE_TUNING is on, with which AITER reads the file."""
+    return switched_on(_SWITCH)
 
 
 @attrs.frozen

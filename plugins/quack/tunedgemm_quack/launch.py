@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import artifact, device_context, torch_dtype
+from tunedgemm.tools import artifact, device_context, switched_on, torch_dtype
 
 from tunedgemm_quack.library import Library, compiling_for_hopper, kernel_folder
 from tunedgemm_quack.limits import STEP_K, unsupported_splits
@@ -38,7 +37,7 @@ def resolve(solution: Solution, shape: Shape) -> tuple[KernelConfig, int]:
 
 def uncompiled(solution: Solution, shape: Shape, version: str) -> str:
     """Return why `bind` refuses a valid solution that was not prepared here; "" where it does not."""
-    if os.environ.get(COMPILE, "0") not in ("", "0"):
+    if switched_on(COMPILE):
         return ""
     kernel, splits = resolve(solution, shape)
 

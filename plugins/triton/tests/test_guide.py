@@ -9,16 +9,13 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-#: numpy 2.4 and later break every loop in the interpreter of Triton 3.6.
-BROKEN = version("triton").startswith("3.6") and tuple(map(int, version("numpy").split(".")[:2])) >= (2, 4)
-pytestmark = pytest.mark.skipif(BROKEN, reason="Triton 3.6's interpreter does not run with numpy 2.4 or later")
+pytestmark = pytest.mark.interpreter
 GUIDE = Path(__file__).parents[3] / "docs" / "tuning-triton.md"
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from tunedgemm.plugin import Shape
 
 pytest.importorskip("triton")
 
-#: numpy 2.4 and later break every loop in the interpreter of Triton 3.6.
-BROKEN = version("triton").startswith("3.6") and tuple(map(int, version("numpy").split(".")[:2])) >= (2, 4)
-pytestmark = pytest.mark.skipif(BROKEN, reason="Triton 3.6's interpreter does not run with numpy 2.4 or later")
+pytestmark = pytest.mark.interpreter
 
 
 def _case(kernel: str, m: int, n: int, k: int, *, split_k: int = 1, bias: bool = False, b: int = 0, **fields: Any) -> dict[str, Any]:

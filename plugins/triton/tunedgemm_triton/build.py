@@ -74,7 +74,8 @@ class Program:
         divisors = [16 if kind.startswith("*") else multiples.get(name, 1) for name, kind in signature.items()]
         attributes = {(index,): [["tt.divisibility", divisor]] for index, divisor in enumerate(divisors) if divisor > 1}
         target = target_of(gfx)
-        options = checked_options(dict(self.options), target)
+        # Triton 3.10 fuses no multiply and add unless asked, and 3.9 warns of it.
+        options = checked_options({"enable_fp_fusion": True, **dict(self.options)}, target)
         try:
             with triton_cache():
                 return triton.compile(ASTSource(function, signature, values, attributes), target=target, options=options)

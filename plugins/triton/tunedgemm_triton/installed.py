@@ -33,3 +33,14 @@ def fault() -> str:
     if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
         return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
     return ""
+
+
+@functools.cache
+def launcher_fault() -> str:
+    """Return why no kernel with tensor descriptors can be launched, or an empty text.
+
+    Its launcher is a C function whose arguments change with Triton's version.
+    """
+    if not version() or version().startswith("3.6."):
+        return ""
+    return f"triton: launches tensor descriptors in version 3.6 only (got {version()}); torch 2.10 and 2.11 bring it"

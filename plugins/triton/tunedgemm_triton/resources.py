@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
 
+from tunedgemm_triton import installed
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
 from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma
 
@@ -214,6 +215,8 @@ def _unfit_descriptors(kernel: KernelConfig, split_k: int, shape: Shape, device:
     elements = 16 // width_of(shape.dtype)
     if not ARCHITECTURES[device.gfx].tma:
         return f"{device.gfx} has no tensor memory accelerator"
+    if fault := installed.launcher_fault():
+        return fault
     if shape.k % elements:
         return f"tensor descriptors need rows of 16-byte multiples: K must be a multiple of {elements} (got {shape.k})"
     return _unfit_specialised(kernel, split_k, shape, device) if kernel.specialize else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tunedgemm.dtype import DTYPES
-from tunedgemm.ops.formats.contents import duplicate, overwrite, raw
+from tunedgemm.ops.formats.contents import duplicate, moved, overwrite, raw
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import same_bits
@@ -67,3 +68,18 @@ def test_none_equals_only_none() -> None:
     some = torch.zeros(2, 4)
     assert same_bits(None, None) and not same_bits(None, some) and not same_bits(some, None)
     assert not same_bits(some, some[:1]) and not same_bits(some, some.int())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_overwriting_raises_no_version_counter(dtype: torch.dtype) -> None:
+    """New contents under the same version counter show a copy that a kernel keeps by it."""
+    old, new = torch.zeros(2, 4).to(dtype), torch.ones(2, 4).to(dtype)
+    version = old._version
+    overwrite(old, new)
+    assert same_bits(old, new) and old._version == version
+
+
+def test_a_moved_tensor_is_aligned_to_sixteen_bytes_alone() -> None:
+    """The contract promises 16 bytes; a kernel that needs more shows it."""
+    address = moved(torch.zeros(4, 8)).data_ptr()
+    assert address % 16 == 0 and address % 32

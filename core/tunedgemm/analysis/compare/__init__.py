@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
-import filelock
 
 from tunedgemm.analysis.compare.measuring import Measuring, measuring
 from tunedgemm.analysis.compare.production import Side, rows_for
@@ -25,6 +24,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.process.filelocks import file_lock, lock_timeout
 from tunedgemm.process.files import read_regular
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import key_shape, read_rows, upsert
@@ -218,11 +218,11 @@ def _copy_table(output: Path, copy: Path, op: Op) -> tuple[list[Row], Path]:
 @contextlib.contextmanager
 def _lock_candidate_folder(folder: Path, output: Path) -> Iterator[None]:
     """Lock the folder of a table's candidate, where an interrupted run finds its trials."""
-    lock = filelock.FileLock(folder / "lock")
+    lock = file_lock(folder / "lock")
     try:
         make_private(folder)
         lock.acquire(blocking=False)
-    except filelock.Timeout:
+    except lock_timeout():
         raise UserError(f"{output}: another process is comparing it (it holds {lock.lock_file})") from None
     except OSError as error:
         reason = error.strerror or error

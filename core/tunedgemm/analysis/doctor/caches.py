@@ -12,6 +12,7 @@ from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, Value
 from tunedgemm.backends.artifact import PRIVATE, SHARED, cache_folder
 from tunedgemm.backends.private import fault_of
 from tunedgemm.process.paths import expanded
+from tunedgemm.process.variables import read
 from tunedgemm.table.folders import home_folder
 
 #: Seconds after which the files of a folder are no longer counted.
@@ -20,7 +21,7 @@ SECONDS = 2.0
 
 def caches() -> Section:
     """List the user's folders; one that others may change is not used, which is a fault."""
-    home, cache, shared = home_folder(), cache_folder(), os.environ.get(SHARED, "")
+    home, cache, shared = home_folder(), cache_folder(), read(SHARED)
     facts = [_fact("tables and captured shapes", home), _fact("compiled kernels", cache)]
     faults = [*_unwritable(home, "TUNEDGEMM_HOME"), *_unwritable(cache, PRIVATE), *_loose(cache)]
     if shared:

@@ -6,12 +6,10 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, fault_of_error
+from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import Backend, Registry
-from tunedgemm.dispatch.settings import Settings
-from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
-from tunedgemm.process.variables import AITERS_OWN, MACHINE, OFF, ON, OTHERS, RESERVED, SWITCHES
+from tunedgemm.process.variables import AITERS_OWN, KINDS, MACHINE, RESERVED, fault_of
 
 #: Similarity from which a name counts as misspelt: of AITER's own variables, the nearest to one of
 #: ours that is not in `AITERS_OWN` has 0.81.
@@ -23,7 +21,7 @@ _SIMILAR_RESERVED = 0.78
 def understood(registry: Registry) -> tuple[str, ...]:
     """Return the variables that the core and the installed plugins read, sorted."""
     of_plugins = (name for backend in _backends(registry) for name in backend.variables)
-    return tuple(sorted({*SWITCHES, *OTHERS, *(op.columns.variable for op in ops().values()), *of_plugins}))
+    return tuple(sorted({*KINDS, *(op.columns.variable for op in ops().values()), *of_plugins}))
 
 
 def environment(registry: Registry, variables: Mapping[str, str] = os.environ) -> Section:
@@ -32,10 +30,6 @@ def environment(registry: Registry, variables: Mapping[str, str] = os.environ) -
     facts = [Fact(name, variables[name], {"read_by": "tunedgemm"}) for name in known if name in variables]
     facts += [Fact(name, variables[name], {"read_by": "others"}) for name in MACHINE if name in variables]
     faults = [*_misspelt(variables, known), *_without_effect(variables, _backends(registry))]
-    try:
-        Settings.from_environment(variables)
-    except UserError as error:
-        faults.append(fault_of_error(error))
     return Section("environment", tuple(facts), tuple(faults))
 
 
@@ -55,9 +49,10 @@ def _misspelt(variables: Mapping[str, str], known: tuple[str, ...]) -> Iterator[
 
 
 def _without_effect(variables: Mapping[str, str], backends: Iterable[Backend]) -> Iterator[Fault]:
-    for name in SWITCHES:
-        if (text := variables.get(name, "").strip().lower()) not in (*ON, *OFF):
-            yield Fault(name, f"neither on nor off, so it is off (got {text!r})", "use 1 or 0")
+    for name in KINDS:
+        fault, remedy = fault_of(name, variables)
+        if fault:
+            yield Fault(name, fault, remedy)
     for option in sorted({option for backend in backends for option in backend.options if option.choices}, key=str):
-        if (text := option.value(variables)) not in option.choices:
+        if (text := variables.get(option.variable, "").strip()) not in ("", *option.choices):
             yield Fault(option.variable, f"not one of its values (got {text!r})", f"use {' or '.join(option.choices)}")

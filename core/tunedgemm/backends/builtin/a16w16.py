@@ -129,7 +129,7 @@ def _onednn(shape: Shape, device: Device) -> Callable[..., Any]:
         raise PluginError(f"oneDNN has no {shape.dtype} linear on this processor")
 
     def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out: torch.Tensor = linear(x.reshape(-1, k), weight, bias, "none", [], "")
+        out: torch.Tensor = linear(x.reshape(-1, k), weight, None if bias is None else bias.view(n), "none", [], "")
         return out.view(*x.shape[:-1], n)
 
     return onednn

@@ -17,6 +17,7 @@ from tunedgemm.table.csvfile import Problem, read_rows
 from tunedgemm.table.folders import named_file, table_layers
 from tunedgemm.table.row import Row, record_of, shape_cells, sort_key
 from tunedgemm.table.sheet import Record, Sheet, locked, present, replace_text
+from tunedgemm.text.cell import is_formula
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,6 +89,8 @@ def _unfit(row: Row, op: Op) -> str:
         return f"libtype {foreign[0]} is not AITER's" + (f" for {op.name}" if foreign[0] in AITER else "")
     if "libtype" not in op.columns.values and _libtype_from_names(row, op) != row.solution.libtype:
         return f"AITER has no column for libtype {row.solution.libtype}, and the kernel's name means another libtype"
+    if formulas := [text for text in record_of(row, op).cells.values() if is_formula(text)]:
+        return f"a spreadsheet would run a cell that begins with {formulas[0].strip()[0]}"
     texts = shape_cells(row.shape, op, row.gfx)
     own = [column for column in op.columns.own if texts.get(column, "")]
     return f"AITER's key lacks {' and '.join(own)}" if own else ""

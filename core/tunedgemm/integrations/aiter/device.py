@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 from tunedgemm.device import current_device
+from tunedgemm.process.variables import switched_on
 
 #: The project's logger, so that a level that is set on AITER's name has its effect.
 logger = logging.getLogger("tunedgemm")
-AITER_LOG_TUNED_CONFIG = int(os.environ.get("AITER_LOG_TUNED_CONFIG") or 0)
+AITER_LOG_TUNED_CONFIG = int(switched_on("AITER_LOG_TUNED_CONFIG"))
 
 
 def get_gfx() -> str:

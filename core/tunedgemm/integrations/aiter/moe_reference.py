@@ -8,6 +8,7 @@ import attrs
 
 from tunedgemm.ops import moe, moe_words
 from tunedgemm.ops.moe_words import ActivationType, QuantType
+from tunedgemm.ops.product import exact_product
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def torch_moe_stage1(
     x = _values(hidden_states, a1_scale, kind, len(hidden_states), model_dim)
     out = torch.zeros(topk_ids.numel(), rows, device=x.device)
     for expert, pairs in moe.routes(topk_ids, experts):
-        product = x[pairs // topk] @ _weight(w1, w1_scale, expert, kind, (rows, model_dim)).t()
+        product = exact_product(x[pairs // topk], _weight(w1, w1_scale, expert, kind, (rows, model_dim)), out.dtype)
         product = product * topk_weight.reshape(-1, 1)[pairs] if doweight else product
         out[pairs] = product if w1_bias is None else product + w1_bias.view(experts, -1)[expert]
     bounds = {"swiglu_limit": swiglu_limit, "beta": situ_beta, "linear_beta": situ_linear_beta}
@@ -122,7 +123,7 @@ def torch_moe_stage2(
     x = _values(hidden_states.reshape(topk_ids.numel(), -1), a2_scale, kind, topk_ids.numel(), inter_dim)
     out = torch.zeros(topk_ids.numel(), model_dim, device=x.device)
     for expert, pairs in moe.routes(topk_ids, experts):
-        product = x[pairs] @ _weight(w2, w2_scale, expert, kind, (model_dim, inter_dim)).t()
+        product = exact_product(x[pairs], _weight(w2, w2_scale, expert, kind, (model_dim, inter_dim)), out.dtype)
         out[pairs] = product if w2_bias is None else product + w2_bias.view(experts, -1)[expert]
     out = out * topk_weights.reshape(-1, 1) if doweight else out
     return out.view(*topk_ids.shape, model_dim).sum(1).to(dtype or torch.float16)
@@ -207,7 +208,7 @@ def _unquantised(
     def product(values: torch.Tensor, stage: int, expert: int) -> torch.Tensor:
         weight, scale = weights[stage][expert].float(), by_row[stage]
         values = values if smooth[stage] is None else values * smooth[stage][expert]
-        return values @ (weight if scale is None else weight * scale[expert]).t()
+        return exact_product(values, weight if scale is None else weight * scale[expert], out.dtype)
 
     for expert, pairs in moe.routes(topk_ids, experts):
         first = product(x[pairs // topk], 0, expert)

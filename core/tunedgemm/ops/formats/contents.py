@@ -14,8 +14,8 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_wei
 if TYPE_CHECKING:
     import torch
 
-#: Bytes around a moved tensor: a multiple of every alignment that kernels ask for.
-_MARGIN = 256
+#: Bytes around a moved tensor, which is aligned to 16 bytes as operands are, and to no more.
+_MARGIN = 272
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
 
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor, with its strides and type, to 256 bytes from the begin of a storage of NaN."""
+    """Copy a tensor, with its strides and type, into the middle of a storage of NaN."""
     import torch
 
     if isinstance(tensor, ShuffledWeight):
@@ -86,11 +86,14 @@ def _has_gaps(tensor: torch.Tensor) -> bool:
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Put the contents of *source*, of the same shape and dtype, into the memory of *target*."""
+    """Put the contents of *source*, of the same shape and dtype, into the memory of *target*.
+
+    Its version counter stays, as under fused optimisers and kernels of other libraries.
+    """
     import torch
 
-    target, source = plain_weight(target), plain_weight(source)
+    target, source = plain_weight(target).data, plain_weight(source).data
     if target.element_size() > 1:
         target.copy_(source)
     else:
-        target.detach().view(torch.uint8).copy_(source.detach().view(torch.uint8))
+        target.view(torch.uint8).copy_(source.view(torch.uint8))

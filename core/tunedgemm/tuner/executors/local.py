@@ -64,9 +64,7 @@ def _begin(tuner: DeviceTuner, index: int) -> str:
     try:
         tuner.begin()
     except DeviceLost as error:
-        reason = f"{'the CPU' if index < 0 else f'GPU {index}'}: {error}"
-        _log.warning("left out: %s", reason)
-        return reason
+        return f"{'the CPU' if index < 0 else f'GPU {index}'}: {error}"
     return ""
 
 
@@ -107,6 +105,8 @@ def device_tuners(
         working = [tuner for tuner, reason in zip(tuners, reasons, strict=True) if not reason]
         if not working:
             raise UserError(f"no device to tune on works: {'; '.join(reasons)}")
+        for reason in filter(None, reasons):
+            _log.warning("left out: %s", reason)
         yield working
     finally:
         for tuner in tuners:

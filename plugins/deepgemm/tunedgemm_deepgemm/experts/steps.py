@@ -138,9 +138,11 @@ def compile_program(program: Program, device: Device) -> Any:
     attributes = {(index,): [["tt.divisibility", divisor]] for index, divisor in enumerate(divisors) if divisor > 1}
     source = ASTSource(function, signature, dict(zip(names[count:], program.constants, strict=True)), attributes)
     target = GPUTarget("cuda", int(device.gfx.removeprefix("sm_")), 32)
+    # Triton 3.10 fuses no multiply and add unless asked, and 3.9 warns of it.
+    options = {"num_warps": program.warps, "num_stages": program.stages, "enable_fp_fusion": True}
     try:
         with _cache():
-            return triton.compile(source, target=target, options={"num_warps": program.warps, "num_stages": program.stages})
+            return triton.compile(source, target=target, options=options)
     except Exception as error:  # the compiler's passes raise plain RuntimeErrors in addition to its types
         raise LaunchError(f"deepgemm {program.function} for {device.gfx}: {type(error).__name__}: {error}") from error
 

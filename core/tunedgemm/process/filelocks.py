@@ -1,0 +1,26 @@
+"""Locks of files, by a library that is imported at the first of them.
+
+Since version 4.3 its import makes ``os.fork`` raise in Python 3.12 and later while another thread
+forks. A process that only serves never imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+
+def file_lock(*arguments: Any, **named: Any) -> BaseFileLock:
+    """Make the lock of a file; the arguments are those of ``filelock.FileLock``."""
+    import filelock
+
+    return filelock.FileLock(*arguments, **named)
+
+
+def lock_timeout() -> type[Exception]:
+    """Return the class of the error of a lock that others keep, for an ``except`` clause."""
+    import filelock
+
+    return filelock.Timeout
