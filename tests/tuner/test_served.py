@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
@@ -50,6 +51,11 @@ def backend(kernel: Callable, name: str = "cheat"):
     return fake_backend(name, call=call)
 
 
+def _rounded(shape: Shape, *operands: torch.Tensor) -> torch.Tensor:
+    """Return the rounded product of any number of rows."""
+    return exact(Solution("cheat", "fake"), shape.with_m(operands[0].shape[:-1].numel()), *operands)
+
+
 def session(kernel: Callable, **options) -> Session:
     return Session("a16w16", -1, Options(**options), fake_registry(backend(kernel)))
 
@@ -73,13 +79,24 @@ def test_a_right_kernel_passes(shape: Shape) -> None:
     assert after.status == "ok", after.detail
 
 
+@pytest.mark.parametrize("layout", ["row", "aiter16x16", "columns128"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3fn"])
+def test_right_products_of_every_dtype_and_layout_pass(dtype: str, layout: str) -> None:
+    """Check that the rounded product passes in each dtype and layout of the weight that fit."""
+    for scale in ("none", "tensor"):
+        shape, solution = Shape("a16w16", 5, 1024, 256, dtype, "bf16", scale=scale, layout=layout), Solution("cheat", "fake")
+        if not op_named("a16w16").problem(shape):
+            after = CheckServed(shape, solution).run(session(functools.partial(_rounded, shape)))
+            assert after.status == "ok", after.detail
+
+
 @pytest.mark.parametrize("outdtype", ["fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"])
 def test_outputs_in_fp8_are_verified(outdtype: str) -> None:
     """Check that the rounded product passes, where infinity is a number, too, and one without NaN fails."""
     shape, solution = Shape("a16w16", 16, 64, 128, "bf16", outdtype), Solution("cheat", "fake")
 
     def rounded(*operands):
-        return exact(solution, shape.with_m(operands[0].shape[:-1].numel()), *operands)
+        return _rounded(shape, *operands)
 
     def hiding(*operands):
         return rounded(*operands).float().nan_to_num().to(torch_dtype(outdtype))

@@ -293,9 +293,9 @@ class Served:
         out = torch.finfo(torch_dtype(self.verifier.shape.outdtype))
         operand = self._operands[self._scaled]
         for values, info in ((self._expected, out), (operand, torch.finfo(operand.dtype))):
-            most = max(float(values.abs().max()), info.tiny)
-            highs.append(math.floor(math.log2(info.max / most)) - 4)
-            lows.append(math.ceil(math.log2(info.tiny / most)) + 14)
+            most = math.log2(max(float(values.abs().max()), info.tiny))
+            highs.append(math.floor(math.log2(info.max) - most) - 4)
+            lows.append(math.ceil(math.log2(info.tiny) - most) + 14)
         return min(0, max(lows)), max(0, min(highs))
 
     @functools.cached_property
@@ -306,8 +306,9 @@ class Served:
             return 0
         most = EXPONENT
         for operand in (self._operands[self._scaled], *weights):
-            info, size = torch.finfo(operand.dtype), float(operand.abs().max())
-            up, down = math.log2(info.max / max(size, info.tiny)) - 1, math.log2(max(size, info.tiny) / info.tiny) - 14
+            info = torch.finfo(operand.dtype)
+            size = math.log2(max(float(plain_weight(operand).abs().max()), info.tiny))
+            up, down = math.log2(info.max) - size - 1, size - math.log2(info.tiny) - 14
             most = min(most, math.floor(up), math.floor(down))
         return max(0, most)
 
