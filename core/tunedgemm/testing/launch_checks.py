@@ -28,7 +28,8 @@ from tunedgemm.testing.launching import (
     work_of_children,
 )
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, same_bits
-from tunedgemm.tuner.served import Served, foldings
+from tunedgemm.tuner.foldings import foldings
+from tunedgemm.tuner.served import Served, as_dispatch_binds
 from tunedgemm.tuner.verify import Verifier, rows_of
 from tunedgemm.tuner.watching import Poisoned
 
@@ -203,7 +204,7 @@ class LaunchChecks(ConformanceCases):
     def _faults_in_use(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         sets = [case.drawn(seed).operands for seed in (0, 1)]
         served = Served(Verifier(case.op, case.shape, sets, MAX_ERROR_RATIO), case.device, None)
-        timing = served.check(solution, launcher, lambda at: self.backend().bind(solution, at, case.device))
+        timing = served.check(solution, launcher, as_dispatch_binds(self.backend(), solution, case.device))
         if timing.status != "ok":
             yield f"is {timing.status} in use: {timing.detail}"
 

@@ -21,17 +21,18 @@ import attrs
 import torch
 
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.contents import moved, overwrite
 from tunedgemm.ops.formats.shuffle import plain_weight
-from tunedgemm.ops.op import Op
 from tunedgemm.ops.padded_m import serving
 from tunedgemm.ops.quantised import BIAS_DTYPES
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.foldings import foldings
 from tunedgemm.tuner.trial import failed
 from tunedgemm.tuner.verify import Variant, Verifier, worse_of
 from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
@@ -50,6 +51,16 @@ PART = 256
 EXPONENT = 40
 
 Bind = Callable[[Shape], Launcher | Unsupported]
+
+
+def as_dispatch_binds(backend: Backend, solution: Solution, device: Device) -> Bind:
+    """Return the function that binds a solution to a shape where its backend supports that."""
+
+    def bind(shape: Shape) -> Launcher | Unsupported:
+        answer = backend.supports(shape, device, solution)
+        return answer if isinstance(answer, Unsupported) else backend.bind(solution, shape, device)
+
+    return bind
 
 
 @attrs.frozen(eq=False)
@@ -366,28 +377,3 @@ def _replace(now: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     for operand, source in zip(now, other, strict=True):
         if operand is not None:
             overwrite(operand, source)
-
-
-def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with none to three leading dimensions, some of size 1.
-
-    First x alone is folded, then all activations, in one way. Forms that the op refuses, or takes
-    as another shape, are left out.
-    """
-    halves = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m)
-    heads = [halves, (1, shape.m), () if shape.m == 1 else (shape.m, 1), (halves[0], 1, halves[1])]
-    yielded: list[Any] = []
-    activations = tuple(index for index in range(len(operands)) if index not in op.weights)
-    for folded, head in (*(((0,), head) for head in heads), (activations, halves)):
-        again = tuple(_folded(o, head, shape.m) if index in folded else o for index, o in enumerate(operands))
-        sizes = [None if operand is None else operand.shape for operand in again]
-        with contextlib.suppress(OperandError):
-            if sizes not in yielded and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
-                yield again
-        yielded.append(sizes)
-
-
-def _folded(operand: Any, head: tuple[int, ...], m: int) -> Any:
-    """Reshape the M rows of an activation; return an operand without M rows unchanged."""
-    by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
-    return operand.reshape(*head, *operand.shape[1:]) if by_row else operand

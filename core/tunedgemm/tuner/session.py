@@ -30,7 +30,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
-from tunedgemm.tuner.served import Served
+from tunedgemm.tuner.served import Served, as_dispatch_binds
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
@@ -188,12 +188,7 @@ class Session:
 
     def check_served(self, shape: Shape, solution: Solution) -> Timing:
         """Verify all that the row of a solution serves: see `Served`."""
-        backend = self._backend(solution.libtype)
-
-        def bind(at: Shape) -> Launcher | Unsupported:
-            return backend.bind(solution, at, self.device)
-
-        is_torchs = solution.libtype == BUILTIN
+        bind, is_torchs = as_dispatch_binds(self._backend(solution.libtype), solution, self.device), solution.libtype == BUILTIN
         return self._bind_and_verify(
             shape, solution, lambda _, launcher: self._served_checks(shape).check(solution, launcher, bind, is_torchs=is_torchs)
         )
