@@ -443,13 +443,3 @@ class TestExport:
         before = Path(second).read_text()
         assert main(["table", "export", "--aiter", second, first]) == 2
         assert Path(second).read_text() == before and "exists" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["@SUM(1)", "=1+1", "+cmd|x", "-2+3", "-k"])
-def test_a_formula_of_a_spreadsheet_is_not_exported(tables, tmp_path, capsys, name):
-    """The export leaves out and counts a row whose text a spreadsheet would run; our table keeps it."""
-    (table,) = tables([row(1, name), row(2, "_ZN5k")])
-    assert main(["table", "export", "--aiter", str(tmp_path / "out.csv"), table]) == 0
-    assert f"left out: 1 rows: a spreadsheet would run a cell that begins with {name[0]}" in capsys.readouterr().out
-    assert [kernel for _, _, kernel, _ in rows(tmp_path / "out.csv")] == ["_ZN5k"]
-    assert {kernel for _, _, kernel, _ in rows(Path(table))} == {name, "_ZN5k"}

@@ -117,7 +117,7 @@ MISTAKES = [
     (("--op", "a16w16", "--n", "0", "--k", "1"), "'n' must be at least 1"),
     (("--op", "a16w16", "--n", "1", "--k", "1", "--m", "0,16"), "M must be at least 1"),
     (("--op", "a16w16", "--n", "100", "--k", "128", "--set", "layout=aiter16x16"), "N divisible by 16"),
-    (("--op", "a8w8_bpreshuffle", "--n", "96", "--k", "40"), "K by 32"),
+    (("--op", "a8w8_bpreshuffle", "--n", "96", "--k", "40"), "needs K divisible by 32"),
     (("--op", "a4w4_blockscale", "--n", "96", "--k", "40"), "K must be a multiple of 32"),
     (("--op", "batched_bf16", "--n", "96", "--k", "64"), "'B' must be a whole number"),
 ]
