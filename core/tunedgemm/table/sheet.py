@@ -13,6 +13,7 @@ import csv
 import errno
 import io
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,8 +208,8 @@ def _lock_of(target: Path) -> Any:
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():  # filelock refuses it, too, but does not say why
         raise OSError(errno.ELOOP, f"its lock {path} is a symbolic link; remove the link")
-    if not path.exists():
-        path.touch()  # filelock would try again until the timeout in a folder that can hold no file
+    if not path.exists():  # filelock would try again until the timeout in a folder that can hold no file
+        tempfile.TemporaryFile(dir=path.parent).close()
     return file_lock(path)
 
 
