@@ -67,7 +67,9 @@ class Option:
     def value(self, environment: Mapping[str, str] = os.environ) -> str:
         """Return the current value; the default, with a warning of the process, for a bad one."""
         text = environment.get(self.variable, "").strip() or self.default
-        if self.choices and text not in self.choices:
+        if not self.choices:
+            return text
+        chosen = [choice for choice in self.choices if choice.lower() == text.lower()]
+        if not chosen:
             warn_once(f"{self.variable}: must be {' or '.join(self.choices)} (got {text!r}); {self.default} counts")
-            return self.default
-        return text
+        return chosen[0] if chosen else self.default
