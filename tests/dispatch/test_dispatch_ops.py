@@ -71,6 +71,7 @@ op = attrs.evolve(
     reference=lambda shape, operands: shape["sign"] * plain.reference(unflipped(shape), operands[::-1]),
     fake=lambda weight, x, otype=None: plain.fake(x, weight, otype=otype),
     fields=lambda shape: {"sign": shape["sign"]},
+    problem=lambda shape: "",
 )
 op = attrs.evolve(op, first_rows=lambda shape, operands, m: (operands[0], operands[1][:m].contiguous()))
 """

@@ -251,7 +251,7 @@ def test_heuristics_answer_untuned_calls_only_in_the_listed_order() -> None:
 
     TunedGemm(registry).mm(x, weight)
     assert calls == []
-    TunedGemm(registry, settings=Settings.from_environment({"TUNEDGEMM_FALLBACK": "turbo"})).mm(x, weight)
+    TunedGemm(registry, settings=Settings.from_environment({"TUNEDGEMM_FALLBACK": "turbo,torch"})).mm(x, weight)
     assert calls == ["fake"]
 
 

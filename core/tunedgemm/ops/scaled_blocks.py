@@ -185,7 +185,7 @@ def _rows(x_scale: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(matrix: torch.Tensor) -> torch.Tensor:
-    """Copy a matrix row by row; `contiguous` would keep any strides of one row or one column."""
+    """Return a matrix in rows, a copy where needed; `contiguous` keeps any strides of one row or column."""
     import torch
 
-    return matrix.clone(memory_format=torch.contiguous_format)
+    return matrix.contiguous() if min(matrix.shape) > 1 else matrix.clone(memory_format=torch.contiguous_format)

@@ -25,7 +25,13 @@ ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 class BadValue(ValueError):
-    """A value that a variable's kind does not allow; the message says what is allowed."""
+    """A value that a variable's kind does not allow; the message says what is allowed.
+
+    Attributes:
+        counts: what counts instead; None for the default.
+    """
+
+    counts: Any = None
 
 
 def _one_of(words: tuple[str, ...], text: str, allowed: str) -> BadValue:
@@ -124,7 +130,10 @@ class Libtypes(Kind):
         words = (*((ALL, *GROUPS) if self.is_selection else ()), BUILTIN, *installed)
         for name in names:
             if name not in words and not is_known(name):
-                raise _one_of((*words, *UNTUNED), name, f"must be libtypes, such as {', '.join(UNTUNED[:2])}")
+                error = _one_of((*words, *UNTUNED), name, f"must be libtypes, such as {', '.join(UNTUNED[:2])}")
+                known = [each for each in names if each in words or is_known(each)]
+                error.counts = names if known and not self.is_selection else None  # the other names still count
+                raise error
         return text if self.is_selection else names
 
 
@@ -211,8 +220,9 @@ def read(name: str, environment: Mapping[str, str] = os.environ, kind: Kind | No
     try:
         return kind.parse(text)
     except BadValue as error:
-        warn_once(f"{name}: {error}; {_shown(kind.default)} counts")
-        return kind.default
+        counted = kind.default if error.counts is None else error.counts
+        warn_once(f"{name}: {error}; {_shown(counted)} counts")
+        return counted
 
 
 def switched_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -227,7 +237,7 @@ def fault_of(name: str, environment: Mapping[str, str] = os.environ) -> tuple[st
         if text:
             kind.parse(text)
     except BadValue as error:
-        return str(error), f"correct it; until then {_shown(kind.default)} counts"
+        return str(error), f"correct it; until then {_shown(kind.default if error.counts is None else error.counts)} counts"
     return "", ""
 
 

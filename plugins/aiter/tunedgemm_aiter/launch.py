@@ -116,7 +116,8 @@ def _flydsl_a16w16(kernel: Kernel, solution: Solution, shape: Shape) -> Call:
     k, n, number, dtype = shape.k, shape.n, solution.solidx, torch_dtype(shape.outdtype)
 
     def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = run(x.reshape(-1, k), weight, number, bias, dtype, None, None, None, False, config=config)
+        flat = None if bias is None else bias.view(-1)  # AITER takes no [1, N]
+        out = run(x.reshape(-1, k), weight, number, flat, dtype, None, None, None, False, config=config)
         return out.view(*x.shape[:-1], n)  # type: ignore[no-any-return]
 
     return call

@@ -163,7 +163,7 @@ def test_rows_suffice_for_any_routing(tokens: int, experts: int, topk: int, name
         ({"expert": "1025"}, "fmoe: expert must be in 1..1024 (got 1025)"),
         ({"topk": "33"}, "fmoe: topk must be in 1..32 (got 33)"),
         ({"inter_dim": "72"}, "fmoe: model_dim and inter_dim must be multiples of 16 (got 208 and 72)"),
-        ({"layout": "aiter16x16", "model_dim": "256"}, "weight layout must be row (got 'aiter16x16')"),
+        ({"layout": "aiter16x16", "model_dim": "256", "inter_dim": "160"}, "weight layout must be row (got 'aiter16x16')"),
     ],
 )
 def test_reasons(cells: dict[str, str], reason: str) -> None:
