@@ -46,7 +46,8 @@ def test_reading_never_raises_and_doctor_names_what_is_bad(name, caplog):
         fault, remedy = fault_of(name, given)
         assert bool(fault) == any(name in record.message for record in caplog.records)
         if fault:
-            assert value == KINDS[name].default
+            some_known = name == "TUNEDGEMM_FALLBACK" and word == "triton,foo"  # its other names count
+            assert value == (("triton", "foo") if some_known else KINDS[name].default)
             assert word.split(",")[-1] in fault
             assert remedy
         named = [found.thing for found in environment(Registry(()), given).faults]
