@@ -160,9 +160,9 @@ class Served:
 
         Streams and handles of a GPU make this slow there; the conformance suite checks threads.
         """
-        variants, start = (self.verifier.variant(1), self._elsewhere), threading.Barrier(2)
         if self._operands[0].is_cuda:
             return
+        variants, start = (self.verifier.variant(1), self._elsewhere), threading.Barrier(2)
 
         def calls(index: int) -> list[torch.Tensor]:
             start.wait(timeout=60)
