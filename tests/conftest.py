@@ -20,6 +20,7 @@ from tunedgemm.backends import registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.text.printable import warn_once
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import line
 
@@ -84,11 +85,12 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Start each test with the same random numbers: a bound that holds once holds always."""
+def as_in_a_new_process() -> None:
+    """Start each test with the same random numbers and no warning given, whatever ran before."""
     import torch
 
     torch.manual_seed(0)
+    warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ from tunedgemm.table.csvfile import read_rows, upsert
 from tunedgemm.table.folders import home_folder, named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
+from tunedgemm.text.printable import warn_once
 from tunedgemm.workload.lists import op_of_file, shape_of_texts
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ __all__ = [
     "unshuffle_weight",
     "unusual_experts",
     "upsert",
+    "warn_once",
     "workspace",
 ]
 

@@ -30,9 +30,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as an
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep no bytes in memory, and log each warning again."""
+    """Keep no bytes in memory."""
     monkeypatch.setattr(artifact_module, "_memory", {})
-    artifact_module.warn_once.cache_clear()
 
 
 @pytest.fixture

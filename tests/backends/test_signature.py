@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunedgemm.backends import artifact as artifact_module
 from tunedgemm.backends.artifact import SHARED, artifact
 from tunedgemm.backends.signature import KEYS, REQUIRED, SignatureError, check_signature
 from tunedgemm.errors import TableError
@@ -154,7 +153,6 @@ def test_shared_artifacts(
     sign: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shared kernel needs a signature under its name; one that this user built needs none."""
-    artifact_module.warn_once.cache_clear()
     name = hashlib.sha256(b"key").hexdigest()
     file = tmp_path / "shared" / name[:2] / name
     file.parent.mkdir(parents=True)

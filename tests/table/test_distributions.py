@@ -32,7 +32,6 @@ from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, published_text
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.text.printable import warn_once
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -48,7 +47,6 @@ def row(kernel: str, **more: object) -> Row:
 @pytest.fixture
 def install(importable: Path) -> Callable[..., Path]:
     """Return a function that installs a distribution whose package fails if it is imported."""
-    warn_once.cache_clear()
 
     def install(name: str, *rows: Row, version: str = "1.2", value: str = "") -> Path:
         package = importable / f"{name}_tables"

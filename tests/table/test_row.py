@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import attrs
 import pytest
 from tunedgemm.device import Device
@@ -11,7 +9,6 @@ from tunedgemm.dispatch.choice import NATIVE
 from tunedgemm.ops import op_named
 from tunedgemm.table.csvfile import read_rows, upsert, write_rows
 from tunedgemm.table.lookup import Table
-from tunedgemm.table.row import _warn_of_replacement
 
 OP = op_named("a16w16")
 
@@ -128,9 +125,8 @@ def test_a_short_form_may_have_further_columns(tmp_path):
     assert [problem.line for problem in problems] == [4]  # without a rate it has no time
 
 
-def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
+def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog):
     """rocblas rows run torch's own product; one warning says that their solution numbers are ignored."""
-    monkeypatch.setattr("tunedgemm.table.row._warn_of_replacement", functools.cache(_warn_of_replacement.__wrapped__))
     path = tmp_path / "t.csv"
     path.write_text("cu_num,M,N,K,libtype,solidx,soltimes\n304,1,64,64,rocblas,77,2.5\n304,2,64,64,rocblas,78,2.5\n")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -22,8 +20,8 @@ from tunedgemm.process.foreign import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.text.cell import RULE, is_kept
+from tunedgemm.text.printable import warn_once
 
-_log = logging.getLogger("tunedgemm")
 _Value = TypeVar("_Value")
 
 HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
@@ -158,15 +156,10 @@ def guarded_version(libtype: str, function: Callable[..., str] | None) -> Callab
         version = guarded(*arguments).strip()
         if is_kept(version):
             return version
-        _warn_of_version(libtype, version)
+        warn_once(f"libtype {libtype!r}: library_version() must be {RULE} (got {version:.80r}); its rows have none")
         return ""
 
     return checked
-
-
-@functools.cache
-def _warn_of_version(libtype: str, version: str) -> None:
-    _log.warning("libtype %r: library_version() must be %s (got %.80r); its rows have none", libtype, RULE, version)
 
 
 def guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import logging
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,11 +19,11 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.columns import foreign_columns, own_names, sizes
 from tunedgemm.table.sheet import LONGEST, Record
 from tunedgemm.text.cell import NOTHING, RULE, is_kept
+from tunedgemm.text.printable import warn_once
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
-_log = logging.getLogger("tunedgemm")
 
 #: columns of `Columns.values` that the core interprets; the op's further ones go to
 #: `Solution.extra`
@@ -154,7 +152,7 @@ def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
         raise TableError("'libtype' is empty")
     kernel_name, solidx = values_by_name.get("kernelName", ""), whole_number(values_by_name, "solidx", 0)
     if replacement := stand_in(libtype):
-        _warn_of_replacement(libtype, replacement)
+        warn_once(f"rows of libtype {libtype!r} run {':'.join(replacement)}; their solution numbers are ignored")
         (libtype, kernel_name), solidx = replacement, 0
     return Solution(
         libtype=canonical(libtype),
@@ -163,11 +161,6 @@ def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
         solidx=solidx,
         extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
     ), values_by_name
-
-
-@functools.cache
-def _warn_of_replacement(libtype: str, kernels: tuple[str, str]) -> None:
-    _log.warning("rows of libtype %r run %s:%s; their solution numbers are ignored", libtype, *kernels)
 
 
 def record_of(row: Row, op: Op) -> Record:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.tools import warn_once
 
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
 from tunedgemm_hipblaslt.names import FIRST, AlgorithmIndex
-from tunedgemm_hipblaslt.onlinefile import find_row, is_switched_on, warn_once
+from tunedgemm_hipblaslt.onlinefile import find_row, is_switched_on
 
 #: Devices on which AITER sends untuned shuffled weights here.
 _GFX = ("gfx942",)
@@ -38,7 +39,7 @@ def heuristic_fallback(
             solution = Solution(abi.libtype, name, solidx=row.index)
             if not (reason := refusal(solution)):
                 return solution
-            warn_once(row.source, reason)
+            warn_once(f"{row.source}: a row that is not used: {reason}")
     if shape.layout == SHUFFLED_LAYOUT and device.gfx in _GFX and shape.op == "a16w16":
         return Solution(abi.libtype, FIRST)
     return None

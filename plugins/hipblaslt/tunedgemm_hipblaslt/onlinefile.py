@@ -76,12 +76,6 @@ def find_row(problem: Problem, libver: str) -> OnlineRow | None:
     return next((row for row in rows if row.libver == libver or (row.kernel_name and not row.libver)), None)
 
 
-@functools.cache
-def warn_once(source: str, reason: str) -> None:
-    """Log why a row is not used."""
-    _log.warning("%s: a row that is not used: %s", source, reason)
-
-
 @functools.lru_cache(maxsize=8)
 def read(path: Path) -> Mapping[tuple[str, ...], list[OnlineRow]]:
     """Read a file once: key -> rows in order; empty where the file does not exist.

@@ -191,7 +191,7 @@ def test_a_broken_file_answers_no_call(home: Path, caplog: pytest.LogCaptureFixt
     for text, message in BROKEN:
         path.write_text(text)
         caplog.clear()
-        heuristic._warn_once.cache_clear()
+        heuristic.warn_once.cache_clear()
         assert [_chosen(), _chosen()] == ["", ""]
         assert [str(path) in record.message for record in caplog.records] == [True]
         with pytest.raises(UserError, match=message):

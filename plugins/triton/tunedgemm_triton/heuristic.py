@@ -5,12 +5,12 @@ Files are read again for each new shape; ``tunedgemm.reload()`` makes every shap
 
 from __future__ import annotations
 
-import functools
 import logging
 from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
+from tunedgemm.tools import warn_once
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
@@ -98,7 +98,7 @@ def solution_from_file(dialect: Dialect, shape: Shape, device: Device) -> Soluti
     try:
         choice = choice_of(dialect, shape, device)
     except UserError as error:
-        _warn_once(f"{error}; the file is not used; run `tunedgemm triton check`")
+        warn_once(f"{error}; the file is not used; run `tunedgemm triton check`")
         return None
     for note in choice.notes if choice else ():
         _log.info("%s: %s: %s", choice.path, choice.key, note)
@@ -127,8 +127,3 @@ def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
     except UserError as error:
         raise UserError(f"{path}: {key}: {error}") from None
     return Choice(solution, path, key, notes)
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _log.warning("%s", text)
