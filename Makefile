@@ -1,6 +1,6 @@
 # make install          .venv with the core, every plugin of this repository and the development tools
 # make check            ruff, mypy, and the mechanical rules of our English
-# make test             the quick tests, on all cores, in about ten minutes; make test plugin=triton for one plugin
+# make test             the quick tests: on all cores, in about ten minutes, then on a GPU; plugin=triton for one plugin
 # make test-all         all tests, with the coverage of the core: an hour; plugin=triton for one plugin
 # make tune             the main job on a small model: capture, tune, dispatch, compare
 # make bench            the price of dispatch on this machine
@@ -34,7 +34,7 @@ endif
 
 TESTS := $(if $(plugin),plugins/$(plugin)/tests)
 # Where pytest-xdist or pytest-cov is missing (an offline machine) the tests run without it.
-ON_ALL_CORES = $$($(RUN) -c 'import xdist; print("-n auto --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
+IN_PROCESSES = $$($(RUN) -c 'import xdist; print("-n $(1) --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
 COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
 
 .PHONY: install check test test-all bench tune fuzz docs site
@@ -60,12 +60,19 @@ check: install
 	$(RUN) .ci/english.py
 
 # One thread a process: threads that wait for each other take the time of other processes.
+ON_CPU = CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(call IN_PROCESSES,auto)
+# Few processes share the GPU's memory. Without a GPU, or where args pick none of its tests (5), there are none.
+ON_GPU = ! $(RUN) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || $(RUN) -m pytest -q $(call IN_PROCESSES,4) \
+	-m "gpu and $(1)" $(TESTS) $(args) || [ $$? = 5 ]
+
 test: install
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) -m "not slow and not nightly and not timing" $(TESTS) $(args)
+	$(ON_CPU) -m "not slow and not nightly and not timing" $(TESTS) $(args)
+	$(call ON_GPU,not slow and not nightly and not timing)
 
 test-all: install
 	$(RUN) -m pytest -q -m timing $(TESTS) $(args)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(ON_ALL_CORES) $(if $(plugin),,$(COVERAGE)) -m "not timing" $(TESTS) $(args)
+	$(ON_CPU) $(if $(plugin),,$(COVERAGE)) -m "not timing" $(TESTS) $(args)
+	$(call ON_GPU,not timing)
 
 bench: install
 	$(RUN) benchmarks/host_time.py --only dispatch $(args)

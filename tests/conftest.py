@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share, and the rule for tests that need a GPU."""
+"""Fixtures that several test modules share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tunedgemm.backends import registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.text.printable import warn_once
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import line
 
@@ -28,39 +27,6 @@ HERE = Path(__file__).parent
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what goes on in the background so, and children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` without a GPU, and exclude the plugins' tests from the core's coverage.
-
-    Processes of pytest-xdist start with the files that take longest.
-    """
-    for item in items:
-        if HERE not in item.path.parents:
-            item.add_marker("no_cover")
-    if hasattr(config, "workerinput"):  # of pytest-xdist
-        long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("nightly")}
-        items.sort(key=lambda item: item.path not in long)
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Do not trace the children of a test marked ``no_cover`` either.
-
-    Tracing makes Python's lines four times as slow.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if item.get_closest_marker("no_cover"):
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        return (yield)
 
 
 @pytest.fixture
@@ -82,15 +48,6 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_", "HIP_ONLINE_"))]:
         monkeypatch.delenv(variable)
     monkeypatch.delenv("COLUMNS", raising=False)  # set in processes of pytest-xdist
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_new_process() -> None:
-    """Start each test with the same random numbers and no warning given, whatever ran before."""
-    import torch
-
-    torch.manual_seed(0)
-    warn_once.cache_clear()
 
 
 @pytest.fixture
