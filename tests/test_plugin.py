@@ -16,7 +16,7 @@ load_fault load_function loaded_driver
 make_private mapped_files named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
 private_folder read_log read_regular read_rows read_trusted replace_file scale_order scale_strides scratch
 semaphores shape_of_texts short_dtype shuffle_weight signature_required summary switched_on torch_dtype torch_launcher
-tune unshuffle_weight unusual_experts upsert workspace
+tune unshuffle_weight unusual_experts upsert warn_once workspace
 """
 MENU = set(WORDS.split())
 

@@ -197,9 +197,10 @@ def test_a_call_that_changes_operands_costs_its_solution_alone(change: str, call
     statuses = [one.check_first(SHAPE, BAD).status, one.check(SHAPE, BAD).status, one.check(SHAPE, GOOD).status]
     assert (calls == 40) == (statuses[:2] == ["ok", "ok"]) and statuses[2] == "ok"
     with pytest.raises(DeviceFault, match="it changed its operands in a later call"):  # a new process tells which
-        one.sample(SHAPE, (BAD, GOOD), 5)
-    with pytest.raises(PluginError, match="it changed its operands in a later call"):
-        one.sample(SHAPE, (BAD,), 5)
+        for _ in range(40):  # a busy machine calls less often in each
+            one.sample(SHAPE, (BAD, GOOD), 5)
+    alone = one.sample(SHAPE, (BAD,), 5)[BAD]
+    assert isinstance(alone, Timing) and (alone.status, alone.detail) == ("wrong", "a later call changed its operands")
     assert isinstance(one.sample(SHAPE, (GOOD,), 2)[GOOD], Samples)
     assert one.check_again(SHAPE, GOOD).status == "ok" and one.check_again(SHAPE, BAD).status != "ok"
 

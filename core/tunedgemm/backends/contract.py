@@ -156,7 +156,7 @@ def guarded_version(libtype: str, function: Callable[..., str] | None) -> Callab
         version = guarded(*arguments).strip()
         if is_kept(version):
             return version
-        warn_once(f"libtype {libtype!r}: library_version() must be {RULE} (got {version:.80r}); its rows have none")
+        warn_once(f"libtype {libtype!r}: library_version() must be {RULE} (got {version!r:.80}); its rows have none")
         return ""
 
     return checked

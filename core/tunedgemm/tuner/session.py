@@ -214,15 +214,14 @@ class Session:
             self._renew_changed_operands()
             raise
         if not (once and timing.status == "ok") and self._renew_changed_operands():
-            return Timing(shape, solution, "wrong", err_ratio=1.0, detail="a later call changed its operands")
+            return _changing(shape, solution)
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
         """Time solutions in interleaved rounds; a failure is returned as its Timing.
 
         Raises:
-            PluginError: the one solution changed its operands, which are made anew.
-            DeviceFault: one of several did; in a new process it does so again.
+            DeviceFault: one of several changed the operands; in a new process it does so again.
         """
         answers: dict[Solution, Samples | Timing] = {}
         for solution in solutions:
@@ -234,7 +233,9 @@ class Session:
         assert sampler is not None, "bind has opened the shape"
         samples = self._run_on_device(lambda: sampler(launchers, rounds))
         if self._renew_changed_operands():
-            raise (DeviceFault if len(launchers) > 1 else PluginError)("it changed its operands in a later call")
+            if len(launchers) > 1:
+                raise DeviceFault("it changed its operands in a later call")
+            return {**answers, **{solution: _changing(shape, solution) for solution in launchers}}
         for solution, answer in samples.items():
             if isinstance(answer, Exception):
                 self._alive(answer)
@@ -300,6 +301,11 @@ class Session:
         except Exception as error:
             detail = blamed.detail if isinstance(blamed, Timing) else str(error)
             raise DeviceFault(f"{detail}"[:500]) from None
+
+
+def _changing(shape: Shape, solution: Solution) -> Timing:
+    """Return the Timing of a solution that writes to its operands after the first calls."""
+    return Timing(shape, solution, "wrong", err_ratio=1.0, detail="a later call changed its operands")
 
 
 def with_tolerance(op: Op, options: Options) -> Op:
