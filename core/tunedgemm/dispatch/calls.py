@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch.autograd import forward_ad
 
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.gradients import needs_gradient
 from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.dtype import torch_dtype
@@ -24,7 +25,6 @@ from tunedgemm.ops.op import Call, Op, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
-    from tunedgemm.backends.launcher import Launcher
     from tunedgemm.device import Device
     from tunedgemm.dispatch.choice import Explanation
 
@@ -230,7 +230,7 @@ def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -
     float_product = op.operands[:3] == ("x", "weight", "bias?") and shape.scale == "none"
     outside: Any = of_any if not float_product else of_three if shape.bias else of_two
     outside.torch_call = call
-    return attrs.evolve(launcher, call=outside)
+    return Launcher(outside, launcher.graph_safe, launcher.workspace_bytes)
 
 
 def adapted(op: Op, call: Call, native: Call | None, operands: tuple[Any, ...], ready: bool, breaks_capture: bool, is_torch: bool) -> Call:

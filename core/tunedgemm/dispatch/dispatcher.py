@@ -196,8 +196,9 @@ class Dispatcher:
         while operands and operands[-1] is None:
             operands = operands[:-1]
         check_given(self.op, operands, fields)
-        if any(forget_freed(operands[index]) for index in self.op.matrices):
-            key = None
+        for index in self.op.matrices:
+            if forget_freed(operands[index]):
+                key = None
         if not in_memory(operands):
             return serve_without_memory(self, operands, otype, fields)
         try:
@@ -349,7 +350,7 @@ class Dispatcher:
                 shapes.clear()
             shapes[place] = bound
             # Kept first, then checked: neither side misses a veto or new tables meanwhile.
-            if self._table is not table or (*place, bound[0].offer.solution) in vetoes:
+            if self._table is not table or (vetoes and (*place, bound[0].offer.solution) in vetoes):
                 shapes.pop(place, None)
         return bound
 

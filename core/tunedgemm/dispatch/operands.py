@@ -18,11 +18,11 @@ def check_given(op: Op, operands: tuple[Any, ...], fields: Mapping[str, Any]) ->
     Raises:
         OperandError: an operand is missing, or the op does not take one of them.
     """
-    names = ", ".join(op.operands)
-    if len(operands) > len(op.operands):
-        raise OperandError(f"{op.name}: too many operands (got {len(operands)}); pass {names}")
-    if rest := [name for name in op.operands[len(operands) :] if not name.endswith("?")]:
-        raise OperandError(f"{op.name}: {rest[0]} must be a tensor (got None); pass {names}")
+    given, names = len(operands), op.operands
+    if given > len(names):
+        raise OperandError(f"{op.name}: too many operands (got {given}); pass {', '.join(names)}")
+    if given < len(names) and names[given][-1] != "?":  # no operand follows an optional one
+        raise OperandError(f"{op.name}: {names[given]} must be a tensor (got None); pass {', '.join(names)}")
     if fields and (unknown := sorted(set(fields) - _fields(op))):
         listed = ", ".join(sorted(_fields(op))) or "none"
         raise OperandError(f"{op.name}: unknown argument (got {unknown[0]!r}); known: {listed}")

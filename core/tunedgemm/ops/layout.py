@@ -166,8 +166,9 @@ def forget_freed(tensor: Any) -> bool:
         address = tensor.data_ptr()
     except (AttributeError, RuntimeError):  # no tensor, or one without memory
         return False
-    places = _places_at(address)
-    if not address or address not in SHUFFLED_ADDRESSES or (places is not None and places.order_at(address)):
+    if not address or address not in SHUFFLED_ADDRESSES:
+        return False
+    if (places := _places_at(address)) is not None and places.order_at(address):
         return False
     SHUFFLED_ADDRESSES.pop(address, None)
     return True

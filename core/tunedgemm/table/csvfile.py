@@ -57,7 +57,8 @@ __all__ = [
     "problem_lines",
     "read_rows",
     "read_tuned",
-    "rows_of_sheet",
+    "name_columns",
+    "rows_of_records",
     "upsert",
     "write_rows",
 ]
@@ -125,24 +126,20 @@ def rows_of_content(path: Path, op: Op, content: bytes) -> tuple[list[Row], list
     """Return the rows of a tuned table's bytes; see `read_rows`."""
     sheet = parse_sheet(path, as_text(path, content))
     columns = sheet.columns
-    rows_and_problems = rows_of_sheet(path, op, sheet)
+    name_columns(path, op, sheet)
+    rows_and_problems = rows_of_records(path, op, sheet.records, unknown_columns(op, sheet.columns))
     _judge_rows(path, op, sheet, columns)
     return rows_and_problems
 
 
-def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
-    """Return the rows of a tuned file, or of some of its lines below the header; see `read_rows`.
+def rows_of_records(path: Path, op: Op, records: Iterable[Record], unknown: Collection[str]) -> tuple[list[Row], list[Problem]]:
+    """Return the rows of some lines of a tuned file, whose columns the op has named; see `read_rows`.
 
-    The records hold their line numbers. A line is one row, except in the short form; see `rows_of`.
-
-    Raises:
-        TableError: the sheet lacks a column that every row needs.
+    A line is one row, except in the short form; see `rows_of`.
     """
     rows: list[Row] = []
     problems: list[Problem] = []
-    _know_columns(path, op, sheet)
-    unknown = unknown_columns(op, sheet.columns)
-    for record in sheet.records:
+    for record in records:
         if blank(record):
             continue
         try:
@@ -284,12 +281,12 @@ def read_tuned(path: Path, op: Op) -> Sheet:
     """
     sheet = read_sheet(path)
     columns = sheet.columns
-    _know_columns(path, op, sheet)
+    name_columns(path, op, sheet)
     _judge_rows(path, op, sheet, columns)
     return sheet
 
 
-def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
+def name_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Rename a tuned file's columns as the op does; raise TableError for another kind of file."""
     own, columns = own_names(op.columns), sheet.columns
     refuse_other_separators(path, columns)

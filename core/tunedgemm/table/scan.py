@@ -1,7 +1,7 @@
 """Scan: a tuned file as a source of lazily parsed rows; a million lines in seconds. Torch-free.
 
 A line is plain where splitting it at its commas is enough to read it. Plain lines are read by
-column. `rows_of_sheet` parses one line for each combination of the texts that are neither sizes
+column. `rows_of_records` parses one line for each combination of the texts that are neither sizes
 nor measurements. It also reads every other line, so that only it decides what is a row and what is
 a fault.
 """
@@ -24,11 +24,11 @@ import attrs
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import Columns
 from tunedgemm.solution import LARGEST
-from tunedgemm.table.columns import foreign_columns, own_names
-from tunedgemm.table.csvfile import Problem, rows_of_sheet
+from tunedgemm.table.columns import foreign_columns, own_names, unknown_columns
+from tunedgemm.table.csvfile import Problem, name_columns, rows_of_records
 from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
-from tunedgemm.table.sheet import may_be_header, parse_sheet
+from tunedgemm.table.sheet import may_be_header, parse_sheet, record_of_line
 from tunedgemm.text.cell import LONGEST_CELL
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ _SIZES = ("m", "n", "k")
 #: sizes of a plain line are below this: no memory holds the products of some larger ones
 _LARGE = 1 << 19
 
+#: Keys, times and device numbers of plain lines.
+_Numbers = tuple[list[int], "array[float]", list[int]]
+
 #: M that lines are probed with: one that every power of two divides, and the largest prime
 _PROBES = (1 << 18, 524_287)
 
@@ -63,19 +66,19 @@ class Reader:
     """Reads the lines of a file one by one.
 
     Attributes:
-        head: the header.
+        names: the op's name of each field of the header, "" for one that is not read.
+        unknown: the columns that the op does not know.
     """
 
     path: Path
     op: Op
-    head: str
+    names: tuple[str, ...]
+    unknown: frozenset[str]
 
     def read(self, numbers: Sequence[int], lines: Sequence[str]) -> tuple[list[Row], list[Problem]]:
         """Return the rows of some lines, and their problems."""
-        sheet = parse_sheet(self.path, "\n".join((self.head, *lines, "")))
-        for record in sheet.records:
-            record.line = numbers[record.line - 2]
-        return rows_of_sheet(self.path, self.op, sheet)
+        records = map(record_of_line, numbers, lines, itertools.repeat(self.names))
+        return rows_of_records(self.path, self.op, records, self.unknown)
 
     def rows(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
         """Return the rows of some lines."""
@@ -101,12 +104,18 @@ def normalise(content: bytes) -> bytes:
 
 
 def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | None:
-    """Return the reader of a normalised file, the offset of its first data line, and that line's number."""
+    """Return the reader of a normalised file, the offset of its first data line, and that line's number.
+
+    Raises:
+        TableError: the file lacks a column that every row needs, or is another op's.
+    """
     start, number = 0, 1
     while (end := content.find(b"\n", start)) >= 0:
         head = content[start:end].decode()
         if may_be_header(head):
-            return Reader(path, op, head), end + 1, number + 1
+            sheet = parse_sheet(path, head + "\n")
+            name_columns(path, op, sheet)
+            return Reader(path, op, sheet.names, unknown_columns(op, sheet.columns)), end + 1, number + 1
         start, number = end + 1, number + 1
     return None
 
@@ -150,10 +159,7 @@ def _uncollected() -> Iterator[None]:
 
 def _plan(reader: Reader, content: bytes, start: int) -> _PlainLine | None:
     """Plan a file by its first line that is one row; None without one, or with a truncated last line."""
-    op = reader.op
-    sheet = parse_sheet(reader.path, reader.head + "\n")
-    rows_of_sheet(reader.path, op, sheet)  # names the columns as the op does, and checks them
-    names = sheet.names
+    op, names = reader.op, reader.names
     if not content.endswith(b"\n"):
         last = content[content.rfind(b"\n") + 1 :]
         if b'"' in last or last.count(b",") + 1 < len(names):
@@ -193,6 +199,23 @@ def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
     return tuple(changed) if len(changed) == len(set(changed)) == len(_SIZES) else None
 
 
+class _RestrictedError(ValueError):
+    """Lines of sizes that change the rest of their kind.
+
+    Attributes:
+        positions: of these lines.
+    """
+
+    def __init__(self, positions: list[int]) -> None:
+        super().__init__(positions)
+        self.positions = positions
+
+
+def _others(positions: Sequence[int], count: int) -> list[int]:
+    """Return the positions below *count* that are not among these."""
+    return sorted({*range(count)} - {*positions})
+
+
 class _Scanner:
     """One scan: what it has learned of the file's texts, and the source that it fills."""
 
@@ -220,22 +243,32 @@ class _Scanner:
         widths = list(map(len if text.isascii() else _bytes, lines))
         starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
         numbers: Sequence[int] = range(number, number + len(lines))
-        try:
-            columns = self._columns(fields, text, max(widths))
-        except ValueError:
-            odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
-            left = sorted({*range(len(lines))} - {*odd})
-            columns = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
-            self._append(columns, [starts[at] for at in left], [numbers[at] for at in left])
-            source.sorted = source.sorted and not left
-            rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
-            for row in rows:
-                source.add(row, starts[row.line - number])
-            source.problems += problems
-        else:
+        columns, odd = self._plain(fields, lines, text, max(widths))
+        if not odd:
             self._append(columns, starts, numbers)
+            return
+        left = _others(odd, len(lines))
+        self._append(columns, [starts[at] for at in left], [numbers[at] for at in left])
+        source.sorted = source.sorted and not left
+        rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
+        for row in rows:
+            source.add(row, starts[row.line - number])
+        source.problems += problems
 
-    def _append(self, columns: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
+    def _plain(self, fields: list[list[str]], lines: list[str], text: str, longest: int) -> tuple[_Numbers, Sequence[int]]:
+        """Return the numbers of the plain lines, and the positions of the others."""
+        try:
+            return self._columns(fields, text, longest), ()
+        except _RestrictedError as error:
+            with contextlib.suppress(ValueError):
+                return self._columns([fields[at] for at in _others(error.positions, len(lines))]), error.positions
+        except ValueError:
+            pass
+        odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
+        left = _others(odd, len(lines))
+        return self._columns([fields[at] for at in left]) if left else ([], array("d"), []), odd
+
+    def _append(self, columns: _Numbers, starts: list[int], numbers: Sequence[int]) -> None:
         keys, us, devices = columns
         self.source.keys.extend(keys)
         self.source.us.extend(us)
@@ -250,10 +283,13 @@ class _Scanner:
             return True
         return False
 
-    def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> tuple[list[int], array[float], list[int]]:
-        """Return keys, times and device numbers of lines; raise ValueError where one is not plain.
+    def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> _Numbers:
+        """Return the numbers of lines.
 
         *text* and *longest* are the lines' text and the length of the longest.
+
+        Raises:
+            ValueError: a line is not plain.
         """
         plan = self.plan
         if '"' in text or "'" in text or longest > LONGEST_CELL or {*map(len, rows)} != {plan.width}:
@@ -266,8 +302,8 @@ class _Scanner:
         us = array("d", map(float, columns[plan.us]))
         if 0 in kinds or min(m) < 0 or min(n) < 1 or min(k) < 1 or max(map(max, (m, n, k))) >= _LARGE:
             raise ValueError
-        if self._restricted and not self._follow_rules(kinds, m, n, k):
-            raise ValueError
+        if self._restricted and (positions := self._restricted_lines(kinds, m, n, k)):
+            raise _RestrictedError(positions)
         if not (math.isfinite(sum(us)) and min(us) > 0.0):
             raise ValueError
         for at, good in self._good.items():
@@ -308,11 +344,13 @@ class _Scanner:
             self._kinds[texts] = kind
         return kind
 
-    def _follow_rules(self, kinds: list[int], m: list[int], n: list[int], k: list[int]) -> bool:
-        """Tell whether lines have sizes of their kinds' plain lines; M = 0 stands for any M."""
+    def _restricted_lines(self, kinds: list[int], m: list[int], n: list[int], k: list[int]) -> list[int]:
+        """Return the positions of lines whose sizes no plain line of their kind has; M = 0 stands for any M."""
         least, steps = zip(*map(self._rules.__getitem__, kinds), strict=True)
-        fits = all(map(operator.ge, m, least)) or all(not rows or rows >= fewest for rows, fewest in zip(m, least, strict=True))
-        return fits and not any(map(operator.mod, n, steps)) and not any(map(operator.mod, k, steps))
+        if all(map(operator.ge, m, least)) and not any(map(operator.mod, n, steps)) and not any(map(operator.mod, k, steps)):
+            return []
+        lines = enumerate(zip(m, n, k, least, steps, strict=True))
+        return [at for at, (rows, columns, depth, fewest, step) in lines if 0 < rows < fewest or columns % step or depth % step]
 
     def _sample(self, fields: list[str], least: int, step: int) -> Row | None:
         """Return a row of a line's kind where all sizes of a rule are free; None where some change the rest."""

@@ -125,7 +125,7 @@ class Sheet:
 
     def _unchanged(self, record: Record) -> bool:
         """Tell whether the record's text still matches its cells."""
-        again = _record(record.line, record.text, self.names)
+        again = record_of_line(record.line, record.text, self.names)
         return (again.cells, again.surplus) == (record.cells, record.surplus)
 
 
@@ -166,7 +166,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     columns = [name for name in names if name]
     if twice := sorted(name for name, times in collections.Counter(columns).items() if times > 1):
         raise TableError(f"{path}: column {twice[0]!r} occurs twice in line {header + 1}, which should be the header")
-    records = [_record(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
+    records = [record_of_line(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
     cut = None
     if records and not _ending(lines[-1]):
         last = records[-1]
@@ -315,7 +315,8 @@ def _fields(line: str) -> list[str] | None:
         return None
 
 
-def _record(number: int, text: str, names: Sequence[str]) -> Record:
+def record_of_line(number: int, text: str, names: Sequence[str]) -> Record:
+    """Split a line into the cells of a record; *names* are those of `Sheet`."""
     line = text.rstrip("\r\n")
     if len(line) > LONGEST:
         return Record(number, raw=line, text=text)
@@ -337,7 +338,7 @@ def format_line(record: Record, names: Sequence[str]) -> str:
     """
     fields = {name: record.cells.get(name, "") for name in names if name}
     line = _join_fields([*(fields.get(name, "") for name in names), *record.surplus])
-    read = _record(record.line, line, names)
+    read = record_of_line(record.line, line, names)
     for name, text in fields.items():
         if read.cells.get(name, "") != text or not is_one_line(text):
             raise TableError(f"{name!r} cannot be written: a table would not give back this text (got {text!r:.80})")
