@@ -359,7 +359,7 @@ class Table:
     def fingerprint(self) -> str:
         """Return a SHA-256 over the rows and their order; independent of paths and of the order in files.
 
-        Every row is parsed and none is cached: about half a minute for a million.
+        Every row is parsed and none is cached: about a minute for a million.
         """
         total = 0
         for numbers in self._index.keys:
