@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from torch._C._dynamo import eval_frame
+
 #: What to do when a module of torch has been loaded.
 _awaiting: dict[str, list[Callable[[], None]]] = {}
 
@@ -36,6 +38,20 @@ def trace_instead(function: Any, traced: Callable[..., Any]) -> None:
     # torch.compile(function) compiles this frame instead: what is traced in place of a function
     # counts only where it is called.
     function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = framed, id(function)
+
+
+def run_untraced(function: Any, *, breaks_graph: bool = False) -> None:
+    """Have the compiler run a function, and all that it calls, unchanged where a graph calls it.
+
+    Args:
+        breaks_graph: whether the graph ends at the function; else it is run where another graph
+            break has its caller run.
+    """
+    strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    if breaks_graph:
+        function._torchdynamo_disable = True
+        function._torchdynamo_disable_msg = "an instance of TunedGemm has tables that no op in a graph knows"
 
 
 def when_loaded(module: str, do: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.hot import register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.dynamo import trace_instead
+from tunedgemm.integrations.dynamo import run_untraced, trace_instead
 from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
@@ -162,7 +162,9 @@ class _OfDefaultInstance:
 
     def add(self, function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> None:
         """Have compilers trace the op of a function; the compiler keeps that setting for good."""
-        if any(dispatcher is used for used in tgemm.dispatchers):
+        has_op = any(dispatcher is used for used in tgemm.dispatchers)
+        run_untraced(function, breaks_graph=not has_op)
+        if has_op:
             trace_instead(function, _traced_by(dispatcher.op.name, arrange))
 
     def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:

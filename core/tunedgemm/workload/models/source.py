@@ -14,6 +14,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import JSON_MIB, read_regular
+from tunedgemm.workload.models.confine import too_deep
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,9 @@ def config_of(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path.parent}: {what}; name a model folder in Hugging Face's layout (nothing is downloaded)") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError(too_deep(str(path.parent))) from None
+    except ValueError as error:
         raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: must hold a JSON object (got {type(raw).__name__})")
@@ -121,7 +124,7 @@ def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
         )
     try:
         return classes[raw["model_type"]].from_dict(fields)
-    except MemoryError:
+    except (MemoryError, RecursionError):
         raise
     except Exception as error:  # a class of transformers may raise anything
         raise UserError(f"{folder}/config.json: transformers rejects it: {_on_one_line(error)}") from None
