@@ -157,10 +157,10 @@ def test_threads_that_fork_at_once(in_child) -> None:
     """Threads that fork while others bind end, and so do their children."""
     gemm = TunedGemm(fake_registry(fake_backend("turbo", heuristic="fake")), settings=Settings(untuned=("turbo",)))
     ended: list[str] = []
-    rows = itertools.count(2)
+    rows, over = itertools.count(2), threading.Event()
 
     def bind() -> None:
-        while len(ended) < 8:
+        while not over.is_set():
             serves(gemm, 2 + next(rows) % 500)
             gemm.dispatcher.reload()
 
@@ -168,10 +168,13 @@ def test_threads_that_fork_at_once(in_child) -> None:
         for _ in range(2):
             ended.append(in_child(lambda: serves(gemm, 20_000)))
 
-    threads = [threading.Thread(target=work) for work in (bind, bind, *(fork,) * 4)]
-    for thread in threads:
+    binds, forks = ([threading.Thread(target=work) for _ in range(count)] for work, count in ((bind, 2), (fork, 4)))
+    for thread in (*binds, *forks):
         thread.start()
-    for thread in threads:
+    for thread in forks:
+        thread.join(3 * HUNG)
+    over.set()
+    for thread in binds:
         thread.join(HUNG)
     assert ended == ["served"] * 8
 
