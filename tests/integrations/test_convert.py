@@ -346,3 +346,17 @@ def test_one_scale_a_row_serves_too() -> None:
     x = torch.randn(5, 64, dtype=BF16)
     wanted = x.float() @ weight.t()
     assert (layer(x).float() - wanted).norm() / wanted.norm() < 0.08
+
+
+def test_a_layer_whose_weight_has_no_size_yet_costs_itself_alone():
+    """A lazy layer that has not run stays torch's; the others are converted."""
+    first = torch.nn.Linear(64, 48, dtype=BF16).requires_grad_(False)
+    model = torch.nn.Sequential(first, torch.nn.LazyLinear(8, dtype=BF16))
+
+    for shuffle in (False, True):
+        done = convert(model, shuffle=shuffle)
+        assert done.modules == ("0",) and "LazyLinear" in done.skipped["1"]
+        done.undo()
+    convert(model)
+
+    assert model(torch.randn(4, 64, dtype=BF16)).shape == (4, 8)

@@ -58,6 +58,7 @@ def test_other_line_ends_and_a_mark_keep_the_checksum(published: Path) -> None:
         ("# op: ", "# op ", "damaged provenance in line 2"),
         ("# driver", "# device", "damaged provenance in line 4"),
         ("table: 1", "table: one", "damaged provenance in its first line (got 'one')"),
+        ("table: 1", f"table: {'1' * 5000}", "damaged provenance in its first line"),
         ("table: 1", "table: 2", "published in a later format (got 2; this tunedgemm reads 1)"),
         ("\nsm_90,132,2,64", "\nsm_90,132,4,64", "the checksum is not that of its content"),
     ],

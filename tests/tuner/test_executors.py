@@ -202,7 +202,8 @@ def test_devices_are_all_of_the_machine_or_the_requested_ones(
 
 @pytest.mark.parametrize(("count", "options", "visible", "said"), [
     (2, Options(device="2"), "", "has GPUs 0 to 1"), (0, Options(device="0"), "", "has no GPU"),
-    (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
+    (2, Options(device="0,x"), "", "--device x"), (2, Options(device="²"), "", "--device ²"),
+    (2, Options(device="9" * 5000), "", "has GPUs 0 to 1"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
 ])  # fmt: skip
 def test_missing_devices_are_a_user_error(count: int, options: Options, visible: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error lists the present devices before anything starts."""

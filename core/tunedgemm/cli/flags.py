@@ -12,6 +12,7 @@ import attrs
 
 from tunedgemm.dtype import FP8
 from tunedgemm.errors import UserError
+from tunedgemm.text.number import whole_number
 
 if TYPE_CHECKING:
     from tunedgemm.table.untuned import Untuned
@@ -30,16 +31,16 @@ _Value = TypeVar("_Value")
 
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Parse a comma list of whole numbers."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers such as 1,2,4 (got {text!r})") from None
+    numbers = tuple(number for part in text.split(",") if (number := whole_number(part)) is not None)
+    if len(numbers) <= text.count(","):
+        raise argparse.ArgumentTypeError(f"expected whole numbers such as 1,2,4 (got {text!r:.60})")
+    return numbers
 
 
 def _whole_number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number (got {text!r})")
-    return int(text)
+    if (number := whole_number(text)) is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number (got {text!r:.60})")
+    return number
 
 
 def add_model(group: argparse._ArgumentGroup) -> None:
@@ -72,9 +73,10 @@ def _names(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     ranks: dict[str, tuple[int, ...]] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, colon, tp = part.rpartition(":")
-        if not (colon and tp.isdecimal()):
-            name, tp = part, ""
-        ranks[name] = (*ranks.get(name, ()), *((int(tp),) if tp else ()))
+        rank = whole_number(tp) if colon else None
+        if rank is None:
+            name = part
+        ranks[name] = (*ranks.get(name, ()), *(() if rank is None else (rank,)))
     return tuple(ranks.items())
 
 

@@ -161,6 +161,7 @@ def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[st
     from tunedgemm.device import current_device, device_of
     from tunedgemm.ops import op_named
     from tunedgemm.table.folders import table_paths, tuned_path
+    from tunedgemm.text.number import whole_number
     from tunedgemm.tuner.campaign import Campaign, Part
     from tunedgemm.tuner.plan import requested
 
@@ -168,7 +169,7 @@ def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[st
     if not options.budget or whole or options.executor != "local":
         return None
     first = options.device.partition(",")[0].strip()
-    device = device_of(int(first) if first.isdecimal() else -1) if first else current_device()
+    device = device_of(-1 if (index := whole_number(first)) is None else index) if first else current_device()
     parts = []
     for request in requests:
         op = op_named(request.op)

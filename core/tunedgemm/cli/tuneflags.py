@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunedgemm.cli.flags import add_model, add_overrides
 from tunedgemm.process.paths import expanded
+from tunedgemm.text.number import whole_number
 
 #: Begins the help of a flag that changes nothing here.
 ACCEPTED = "accepted for AITER's scripts"
@@ -28,16 +29,17 @@ def tables(text: str) -> Path | tuple[Path, ...]:
 
 
 def _part(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()):
-        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8 (got {text!r})")
-    return int(part), int(parts)
+    part, parts = map(whole_number, text.partition("/")[::2])
+    if part is None or parts is None:
+        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8 (got {text!r:.60})")
+    return part, parts
 
 
 def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535 (got {text!r})")
-    return int(text)
+    port = whole_number(text)
+    if port is None or port > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535 (got {text!r:.60})")
+    return port
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

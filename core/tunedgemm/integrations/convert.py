@@ -176,7 +176,7 @@ def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
     holders: dict[int, set[int]] = {}
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and tensor.numel() and type(tensor) in PLAIN_TYPES and not tensor.is_meta:
+            if tensor is not None and type(tensor) in PLAIN_TYPES and tensor.numel() and not tensor.is_meta:
                 holders.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(module))
     return holders
 

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.libtypes import ALL, BUILTIN, GROUPS, UNTUNED, is_known
+from tunedgemm.text.number import whole_number
 from tunedgemm.text.printable import warn_once
 
 #: Words that switch a variable on, or off; numbers do as well.
@@ -156,7 +157,7 @@ class Numbers(Kind):
 
     def parse(self, text: str) -> str:
         """Return the text."""
-        if not all(part.strip().isdecimal() and int(part) for part in text.split(",")):
+        if not all(whole_number(part) for part in text.split(",")):
             raise BadValue(f"must be whole numbers above 0, separated by commas (got {text!r})")
         return text
 

@@ -15,6 +15,7 @@ import attrs
 
 from tunedgemm.errors import TableError
 from tunedgemm.process.files import open_regular
+from tunedgemm.text.number import whole_number
 from tunedgemm.text.printable import printable_line
 
 #: Version of the format; a later one is refused.
@@ -113,12 +114,12 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 def _facts(path: Path, head: list[bytes]) -> dict[str, str]:
     """Parse the lines of a provenance."""
-    version = head[0].removeprefix(_MARK).strip() if head else b""
-    if not version.isdigit():
-        raise TableError(f"{path}: damaged provenance in its first line (got {version[:40].decode('ascii', 'replace')!r}); {_REMEDY}")
-    if int(version) > FORMAT:
+    text = head[0].removeprefix(_MARK).decode("utf-8", "replace").strip() if head else ""
+    if (version := whole_number(text)) is None:
+        raise TableError(f"{path}: damaged provenance in its first line (got {text[:40]!r}); {_REMEDY}")
+    if version > FORMAT:
         remedy = "install a newer tunedgemm, or ask for an older file"
-        raise TableError(f"{path}: published in a later format (got {int(version)}; this tunedgemm reads {FORMAT}); {remedy}")
+        raise TableError(f"{path}: published in a later format (got {version}; this tunedgemm reads {FORMAT}); {remedy}")
     facts: dict[str, str] = {}
     for number, line in enumerate(head[1:], 2):
         text = line.decode("utf-8", "replace").strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,16 @@ from tunedgemm.table.csvfile import Problem
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 
+#: Most processes that compile ahead: each is started before the first shape, and imports torch.
+_MOST_JOBS = 1024
 
-def _at_least(least: float) -> Callable[[object, attrs.Attribute, Any], None]:
+
+def _at_least(least: float, most: float = math.inf) -> Callable[[object, attrs.Attribute, Any], None]:
     def check(_: object, attribute: attrs.Attribute, value: Any) -> None:
         if not value >= least:
             raise UserError(f"--{attribute.name} must be at least {least:g} (got {value})")
+        if value > most:
+            raise UserError(f"--{attribute.name} must be at most {most:g} (got {value})")
 
     return check
 
@@ -112,7 +118,7 @@ class Options:
     resume: bool = True
     shard: tuple[int, int] = attrs.field(default=(1, 1), validator=_a_part)
     sort: bool = True
-    jobs: int = attrs.field(default=0, validator=_at_least(0))
+    jobs: int = attrs.field(default=0, validator=_at_least(0, _MOST_JOBS))
     mp: int = attrs.field(default=0, validator=_at_least(0))
     device: str = ""
     executor: str = attrs.field(default="local", validator=_one_of("local", "ray"))

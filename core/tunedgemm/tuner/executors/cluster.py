@@ -17,6 +17,7 @@ from typing import Any
 
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import read_regular
+from tunedgemm.text.number import whole_number
 
 _log = logging.getLogger("tunedgemm")
 
@@ -111,9 +112,10 @@ def _reach(address: str) -> None:
         OSError: no server listens there.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    number = whole_number(port)
+    if not host or number is None or number > 65535:
         raise ValueError(address)
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    socket.create_connection((host.strip("[]"), number), timeout=_REACH_S).close()
 
 
 def _last_line(text: str) -> str:

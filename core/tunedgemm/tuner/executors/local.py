@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops.op import Op
+from tunedgemm.text.number import whole_number
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
 from tunedgemm.tuner.session import Session
@@ -52,11 +53,12 @@ def devices(options: Options) -> list[int]:
 
 
 def _index(text: str, count: int) -> int:
-    if not text.strip().isdigit() or int(text) >= count:
+    index = whole_number(text)
+    if index is None or index >= count:
         remedy = f"this machine has GPUs 0 to {count - 1}; pass a comma list of their indices, or cpu"
         remedy = remedy if count else "this machine has no GPU; leave --device out, or pass cpu"
         raise UserError(f"--device {text.strip() or repr(text)}: {remedy}")
-    return int(text)
+    return index
 
 
 def _begin(tuner: DeviceTuner, index: int) -> str:

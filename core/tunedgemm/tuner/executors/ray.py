@@ -26,6 +26,7 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.text.number import whole_number
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
@@ -148,7 +149,7 @@ class TunerActor:
 
     def _numbered_place(self, place: Place) -> Place:
         """Return the place by the node's number of the GPU, which has number 0 in the actor."""
-        number = next((int(gpu) for gpu in self._gpus if gpu.isdigit()), place.device.index)
+        number = next((number for gpu in self._gpus if (number := whole_number(gpu)) is not None), place.device.index)
         return attrs.evolve(place, device=attrs.evolve(place.device, index=number))
 
 
