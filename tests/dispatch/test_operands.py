@@ -190,6 +190,21 @@ def test_other_layouts_get_torchs_call_or_a_named_error(kind: str, place: int) -
             assert found == wanted or isinstance(found, str), found
 
 
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale", "batched_bf16", "batched_a8w8"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_holds_torchs_operations(name: str, watched: TunedGemm) -> None:
+    """`torch.jit.trace` follows torch's call of an op; it has no views of packed and shuffled operands."""
+    op = op_named(name)
+    shape = smallest(op)
+    x, *others = op.make_inputs(shape, CPU, 0)
+    expected = called(watched, shape, (x, *others))
+
+    traced = torch.jit.trace(lambda given: called(watched, shape, (given, *others)), (x,), check_trace=False)
+
+    torch.testing.assert_close(traced(x), expected, rtol=0.02, atol=0.02)
+    assert "aten::" in str(traced.graph)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("libtype", ["cublaslt", "skinny", "triton", "cutlass", "asm"])
 def test_kernels_of_plugins_get_the_values_of_operands_without_memory(libtype: str, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_one_changed_value(tmp_path: Path, number: int, name: str, value: object
     entries = lines()
     entries[number - 1][name] = value
 
-    with pytest.raises(TableError, match=rf"^\S+\.trials\.jsonl:[{number}{OUTCOME}]: .+; move the file away"):
+    with pytest.raises(TableError, match=rf"^\S+\.trials\.jsonl:[{number}{OUTCOME}]: .+ move the file away"):
         _resumed(tmp_path, entries)
 
 

@@ -14,7 +14,15 @@ import torch
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.calls import Binding
 from tunedgemm.dispatch.gradients import differentiable, needs_gradient, with_gradient
-from tunedgemm.dispatch.operands import check_not_nested, check_strided, copied_to_memory, has_no_storage, in_memory, product_of_none
+from tunedgemm.dispatch.operands import (
+    check_not_nested,
+    check_strided,
+    copied_to_memory,
+    has_no_storage,
+    in_memory,
+    outside_trace,
+    product_of_none,
+)
 from tunedgemm.errors import ShapeError
 from tunedgemm.ops.op import ArgumentOrder, Call
 
@@ -81,7 +89,8 @@ def serve_without_memory(dispatcher: Binding, operands: tuple[Any, ...], otype: 
         return dispatcher.call(*copies, otype=otype, **fields)
     check_not_nested(dispatcher.op, operands)
     try:
-        shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
+        with outside_trace():
+            shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
     except ShapeError as error:
         return product_of_none(dispatcher.op, operands, otype, error)
     needed = needs_gradient(operands)

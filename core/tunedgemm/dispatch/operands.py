@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,8 +54,10 @@ def in_memory(operands: tuple[Any, ...]) -> bool:
     """Check that the memory of each operand holds its values, as kernels take for granted.
 
     It does not for sparse, nested, meta and zero tensors, under functional transforms, and where
-    torch negates values as it reads them.
+    torch negates values as it reads them. A trace needs operations that it sees instead.
     """
+    if torch._C._get_tracing_state() is not None:
+        return False
     for operand in operands:
         if not isinstance(operand, torch.Tensor):
             continue
@@ -67,6 +70,17 @@ def in_memory(operands: tuple[Any, ...]) -> bool:
         if not address and operand.numel():
             return False
     return True
+
+
+@contextlib.contextmanager
+def outside_trace() -> Iterator[None]:
+    """Pause `torch.jit.trace`, under which sizes are tensors."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def copied_to_memory(operand: Any) -> Any:

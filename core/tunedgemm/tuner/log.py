@@ -131,7 +131,7 @@ class Line:
             yield
         except (TunedGemmError, ValueError, KeyError) as error:
             fault = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
-            raise TableError(f"{self.path}:{self.number}: not a {self.kind}: {fault}; {_MOVE}") from error
+            raise TableError(f"{self.path}:{self.number}: not a {self.kind}: {fault}; {_MEND}") from error
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,6 +150,7 @@ def _check_shape(shape: Shape, gfx: str) -> None:
 
 
 _MOVE = "move the file away, and the next run starts a new one"
+_MEND = f"delete that line, or {_MOVE}"
 
 
 def read_log(path: Path, *, kinds: Collection[str] = (), without: Collection[str] = ()) -> Iterator[Line]:
@@ -185,14 +186,16 @@ def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
         if text.startswith(_BEGINNING) or (number == 1 and _BEGINNING.startswith(text) and len(text) > 1):
             _log.warning("%s:%d: skipped a partial line of a killed writer", path, number)
             return None
-        raise TableError(f"{path}:{number}: not a line of a trial log (got {text[:40]!r}: {error}); {_MOVE}") from None
+        raise TableError(f"{path}:{number}: not a line of a trial log (got {text[:40]!r}: {error}); {_MEND}") from None
     schema = fields.get("schema") if isinstance(fields, dict) else None
     if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
-        raise TableError(f"{path}:{number}: not a line of a trial log: not a JSON object with a 'schema' (got {text[:40]!r}); {_MOVE}")
+        raise TableError(f"{path}:{number}: not a line of a trial log: not a JSON object with a 'schema' (got {text[:40]!r}); {_MEND}")
     if schema > SCHEMA:
-        raise TableError(f"{path}:{number}: was written by a newer tunedgemm (schema {schema}; this one reads 1 to {SCHEMA}); {_MOVE}")
+        raise TableError(
+            f"{path}:{number}: was written by a newer tunedgemm (schema {schema}; this one reads 1 to {SCHEMA}); update, or {_MOVE}"
+        )
     if fault := _fault(fields, text):
-        raise TableError(f"{path}:{number}: not a line of a trial log: {fault}; {_MOVE}")
+        raise TableError(f"{path}:{number}: not a line of a trial log: {fault}; {_MEND}")
     return dict(fields)
 
 
