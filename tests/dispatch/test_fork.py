@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -153,8 +155,13 @@ def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch, in_child) 
         lock.release()
 
 
-def test_threads_that_fork_at_once(in_child) -> None:
+def test_threads_that_fork_at_once(in_child, request: pytest.FixtureRequest) -> None:
     """Threads that fork while others bind end, and so do their children."""
+    if "filelock" in sys.modules:  # once it is imported, threads that fork at once may raise
+        again = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        done = subprocess.run(again, cwd=request.config.rootpath, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        return
     gemm = TunedGemm(fake_registry(fake_backend("turbo", heuristic="fake")), settings=Settings(untuned=("turbo",)))
     ended: list[str] = []
     rows, over = itertools.count(2), threading.Event()
