@@ -279,7 +279,7 @@ class Op:
         activations = tuple(index for index in range(len(self.operands)) if index not in {*self.weights, *added})
         scales = tuple(index for index in self.weights if index not in {*self.matrices, *added})
         factors = (Factors(activations, (*self.matrices, *scales)),)
-        return lambda shape: factors
+        return lambda _: factors
 
     @first_rows.default
     def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:

@@ -25,6 +25,8 @@ from tunedgemm.tuner.verify import Variant, Verifier
 PART = 256
 #: Largest binary exponent by which operands are scaled, either way.
 EXPONENT = 40
+#: The same for e8m0 scales, which kernels may multiply into values of 16 bits.
+E8M0_EXPONENT = 8
 #: NaN in the dtypes of one byte that hold it.
 _NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7F, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}
 _INDICES = (torch.int32, torch.int64)
@@ -86,10 +88,12 @@ class Changes:
             return
         if not all(_is_sized(self._operands[index]) for index in weights):
             weights = [index for index in (self._sized(factors.weights),) if index is not None]
-        exponent = min(self._range(index) for index in (position, *weights)) if weights else 0
+        room = self._exponents(position)[1]  # a kernel may round before it applies the second of the two
+        exponent = min(room, *(self._range(index) for index in (position, *weights))) if weights else 0
+        unchanged = self._expected if len(self.verifier.op.factors(self.verifier.shape)) == 1 else None  # else a bias is inside
         for each in (exponent, -exponent) if exponent > 0 else ():
             words = f"with {self._name(weights[0])} 2^{each} times as large, and {self._name(position)} as much smaller"
-            yield variant(words, _shift_size, position, weights, each)
+            yield variant(words, _shift_size, position, weights, each, expected=unchanged)
 
     def _not_numbers(self, variant: Any) -> Iterator[Variant]:
         """Yield NaN in a row of each activation in floats, then in the weights, then in their scales."""
@@ -129,8 +133,8 @@ class Changes:
         """Return binary exponents by which rows may shrink and grow, as far as dtypes hold the values."""
         if not self._expected.numel():
             return 0, 0
-        lows, highs = [-EXPONENT], [EXPONENT]
         operand = self._operands[position]
+        lows, highs = [-_most(operand)], [_most(operand)]
         out = torch.finfo(torch_dtype(self.verifier.shape.outdtype))
         for size, info in ((float(self._expected.abs().max()), out), (_size(operand), torch.finfo(operand.dtype))):
             most = math.log2(max(size, info.tiny))
@@ -144,7 +148,7 @@ class Changes:
         info = torch.finfo(operand.dtype)
         size = math.log2(max(_size(operand), info.tiny))
         up, down = math.log2(info.max) - size - 1, size - math.log2(info.tiny) - 14
-        return max(0, min(EXPONENT, math.floor(up), math.floor(down)))
+        return max(0, min(_most(operand), math.floor(up), math.floor(down)))
 
     def _scale_rows(self, position: int, exponents: tuple[int, int], first: int, now: tuple[Any, ...]) -> None:
         """Scale each row by a power of two; a kernel that clamps, or rounds at a fixed scale, differs."""
@@ -202,6 +206,10 @@ def _is_sized(operand: Any) -> bool:
     return operand is not None and operand.dtype.is_floating_point and (operand.dtype.itemsize > 1 or operand.dtype is E8M0)
 
 
+def _most(operand: Any) -> int:
+    return E8M0_EXPONENT if operand.dtype is E8M0 else EXPONENT
+
+
 def _has_nan(operand: Any) -> bool:
     """Tell whether kernels pass on NaN of an operand; software that reads e8m0 makes infinity of it."""
     return operand is not None and (operand.dtype in _NAN_BYTES or (operand.dtype.is_floating_point and operand.dtype.itemsize > 1))
@@ -257,7 +265,7 @@ def _one_route(now: tuple[Any, ...]) -> None:
     """
     indices = [operand for operand in now if operand is not None and operand.dtype in _INDICES]
     for operand in now:
-        if operand is not None and any(operand.shape == each.shape for each in indices):
+        if operand is not None and operand.dtype.itemsize > 1 and any(operand.shape == each.shape for each in indices):
             flipped = operand.flip(-1)
             operand.data.copy_(flipped[:1].expand_as(flipped) if operand.dtype in _INDICES else flipped)
 
