@@ -176,8 +176,8 @@ class Changes:
     def _replace_part(self, place: int, now: tuple[Any, ...]) -> None:
         """Give a small part of each operand other contents, which a key of sampled contents misses.
 
-        At the second place, it makes one element of a weight or bias in floats large, and a part of
-        operands in int8 the lowest number.
+        At the second place, it makes one element of a weight or bias in floats large. A part of an
+        operand in int8 becomes the lowest number.
         """
         draw, op, shape = random.Random(f"{self.verifier.shape} {place}"), self.verifier.op, self.verifier.shape
         for position, operand in enumerate(now):
