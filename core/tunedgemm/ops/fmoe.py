@@ -33,7 +33,7 @@ from tunedgemm.ops.moe_words import (
     QuantType,
     activation_dtypes,
 )  # fmt: skip
-from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.op import Columns, Factors, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, has_e8m0_scales, order_cell, stated_order, usual_order, with_order
@@ -238,6 +238,12 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return tuple(operand[:m].contiguous() if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
 
 
+def _factors(shape: Shape) -> tuple[Factors, ...]:
+    """Return stage 1's product, and stage 2's with the routing weights where they follow the activation."""
+    first = Factors((0, 7), (1, 5), is_linear=False)
+    return (first,) if shape["doweight_stage1"] else (first, Factors((3,), (2, 6)))
+
+
 #: Row errors measured with silu, gelu and swiglu, 1 to 2048 tokens; each figure is the worst row.
 #: The intermediate differs from the reference's. It is kept in 16 bits or in float32 where the
 #: reference quantises it, or rounded to bf16 before quantisation, which moves its scales.
@@ -343,7 +349,7 @@ op = Op(
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
     first_rows=_first_rows,
-    is_linear=False,
+    factors=_factors,
     examples=lambda: (
         _example((1, 128, 64, 8, 2)),
         _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),

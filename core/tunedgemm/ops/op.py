@@ -109,6 +109,20 @@ class Columns:
     write: Callable[[Mapping[str, str]], Mapping[str, str]] = _unchanged
 
 
+@attrs.frozen
+class Factors:
+    """Operands that enter the result as a product: what scales one may be taken from the other.
+
+    Attributes:
+        activations, weights: positions in order of preference; the first in floats or e8m0 counts.
+        is_linear: whether the output scales with the activations, row by row.
+    """
+
+    activations: tuple[int, ...]
+    weights: tuple[int, ...]
+    is_linear: bool = True
+
+
 def _nothing(shape: Shape) -> Mapping[str, Any]:
     del shape
     return MappingProxyType({})
@@ -194,7 +208,8 @@ class Op:
         examples, large: functions without arguments that return the shapes of the conformance
             suite, and further ones for a GPU; empty for an op whose shapes follow from M, N and K
             alone. They are called at the first use: serving does not need them.
-        is_linear: whether scaled activations give an output that is scaled alike.
+        factors: a Shape to the operands that enter the result as products; by default one, of the
+            activations and the weights or their scales.
         functions: names of the op's public functions.
         entry: a dispatcher to those functions by name; an op without one is called by
             ``tunedgemm.call``.
@@ -223,7 +238,7 @@ class Op:
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
     _examples: Callable[[], tuple[Shape, ...]] = tuple
     _large: Callable[[], tuple[Shape, ...]] = tuple
-    is_linear: bool = True
+    factors: Callable[[Shape], tuple[Factors, ...]] = attrs.field()
     functions: tuple[str, ...] = ()
     entry: Callable[[Serving], Mapping[str, Call]] | None = None
 
@@ -256,6 +271,15 @@ class Op:
     def matrices(self) -> tuple[int, ...]:
         """Return the positions of the weights proper, without their scales and biases."""
         return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
+
+    @factors.default
+    def _one_product(self) -> Callable[[Shape], tuple[Factors, ...]]:
+        """Return one product, of the activations and the weights, either given by their scales."""
+        added = {index for index, name in enumerate(self.operands) if name.startswith("bias")}
+        activations = tuple(index for index in range(len(self.operands)) if index not in {*self.weights, *added})
+        scales = tuple(index for index in self.weights if index not in {*self.matrices, *added})
+        factors = (Factors(activations, (*self.matrices, *scales)),)
+        return lambda _: factors
 
     @first_rows.default
     def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:

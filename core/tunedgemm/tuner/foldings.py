@@ -1,13 +1,15 @@
-"""Foldings: the operands of one shape with other leading dimensions."""
+"""Foldings: the operands of one shape with other leading dimensions, or scales of other forms."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import OperandError
+from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 
@@ -29,6 +31,46 @@ def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[
             if sizes not in yielded and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
                 yield again
         yielded.append(sizes)
+
+
+def other_forms(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the operands with scales and biases of other sizes, or as bytes, that form the same shape."""
+    for form in _FORMS:
+        given = operands
+        for index, operand in enumerate(operands):
+            named = any(word in op.operands[index] for word in ("scale", "bias"))
+            if operand is None or not (named or form is _as_bytes):
+                continue
+            other = form(operand)
+            if other is None or (other.shape == operand.shape and other.dtype == operand.dtype):
+                continue
+            changed = (*given[:index], other, *given[index + 1 :])
+            with contextlib.suppress(OperandError, ShapeError):
+                if op.shape_of(*changed, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+                    given = changed
+        if given is not operands:
+            yield given
+
+
+def _as_bytes(operand: Any) -> Any:
+    return operand.view(torch.uint8) if operand.dtype in (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2) else None
+
+
+def _turned(operand: Any) -> Any:
+    """Return a stack of columns as one of rows, and the reverse."""
+    sizes = operand.shape
+    return operand.reshape(*sizes[:-2], sizes[-1], sizes[-2]) if operand.dim() > 1 and 1 in sizes[-2:] else None
+
+
+_FORMS: tuple[Callable[[Any], Any], ...] = (
+    lambda operand: operand.reshape(-1),
+    lambda operand: operand.reshape(1, -1),
+    lambda operand: operand.reshape(()) if operand.numel() == 1 else None,
+    lambda operand: operand.squeeze(-1),
+    lambda operand: operand.unsqueeze(-2) if operand.dim() == 2 else None,
+    _turned,
+    _as_bytes,
+)
 
 
 def _folded(operand: Any, head: tuple[int, ...], m: int) -> Any:

@@ -132,7 +132,7 @@ def _flydsl_a8w8_bpreshuffle(kernel: Kernel, solution: Solution, shape: Shape) -
     def call(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, k)
         out = torch.empty((rows.shape[0], n), dtype=dtype, device=x.device)
-        run(rows, weight, x_scale.reshape(-1, x_scale.shape[-1]), w_scale, out, config)
+        run(rows, weight, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), out, config)
         return out.view(*x.shape[:-1], n)
 
     return call
@@ -187,7 +187,7 @@ def _gluon_scaled(kernel: Kernel, solution: Solution, shape: Shape) -> Call:
     by_row = shape.scale == "row"
 
     def call(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
-        x_scale = x_scale.reshape(-1, x_scale.shape[-1])
+        x_scale = x_scale.reshape(-1, 1 if by_row else x_scale.shape[-1])
         out = run(x.reshape(-1, k), weight, x_scale, w_scale.view(1, -1) if by_row else w_scale, dtype=dtype)
         return out.view(*x.shape[:-1], n)  # type: ignore[no-any-return]
 

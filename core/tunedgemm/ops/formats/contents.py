@@ -23,6 +23,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     plain = plain_weight(tensor).detach()
+    plain = plain if plain.dim() else plain.reshape(1)  # torch views no scalar as bytes
     return plain.view(torch.uint8).contiguous() if plain.element_size() == 1 else plain.contiguous().view(torch.uint8)
 
 
