@@ -25,8 +25,9 @@ from tunedgemm.tuner.verify import Variant, Verifier
 PART = 256
 #: Largest binary exponent by which operands are scaled, either way.
 EXPONENT = 40
-#: The same for e8m0 scales, which kernels may multiply into values of 16 bits.
-E8M0_EXPONENT = 8
+#: The same for e8m0 scales, which kernels may multiply into values of 16 bits, and for activations
+#: that kernels may quantise: vLLM's least scale is 1 / (448 * 512).
+MILD_EXPONENT = 8
 #: NaN in the dtypes of one byte that hold it.
 _NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7F, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}
 _INDICES = (torch.int32, torch.int64)
@@ -90,6 +91,7 @@ class Changes:
             weights = [index for index in (self._sized(factors.weights),) if index is not None]
         room = self._exponents(position)[1]  # a kernel may round before it applies the second of the two
         exponent = min(room, *(self._range(index) for index in (position, *weights))) if weights else 0
+        exponent = exponent if factors.is_linear else min(exponent, MILD_EXPONENT)
         unchanged = self._expected if len(self.verifier.op.factors(self.verifier.shape)) == 1 else None  # else a bias is inside
         for each in (exponent, -exponent) if exponent > 0 else ():
             words = f"with {self._name(weights[0])} 2^{each} times as large, and {self._name(position)} as much smaller"
@@ -207,7 +209,7 @@ def _is_sized(operand: Any) -> bool:
 
 
 def _most(operand: Any) -> int:
-    return E8M0_EXPONENT if operand.dtype is E8M0 else EXPONENT
+    return MILD_EXPONENT if operand.dtype is E8M0 else EXPONENT
 
 
 def _has_nan(operand: Any) -> bool:
