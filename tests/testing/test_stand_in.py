@@ -93,7 +93,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "writing-a-plugin.md"
 
 #: class -> the checks that fail
 FAULTS = {
-    "TestWrong": {"test_outputs_match_the_reference", "test_launchers_serve_two_threads"},
+    "TestWrong": {"test_outputs_match_the_reference", "test_launchers_serve_two_threads", "test_rows_are_right_in_all_that_they_serve"},
     "TestEager": {"test_loading_needs_no_device_and_no_other_plugin"},
     "TestTouching": {"test_prepare_needs_no_device"},
 }
