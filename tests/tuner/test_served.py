@@ -106,7 +106,11 @@ def test_outputs_in_fp8_are_verified(outdtype: str) -> None:
     assert (hidden.status, "hides NaN" in hidden.detail) == ("wrong", True)
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
+#: Ops whose references take seconds; torch's routes of them are checked in `tests/backends/builtin`.
+_LONG = ("a16w4_blockscale", "a4w4_blockscale", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "fmoe")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly if name in _LONG else ()) for name in sorted(ops())])
 def test_the_reference_of_every_op_passes(name: str) -> None:
     """Check every op: its rounded reference serves all forms, and a last row lost at fewer rows does not."""
     op = op_named(name)
