@@ -106,7 +106,7 @@ def test_outputs_in_fp8_are_verified(outdtype: str) -> None:
     assert (hidden.status, "hides NaN" in hidden.detail) == ("wrong", True)
 
 
-#: Ops whose references take seconds; torch's routes of them are checked in `tests/backends/builtin`.
+#: Ops whose references take seconds; `tests/backends/builtin` checks the routes of torch for them.
 _LONG = ("a16w4_blockscale", "a4w4_blockscale", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "fmoe")
 
 
