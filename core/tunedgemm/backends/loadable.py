@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -79,7 +79,10 @@ def in_threads(function: Callable[[_Item], _Answer], items: Sequence[_Item]) -> 
     cancelled = threading.Event()
     with ThreadPoolExecutor(len(items), initializer=lambda: setattr(_thread, "cancelled", cancelled)) as pool:
         try:
-            return list(pool.map(function, items))
+            answers = [pool.submit(function, item) for item in items]
+            while wait(answers, timeout=_POLL_SECONDS).not_done:  # without a limit, a signal just before the wait would be missed
+                pass
+            return [answer.result() for answer in answers]
         except BaseException:
             cancelled.set()
             raise

@@ -7,8 +7,8 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
+from tunedgemm.backends.loadable import in_threads
 from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops.op import Op
@@ -102,8 +102,7 @@ def device_tuners(
         tuners.append(DeviceTuner(op, options, worker, compilers, ranks))
     try:
         compilers.start(ranks)
-        with ThreadPoolExecutor(len(tuners)) as starting:
-            reasons = list(starting.map(_begin, tuners, indices))
+        reasons = in_threads(lambda each: _begin(*each), list(zip(tuners, indices, strict=True)))
         working = [tuner for tuner, reason in zip(tuners, reasons, strict=True) if not reason]
         if not working:
             raise UserError(f"no device to tune on works: {'; '.join(reasons)}")
