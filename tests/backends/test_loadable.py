@@ -138,7 +138,7 @@ def test_an_interrupt_ends_a_load_that_hangs(importable, monkeypatch, command):
 
 
 def test_an_interrupt_ends_threads_though_their_caller_sleeps():
-    """A signal that another thread's C handler takes wakes no wait of the main thread; its children end all the same."""
+    """A signal that another thread receives wakes no wait of the main thread; the children end anyway."""
 
     def ask(interrupting: bool) -> str:
         if interrupting:
