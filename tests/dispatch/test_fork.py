@@ -199,9 +199,11 @@ def test_locks_that_calls_take_are_fork_safe(repository: Path) -> None:
 
 
 def test_serving_imports_no_library_that_refuses_forks(child) -> None:
-    """Neither the import nor a call imports filelock, after which threads that fork at once raise."""
+    """No plugin and no call imports filelock, after which threads that fork at once raise."""
     source = (
         "import sys, torch, tunedgemm as T\n"
+        "from tunedgemm.backends.registry import Registry\n"
+        "registry = Registry(); [registry.get(libtype) for libtype in registry.libtypes]\n"
         "T.gemm_a16w16(torch.ones(2, 8), torch.ones(4, 8)); T.patch(); T.explain(torch.ones(2, 8), torch.ones(4, 8))\n"
         "T.prewarm(); print('filelock' in sys.modules)"
     )

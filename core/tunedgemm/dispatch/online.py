@@ -30,7 +30,7 @@ from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, Settings
 from tunedgemm.errors import TunedGemmError, UserError
 from tunedgemm.ops.op import Op
-from tunedgemm.process.filelocks import file_lock, lock_timeout
+from tunedgemm.process.filelocks import file_lock
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import tuned_path
 from tunedgemm.table.index import Index
@@ -81,7 +81,7 @@ class Online:
                 if not (has_row := self._has_row(shape, device)):
                     reason = self._tune_in_child(shape, device) if first else "another process tuned it and has stored no row"
                     has_row = self._has_row(shape, device)
-        except lock_timeout():
+        except TimeoutError:
             reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
         except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
             self._off = True
@@ -116,7 +116,7 @@ class Online:
         """Hold the lock of a shape on a kind of device, next to the table; yield whether it was free.
 
         Raises:
-            filelock.Timeout: others have kept it for the whole bound.
+            TimeoutError: others have kept it for the whole bound.
             OSError, NotImplementedError: there can be no such lock.
         """
         identity = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
@@ -126,7 +126,7 @@ class Online:
         lock, first = file_lock(path), True
         try:
             lock.acquire(timeout=0)
-        except lock_timeout():
+        except TimeoutError:
             first = False
             _log.info("%s is being tuned by another process: waiting for at most %g s", shape, self._settings.online_seconds)
             lock.acquire(timeout=self._settings.online_seconds, poll_interval=_POLL)

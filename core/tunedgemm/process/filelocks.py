@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 
 def file_lock(*arguments: Any, **named: Any) -> BaseFileLock:
-    """Make the lock of a file; the arguments are those of ``filelock.FileLock``."""
+    """Make the lock of a file; arguments and errors, such as `TimeoutError`, are ``filelock.FileLock``'s."""
     import filelock
 
     return filelock.FileLock(*arguments, **named)
-
-
-def lock_timeout() -> type[Exception]:
-    """Return the class of the error of a lock that others keep, for an ``except`` clause."""
-    import filelock
-
-    return filelock.Timeout

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.errors import TableError
-from tunedgemm.process.filelocks import file_lock, lock_timeout
+from tunedgemm.process.filelocks import file_lock
 from tunedgemm.process.files import read_regular, replace_file, target_of
 from tunedgemm.table.foreign import refuse_foreign
 from tunedgemm.table.published import checked_body
@@ -192,7 +192,7 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Ite
     try:
         lock = _lock_of(target_of(path))
         lock.acquire(timeout=timeout, poll_interval=poll)
-    except lock_timeout():
+    except TimeoutError:
         raise TableError(f"{path}: another process has held the lock {lock.lock_file} for {timeout:.0f} s; end it and try again") from None
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -23,7 +23,7 @@ from tunedgemm import __version__
 from tunedgemm.device import Device, drivers
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
-from tunedgemm.process.filelocks import file_lock, lock_timeout
+from tunedgemm.process.filelocks import file_lock
 from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -272,7 +272,7 @@ class Store:
                 lock = file_lock(path, thread_local=False)
                 try:
                     lock.acquire(timeout=0)
-                except (lock_timeout(), OSError):  # another user's lock cannot be opened
+                except OSError:  # another user's lock cannot be opened
                     alive.add(named[1])
                     continue
                 lock.release()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from filelock import FileLock, Timeout
 from tunedgemm.plugin import LaunchError, PluginError
 from tunedgemm.tools import artifact, private_folder, switched_on
 
@@ -217,10 +216,12 @@ def _build_lock(key: str) -> Iterator[None]:
 
     The lock of a process that dies is released.
     """
+    from filelock import FileLock  # a process that only serves never imports it: see the core's process/filelocks.py
+
     try:
         lock = FileLock(private_folder("locks") / f"{hashlib.sha256(key.encode()).hexdigest()}.lock", poll_interval=_POLL_S)
         lock.acquire()
-    except (OSError, Timeout):
+    except OSError:
         yield
         return
     try:

@@ -24,7 +24,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.process.filelocks import file_lock, lock_timeout
+from tunedgemm.process.filelocks import file_lock
 from tunedgemm.process.files import read_regular
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import key_shape, read_rows, upsert
@@ -222,7 +222,7 @@ def _lock_candidate_folder(folder: Path, output: Path) -> Iterator[None]:
     try:
         make_private(folder)
         lock.acquire(blocking=False)
-    except lock_timeout():
+    except TimeoutError:
         raise UserError(f"{output}: another process is comparing it (it holds {lock.lock_file})") from None
     except OSError as error:
         reason = error.strerror or error
