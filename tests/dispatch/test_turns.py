@@ -46,7 +46,7 @@ def test_a_slow_bind_holds_up_its_own_shape_alone() -> None:
 
 
 def test_an_interrupted_wait_leaves_no_turn() -> None:
-    """A signal's exception ends the wait for a turn, and later calls of the thread wait again."""
+    """A signal that another thread receives ends the wait for a turn, and later calls wait again."""
     inside, over, turns = threading.Event(), threading.Event(), Turns()
 
     def action() -> None:
@@ -60,6 +60,7 @@ def test_an_interrupted_wait_leaves_no_turn() -> None:
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         turns.run("place", action)
+    assert thread.is_alive()
     over.set()
     thread.join()
     timer.join()

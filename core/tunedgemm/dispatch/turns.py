@@ -12,6 +12,8 @@ from tunedgemm.process.forksafe import ForkSafeLock
 
 Answer = TypeVar("Answer")
 
+_LOOK_SECONDS = 0.1
+
 
 class _Held(threading.local):
     """The number of turns that a thread holds."""
@@ -53,7 +55,9 @@ class Turns:
             turn.threads += 1
         taken, held = False, _held.number
         try:
-            taken = turn.lock.acquire(blocking=not held)  # a signal may end the wait
+            taken = turn.lock.acquire(blocking=False)
+            while not (taken or held):  # a signal may end the wait; without a limit, one just before it would be missed
+                taken = turn.lock.acquire(timeout=_LOOK_SECONDS)
             _held.number = held + 1
             return action(*arguments)
         finally:

@@ -93,6 +93,8 @@ INTERPRETED = (
     case("masked", token="3", model_dim="16", inter_dim="16", expert="40", topk="1", doweight_stage1="1", outdtype="fp16"),
     {**case("m16_spill", **SPILLING, model_dim="144"), "ids": UNEVEN},
     {**case("m16_spill", **SPILLING, inter_dim="16"), "ids": UNEVEN},
+)
+CROWDED = (
     {**case("m16", token="1500", expert="5"), "random_ids": True},  # 4500 pairs: two segments
     {**case("masked", token="100", expert="300", topk="7"), "random_ids": True},
     {**case("native", token="9000", expert="33", topk="8"), "random_ids": True},  # 72000 pairs: two reads of counts
@@ -100,15 +102,14 @@ INTERPRETED = (
 
 
 @pytest.mark.interpreter
-def test_kernels_in_the_interpreter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [INTERPRETED, pytest.param(CROWDED, marks=pytest.mark.nightly)], ids=["corners", "many pairs"])
+def test_kernels_in_the_interpreter(tmp_path: Path, cases: tuple[dict[str, Any], ...]) -> None:
     """Places equal those of torch, and whole calls in poisoned memory the reference."""
     environment = {"TRITON_INTERPRET": "1", "DG_JIT_CACHE_DIR": str(tmp_path), "DG_JIT_NVCC_COMPILER": "/bin/sh"}
     command = [sys.executable, str(Path(__file__).with_name("interpreted_experts.py"))]
-    done = subprocess.run(
-        command, input=json.dumps(INTERPRETED), capture_output=True, text=True, env={**os.environ, **environment}, timeout=300
-    )
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    for given, shown in zip(INTERPRETED, json.loads(done.stdout), strict=True):
+    for given, shown in zip(cases, json.loads(done.stdout), strict=True):
         assert not shown["misplaced"] and not shown.get("overwritten"), (given, shown)
         assert shown.get("empty", True) and shown.get("error", 0.0) <= shown.get("bound", 0.0), (given, shown)
 
