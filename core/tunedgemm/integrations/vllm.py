@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_rows import unserved_reason
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, unknown_version
+from tunedgemm.integrations.engine_rows import routing, unserved_reason
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, spared, unknown_version
 from tunedgemm.text.printable import logger
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
@@ -53,6 +53,12 @@ def register() -> None:
     if _registered or not switch:
         return
     _registered = True
+    with spared(_log, "registering"):  # vLLM would not start
+        _install(switch)
+
+
+def _install(switch: str) -> None:
+    """Replace vLLM's functions and put our kernels first."""
     import vllm
 
     if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
@@ -64,7 +70,7 @@ def register() -> None:
     for module_name, layer_kind in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
         try:
             importlib.import_module(f"tunedgemm.integrations.{module_name}").install()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
     warm = CPU_WARM if _on_cpu() else WARM
     for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
@@ -136,9 +142,11 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
         from tunedgemm.integrations.vllm_experts import route_experts
 
-        _publish()
-        route_experts(arguments[0] if arguments else named["model"])
-        compare_remembered(f"vLLM {vllm.__version__}", SECONDS, cache_factor())
+        with spared(_log, "comparing the ranks' tables"):
+            _publish()
+        with spared(_log, "routing experts"):
+            route_experts(arguments[0] if arguments else named["model"])
+        compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
 
     return process_weights_after_loading
 
@@ -152,12 +160,15 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         from tunedgemm.integrations.engine_routes import end_warm_up, summary
         from tunedgemm.integrations.engine_rows import unrouted
 
-        sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-        for line in (*summary(sorted(sizes), current_device()), *unrouted(), *_backends(self.vllm_config)):
-            _log.info("%s", line)
-        for line in _differing():
-            _log.warning("%s", line)
-        end_warm_up(current_device())
+        with spared(_log, "summing up the routes"):
+            sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
+            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *_backends(self.vllm_config)):
+                _log.info("%s", line)
+        with spared(_log, "comparing the ranks' tables"):
+            for line in _differing():
+                _log.warning("%s", line)
+        with spared(_log, "ending the warm-up"):
+            end_warm_up(current_device())
         return result
 
     return compile_or_warm_up_model
@@ -209,11 +220,12 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
         weight = getattr(layer, "weight", None)
         matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
         matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
-        layer.tunedgemm_route = ""
-        if not matrix or unserved_reason("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
+        layer.tunedgemm_route, name = "", getattr(layer, "prefix", "")
+        if matrix and not unserved_reason("a16w16", *layer.weight.shape, layer=name):
+            with routing(name):
+                layer.tunedgemm_route = _plain_route(self, layer)
+        if not layer.tunedgemm_route:
             theirs(self, layer)
-            return
-        layer.tunedgemm_route = _plain_route(self, layer)
 
     return process_weights_after_loading
 
