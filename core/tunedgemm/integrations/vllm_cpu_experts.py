@@ -17,7 +17,7 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -58,8 +58,9 @@ _SCALES = {
 }
 
 
-def install() -> None:
+def install(kinds: Collection[str]) -> None:
     """Make vLLM ask for our experts first; warn about an oracle of another form and leave it."""
+    del kinds  # it has one
     if inspect.isabstract(TunedGemmExperts):
         missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
         _log.warning("vLLM's experts: stay vLLM's, because this vLLM has another interface: they need %s", missing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -44,15 +44,16 @@ _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
 _REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
 
 
-def install() -> None:
-    """Put our kernels before all others of the platform.
+def install(schemes: Collection[str]) -> None:
+    """Put our kernels of some of vLLM's schemes before all others of the platform.
 
     Raises:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
-    lists = linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS
-    for kernel, kernels_by_platform in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
-        prefer(kernel, kernels_by_platform)
+    if TunedGemmFp8Kernel.scheme in schemes:
+        prefer(TunedGemmFp8Kernel, linear._POSSIBLE_FP8_KERNELS)
+    if TunedGemmFp8BlockKernel.scheme in schemes:
+        prefer(TunedGemmFp8BlockKernel, linear._POSSIBLE_FP8_BLOCK_KERNELS)
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
@@ -68,6 +69,8 @@ def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
 class _Fp8(Everywhere):
     """A kernel that wraps the one which vLLM would choose, if there is one."""
 
+    #: vLLM's name of the layers.
+    scheme: str
     _theirs: Any
 
     def _routing(self, layer: Any) -> contextlib.AbstractContextManager[None]:
@@ -87,6 +90,8 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
 
     It runs `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster.
     """
+
+    scheme = "fp8_w8a8"
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
         super().__init__(c, layer_param_names)
@@ -209,6 +214,8 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
 
     It runs `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel where that is faster.
     """
+
+    scheme = "fp8_block_w8a8"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,13 @@ from tunedgemm.shape import Shape
 _CUTLASS = "CutlassInt8ScaledMMLinearKernel"
 
 
-def install() -> None:
+def install(schemes: Collection[str]) -> None:
     """Put our kernel before all others of the platform.
 
     Raises:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
+    del schemes  # it has one
     prefer(TunedGemmInt8Kernel, linear._POSSIBLE_INT8_KERNELS)
 
 
