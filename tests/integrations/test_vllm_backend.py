@@ -93,6 +93,15 @@ def test_our_name_switches_the_plugin_on(front, vllm_form, monkeypatch, place) -
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
+def test_a_failure_to_read_the_name_leaves_vllm_running(front, vllm_form, monkeypatch, caplog) -> None:
+    """Where the arguments have another form, vLLM makes its configuration, and a warning says why."""
+    plugin.register()
+    monkeypatch.setattr(vllm_backend, "_take_name", lambda *_: 1 / 0)
+    assert front.EngineArgs().create_engine_config().kernel_config.linear_backend == "auto"
+    assert "reading --linear-backend failed, and the engine goes on without: ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
 @pytest.mark.parametrize("scheme", vllm_backend.SCHEMES)
 def test_a_scheme_that_names_us_is_routed_alone(front, vllm_form, vllm_captured, monkeypatch, scheme) -> None:
     """One scheme's layers are ours, and the others keep the backend that they name."""

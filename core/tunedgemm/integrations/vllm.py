@@ -22,7 +22,7 @@ import torch
 
 from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
 from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, spared, unknown_version
-from tunedgemm.integrations.vllm_backend import LAYERS, offer_name, other_names, with_named
+from tunedgemm.integrations.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
 from tunedgemm.process.variables import read
 from tunedgemm.text.printable import logger
 
@@ -71,7 +71,7 @@ def _offer() -> None:
     import vllm
 
     method = getattr(getattr(sys.modules[ARGUMENTS[0]], ARGUMENTS[1], None), ARGUMENTS[2], None)
-    if hasattr(method, "__wrapped__") or unknown_version("vLLM", getattr(vllm, "__version__", ""), KNOWN):
+    if getattr(method, TAKES_NAME, False) or unknown_version("vLLM", getattr(vllm, "__version__", ""), KNOWN):
         return
     offer_name()
     _replace(ARGUMENTS, with_named(register, VARIABLE, _log))

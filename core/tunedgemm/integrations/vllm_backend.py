@@ -18,11 +18,14 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from tunedgemm.integrations.engine_start import spared
 from tunedgemm.process.variables import read
 
 NAME, AUTO = "tunedgemm", "auto"
 #: Variable with a comma list of the kinds of layers that are routed.
 LAYERS = "TUNEDGEMM_VLLM_LAYERS"
+#: Attribute of vLLM's function once it takes our name.
+TAKES_NAME = "takes_tunedgemm"
 #: vLLM's schemes of quantised linear layers, and its lists with our kernels.
 SCHEMES = {
     "fp8_w8a8": "_POSSIBLE_FP8_KERNELS",
@@ -72,12 +75,14 @@ def with_named(register: Callable[[], None], variable: str, log: logging.Logger)
     def wrap(theirs: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(theirs)
         def create_engine_config(self: Any, *arguments: Any, **named: Any) -> Any:
-            layers = _take_name(self, log)
-            if layers is not None and read(variable) is False:
-                os.environ[variable], os.environ[LAYERS] = "1", ",".join(layers)
-                register()
+            with spared(log, "reading --linear-backend"):
+                layers = _take_name(self, log)
+                if layers is not None and read(variable) is False:
+                    os.environ[variable], os.environ[LAYERS] = "1", ",".join(layers)
+                    register()
             return theirs(self, *arguments, **named)
 
+        setattr(create_engine_config, TAKES_NAME, True)
         return create_engine_config
 
     return wrap
