@@ -273,6 +273,19 @@ def test_vllm_that_would_not_route(monkeypatch: pytest.MonkeyPatch, cpu: Device)
     assert _answer(gpu, 3)[0].value == "no: TUNEDGEMM_VLLM is not set; set it to 1"
 
 
+def test_an_sglang_that_leaves_the_plugin_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's list of plugins is read as vLLM's."""
+    from tunedgemm.dispatch.settings import Settings
+
+    monkeypatch.setattr(engine_health, "_version", lambda _: "0.5.23")
+    monkeypatch.setattr(engine_health.metadata, "entry_points", lambda **_: [attrs.make_class("Point", ["name"])("tunedgemm")])
+    monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
+    monkeypatch.setenv("SGLANG_PLUGINS", "other")
+    (engine,) = [one for one in engine_health.ENGINES if one.name == "SGLang"]
+    _, fault = engine_health.answer(engine, Device("sm_90", 132), 3, Settings())
+    assert "SGLANG_PLUGINS leaves it out (it is 'other')); add tunedgemm to SGLANG_PLUGINS" in str(fault)
+
+
 def _answer(device: Device, rows: int) -> tuple[Fact, Any]:
     from tunedgemm.dispatch.settings import Settings
 

@@ -174,9 +174,9 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     assert not any(route.compared for route in routes) and len(layers) == 2
 
     known.clear()
-    monkeypatch.setattr(engine_routes, "faster", lambda *_: 0.0)
+    monkeypatch.setattr(engine_routes, "faster", lambda *_: -0.2)
     engine_routes.compare(7.0, known)
-    assert not known and not routes[0].serves(1, current_device())  # a failure is tried again at the next start
+    assert not known and not routes[0].serves(1, current_device())  # other outputs are compared again at the next start
 
 
 @in_every_form
@@ -275,17 +275,6 @@ def test_a_row_with_other_outputs_is_left_to_vllm(with_kernels, out, verdict) ->
     serve.apply(one, torch.randn(8, K).bfloat16())
     assert route.calls == {8: route.theirs}
     assert f"the row of M=8 are not those of vLLM's kernel (relative difference {-gain:.2g})" in route.reasons[8]
-
-
-def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:
-    """A failure while timing leaves vLLM's kernel in place."""
-
-    def failing(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(engine_timing, "_captured", failing)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert engine_timing.faster(None, failing, failing, [(torch.zeros(1, 4), torch.zeros(4, 4))], 0.05) == 0
 
 
 def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:

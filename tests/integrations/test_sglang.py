@@ -109,13 +109,15 @@ def test_the_lm_head_is_routed(sglang_table) -> None:
     logits, x = module("layers.logits_processor"), torch.randn(8, K).bfloat16()
     processor = logits.LogitsProcessor()
     torch.testing.assert_close(processor._compute_lm_head(x, head), x @ head.weight.t(), rtol=0.02, atol=0.2)
+    torch.testing.assert_close(processor.get_logits(x, head), x @ head.weight.t(), rtol=0.02, atol=0.2)
     assert logits.multiplied == [] and head.tunedgemm_route and not embedding.tunedgemm_route
 
-    processor.use_fp32_lm_head = True
-    processor._compute_lm_head(x, head)
-    processor.use_fp32_lm_head = False
-    processor._compute_lm_head(torch.randn(3, K), head)
-    assert logits.multiplied == [8]
+    for option, value in (("use_fp32_lm_head", True), ("use_fp32_lm_head_output", True), ("rl_on_policy_target", "fsdp")):
+        setattr(processor, option, value)
+        processor.get_logits(x, head)
+        delattr(processor, option)
+    processor.get_logits(torch.randn(3, K), head)
+    assert logits.multiplied == [8, 8, 8]
     [route] = engine_routes.routes.values()
     assert route.calls == {8: route.ours}
 
@@ -123,18 +125,22 @@ def test_the_lm_head_is_routed(sglang_table) -> None:
 def fp8_layer(kind: str, **values: Any) -> tuple[torch.nn.Module, torch.Tensor]:
     """Make a layer of a kind; return it and its weight in float32."""
     methods, weight = module("layers.quantization.fp8"), torch.randn(N, K)
-    if kind == "channel":
+    if kind in CHANNELS:
         q, scale = quant.pertoken_quant(weight, quant_dtype=torch.float8_e4m3fn)
-        scale = scale.reshape(-1, 1)
-        return layer(methods.ChannelMethod(), weight=q.t(), weight_scale=scale, **values), quant.dequant_rows(q, scale, torch.float32)
+        scale, method = scale.reshape(-1, 1), methods.ChannelMethod(native=kind != "static-repeated")
+        values |= {"input_scale": torch.full((1,) if kind == "static-1d" else (), 0.01)} if kind != "channel" else {}
+        return layer(method, weight=q.t(), weight_scale=scale, **values), quant.dequant_rows(q, scale, torch.float32)
     q, scale = quant.per_block_quant(weight)
     one = layer(methods.BlockMethod(kind == "deepgemm"), weight=q, weight_scale_inv=scale, **values)
     return one, quant.dequant_blocks(q, scale, torch.float32, (128, 128))
 
 
+#: Scales of channels with scales of tokens, or with one that is static: as SGLang's kernels
+#: broadcast it, in either form, and repeated for each row.
+CHANNELS = ("channel", "static", "static-1d", "static-repeated")
 #: Kind of an fp8 layer to the variable of its table, and the op and scales of its rows.
 FP8 = {
-    "channel": ("AITER_CONFIG_GEMM_A8W8", "a8w8", "row"),
+    **dict.fromkeys(CHANNELS, ("AITER_CONFIG_GEMM_A8W8", "a8w8", "row")),
     **dict.fromkeys(("deepgemm", "triton"), ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "a8w8_blockscale", "block")),
 }
 
@@ -145,7 +151,7 @@ def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
     """A row runs on SGLang's quantised operands;
     at another M SGLang's product runs with its own operands."""
     variable, op, scale = FP8[kind]
-    epilogue = "bias" if biased and kind == "channel" else "none"
+    epilogue = "bias" if biased and kind in CHANNELS else "none"
     sglang_table(variable, Shape(op, 6, N, K, "fp8_e4m3fn", outdtype="bf16", scale=scale, epilogue=epilogue))
     bias = torch.randn(N).bfloat16() if biased else None
     one, weight = fp8_layer(kind, bias=bias)
@@ -158,12 +164,31 @@ def test_fp8_layers_are_routed(sglang_table, kind, biased) -> None:
         expected = x.float() @ weight.t() + (0 if bias is None else bias)
         assert found.shape == (m, N) and (found.float() - expected).norm() < 0.05 * expected.norm()
 
-    assert own == [({"channel": "fp8_scaled_mm"}.get(kind, kind), 3000)]
+    assert own == [("fp8_scaled_mm" if kind in CHANNELS else kind, 3000)]
     assert route.calls == {6: route.ours} and route.shape.epilogue == epilogue
     assert dict(route.shape.extra) == ({"scale_order": "m_major_padded"} if kind == "deepgemm" else {})
     inputs = route.inputs(5)
     both = [function(*route.operands(inputs, one)).float() for function in (route.ours, route.theirs)]
     assert (both[0] - both[1]).norm() < 0.01 * both[1].norm()
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 64])
+@pytest.mark.parametrize("kind", FP8)
+def test_scales_are_right_at_every_m(sglang_table, kind, m) -> None:
+    """Our product equals SGLang's on SGLang's own operands, whatever the number of rows and of scales."""
+    variable, op, scale = FP8[kind]
+    sglang_table(variable, Shape(op, m, N, K, "fp8_e4m3fn", outdtype="bf16", scale=scale))
+    one, _ = fp8_layer(kind, bias=None)
+    loaded(one=one)
+    [route] = engine_routes.routes.values()
+    operands = route.operands(route.inputs(m), one)
+    ours, theirs = (function(*operands).float() for function in (route.ours, route.theirs))
+    assert ours.shape == (m, N) and (ours - theirs).norm() < 0.01 * theirs.norm()
+    x = torch.randn(m, K).bfloat16()
+    compiled = torch.compile(lambda x: one.quant_method.apply(one, x, None), backend="aot_eager", dynamic=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(x), one.quant_method.apply(one, x, None))
+    assert route.calls[m] is route.ours and not route.failures
 
 
 @pytest.mark.parametrize("kind", FP8)
@@ -173,7 +198,7 @@ def test_updated_weights_reach_the_next_call(sglang_table, kind) -> None:
     sglang_table(variable, Shape(op, 6, N, K, "fp8_e4m3fn", outdtype="bf16", scale=scale))
     one, _ = fp8_layer(kind, bias=None)
     loaded(one=one)
-    name, x = "weight_scale" if kind == "channel" else "weight_scale_inv", torch.randn(6, K).bfloat16()
+    name, x = "weight_scale" if kind in CHANNELS else "weight_scale_inv", torch.randn(6, K).bfloat16()
     first = one.quant_method.apply(one, x, None)
     getattr(one, name).data.mul_(-2)
     assert torch.equal(one.quant_method.apply(one, x, None), first * -2)

@@ -110,7 +110,7 @@ def test_a_row_for_the_weight_decides(vllm_table) -> None:
 #: Kind of an fp8 layer -> its op, the op's word for the scales, and the variable of the op's table.
 KINDS = {
     **dict.fromkeys(("static-tensor", "tensor-tensor"), ("a8w8", "tensor", "AITER_CONFIG_GEMM_A8W8")),
-    **dict.fromkeys(("token-tensor", "token-channel", "static-channel"), ("a8w8", "row", "AITER_CONFIG_GEMM_A8W8")),
+    **dict.fromkeys(("token-tensor", "token-channel", "static-channel", "tensor-channel"), ("a8w8", "row", "AITER_CONFIG_GEMM_A8W8")),
     "128-blocks": ("a8w8_blockscale", "block", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE"),
 }
 
@@ -139,6 +139,28 @@ def test_fp8_layers_are_routed(vllm_table, kind, biased) -> None:
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
     kept_by_vllm = kind == "128-blocks" and biased  # whose bias vLLM adds itself
     assert served(attrs.evolve(shape, epilogue="bias" if biased and not kept_by_vllm else "none"))
+
+
+@in_every_form
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_are_right_at_every_m(vllm_table, kind) -> None:
+    """Our product equals that of the dequantised operands at each M, with any number of scales."""
+    sizes = (1, 2, 5, 16, 65)
+    vllm_table(KINDS[kind][2], *(fp8_row(kind, m) for m in sizes))
+    kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
+    kernel.process_weights_after_loading(one)
+    [route] = engine_routes.routes.values()
+    for m in sizes:
+        x = torch.randn(m, K).bfloat16()
+        found, expected = kernel.apply_weights(one, x).float(), x.float() @ weight.t()
+        assert found.shape == (m, N) and (found - expected).norm() < 0.05 * expected.norm()
+        assert route.calls[m] is route.ours and not route.failures
+        if kind.endswith("channel"):  # the number of scales decides, in any of its forms
+            q, _, scale, w_scale, _ = route.operands(route.inputs(m), one)
+            forms = [scale.reshape(-1, 1)] if scale.numel() != 1 else [scale.reshape(form) for form in ((), (1,), (1, 1))]
+            forms += [scale.reshape(-1).expand(m).contiguous()]
+            products = [route.ours(q, one.weight.t(), form, w_scale, None) for form in forms]
+            assert all(torch.equal(product, products[0]) for product in products)
 
 
 @pytest.mark.parametrize("kind", KINDS)

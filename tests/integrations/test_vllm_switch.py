@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.shape import Shape
 
 STUB = Path(__file__).parent / "vllm_stub"
 
@@ -60,7 +59,7 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     plugin.register()
 
     assert "this vLLM has no vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod" in caplog.text
-    assert "fp8 layers keep vLLM's kernels" in caplog.text
+    assert "fp8_w8a8, fp8_block_w8a8 layers keep vLLM's kernels" in caplog.text
     assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
 
 
@@ -81,21 +80,6 @@ def test_vllms_guarantees_are_kept(vllm, monkeypatch, caplog, variables, warning
     assert warning in caplog.text
     assert torch.nn.functional.linear is before
     assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
-
-
-@pytest.mark.parametrize(("vllm_form", "per_quant"), [("0.25.1", False), ("0.33.0", True)], indirect=["vllm_form"])
-def test_a_requested_vllm_backend_is_named(vllm_table, caplog, per_quant) -> None:
-    """Log that ``--linear-backend`` filters our kernels out."""
-    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, 256, 384, "bf16"))
-    caplog.set_level("INFO", "vllm.tunedgemm")
-    config = importlib.import_module("vllm.config").VllmConfig()
-    if per_quant:
-        config.kernel_config.linear_backend_per_quant = {"fp8_w8a8": "cutlass"}
-    else:
-        config.kernel_config.linear_backend = "cutlass"
-    importlib.import_module(plugin.WARM[0]).Worker(config).compile_or_warm_up_model()
-
-    assert "--linear-backend=cutlass keeps vLLM's fp8 and int8 kernels" in caplog.text
 
 
 @in_every_form

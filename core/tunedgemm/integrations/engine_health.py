@@ -23,7 +23,7 @@ class Engine:
     Attributes:
         name, distribution: its name, and that of its distribution.
         group: the group of entry points by which it finds plugins.
-        chosen: its variable with a comma list of the plugins to load, "" without one.
+        chosen: its variable with a comma list of the plugins to load.
         variable: the variable that switches our plugin on.
         off_reason: (switch, version, whether on a CPU) to why the plugin routes nothing, or "".
     """
@@ -42,7 +42,7 @@ ENGINES = (
         lambda switch, version, on_cpu: vllm.off_reason(switch, version, lambda: on_cpu),
     ),
     Engine(
-        "SGLang", "sglang", "sglang.srt.plugins", "", sglang.VARIABLE,
+        "SGLang", "sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", sglang.VARIABLE,
         lambda _switch, version, _on_cpu: unknown_version("SGLang", version, sglang.KNOWN),
     ),
 )  # fmt: skip
@@ -95,7 +95,7 @@ def _off(engine: Engine, switch: str, version: str, device: Device) -> tuple[str
     points = [point for point in metadata.entry_points(group=engine.group) if point.name == "tunedgemm"]
     if not points:
         return "tunedgemm has no installed entry point", f"install tunedgemm with pip instead of through a path, {unset}"
-    chosen = os.environ.get(engine.chosen, "") if engine.chosen else ""
+    chosen = os.environ.get(engine.chosen, "")
     if chosen and "tunedgemm" not in [name.strip() for name in chosen.split(",")]:
         return f"{engine.chosen} leaves it out (it is {chosen!r})", f"add tunedgemm to {engine.chosen}, {unset}"
     if reason := engine.off_reason(switch, version, device.kind == "cpu"):

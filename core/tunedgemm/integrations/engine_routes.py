@@ -17,13 +17,14 @@ import torch
 
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.errors import UserError
-from tunedgemm.integrations.engine_rows import untuned_sizes
+from tunedgemm.integrations.engine_rows import routing, untuned_sizes
 from tunedgemm.integrations.engine_scales import TELLING_ROWS, at_m, explain_row, is_served
+from tunedgemm.integrations.engine_start import described
 from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import define_op, plain
 from tunedgemm.ops.scale_order import equivalent_orders, with_order
 from tunedgemm.shape import Shape
+from tunedgemm.text.printable import logger
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
@@ -52,7 +53,8 @@ class Route:
         compared: whether rows need a verdict to serve, as on GPUs.
         untuned: M without a row that a backend would serve untuned; none unless compared.
         verdicts: M of a row, or without one, to its speed relative to the engine's kernel; see
-            `faster` for 0 and less.
+            `faster` for less than 0.
+        failures: M of a row, or without one, to what a kernel raised there.
         reasons: M to the reason why the engine's kernel serves it.
         calls: M to the function that runs.
         waiting: M to the calls left for the engine's kernel before a row may serve it; None until
@@ -72,6 +74,7 @@ class Route:
     compared: bool = False
     untuned: frozenset[int] = frozenset()
     verdicts: dict[int, float] = attrs.field(factory=dict)
+    failures: dict[int, str] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
     waiting: dict[int, int] | None = None
@@ -83,12 +86,37 @@ class Route:
             op_dispatcher = dispatcher(self.shape.op)
             if self.theirs is not None and not op_dispatcher.settings.capture and self._is_rare(m):
                 return self.theirs
-            if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
+            if self.theirs is None:
                 call = self.ours
+            elif self.serves(m, device_of(operands[0].get_device())):
+                return self._first(m, self.theirs)
             else:
                 call = op_dispatcher.with_capture(self.theirs, at_m(self.shape, m), operands)
             self.calls[m] = call
         return call
+
+    def _first(self, m: int, theirs: Product) -> Product:
+        """Return the first call of M rows: the engine's kernel takes over for good if ours raises."""
+
+        def first(*operands: Any) -> torch.Tensor:
+            try:
+                out = self.ours(*operands)
+            except Exception as error:  # a kernel may raise anything
+                self.fail(m, error)
+                self.calls[m] = theirs
+                return theirs(*operands)
+            self.calls[m] = self.ours
+            return out
+
+        return first
+
+    def fail(self, m: int, error: Exception) -> None:
+        """Leave M to the engine's kernel, because a kernel raised there; say so once."""
+        text = described(error)
+        if text not in self.failures.values():
+            log = logger(f"{self.engine.lower()}.tunedgemm")
+            log.warning("tunedgemm: %s: %s's kernel serves M=%d, because a kernel failed there: %s", self.shape, self.engine, m, text)
+        self.failures[m] = text
 
     def _is_rare(self, m: int) -> bool:
         """Count a call of M rows; return whether M is still too rare for a row.
@@ -110,7 +138,10 @@ class Route:
         row, reason = (m, "") if is_untuned else self.row_of(m, device)
         what = f"the {'untuned kernel' if is_untuned else 'row'} of M={row}"
         gain = None if row is None else self.verdicts.get(row)
-        if gain is not None and gain < 0:
+        failure = "" if row is None else self.failures.get(m) or self.failures.get(row)
+        if failure:
+            reason = f"{what} failed here ({failure})"
+        elif gain is not None and gain < 0:
             reason = f"the outputs of {what} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
         elif gain is not None and gain <= 1:
             reason = f"{what} was not faster here ({gain:.2f} times {self.engine}'s speed)"
@@ -129,8 +160,8 @@ class Route:
             if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
                 return None, "no row"
             explanation = explain_row(op_dispatcher, shape, device)
-        except UserError as error:
-            return None, str(error)
+        except Exception as error:  # a plugin may raise anything
+            return None, described(error)
         offer = explanation.offer
         if is_served(explanation):
             return (offer.match.row.shape.m if offer.match is not None else m), ""
@@ -200,28 +231,41 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
     sides: list[tuple[bool, int, Route]] = []
     for route in routes.values():
         route.calls.clear()
+        route.failures.clear()
         route.waiting = None
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
         route.untuned = frozenset()
         if route.compared:
-            device = device_of(route.device.index or 0)
-            route.untuned = frozenset(untuned_sizes(route.shape, device))
-            sides += [(False, m, route) for m in rows_of(route.shape, device)]
-            sides += [(True, m, route) for m in route.untuned]
+            with routing(f"a layer with {route.shape}"):
+                device = device_of(route.device.index or 0)
+                rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
+                sides += [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
     arms: Arms | None = None
     for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
         name = f"{route.name} M={m}" + " untuned" * is_untuned
         gain = gains.get(name)
         if gain is None:
             arms = arms or Arms(seconds)
-            layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
-            if arms.spent or not layers or route.theirs is None:
+            if arms.spent:
                 continue
-            inputs = route.inputs(m)
-            gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
-            if gain > 0:  # a failure, such as out of memory, may be temporary
+            gain = _measured(arms, route, m)
+            if gain is not None and gain > 0:  # other outputs may be those of one start alone
                 gains[name] = gain
-        route.verdicts[m] = gain
+        if gain is not None:
+            route.verdicts[m] = gain
+
+
+def _measured(arms: Arms, route: Route, m: int) -> float | None:
+    """Time a route at M rows; return None if no layer is left, or a kernel failed, which may be temporary."""
+    layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+    if not layers or route.theirs is None:
+        return None
+    try:
+        inputs = route.inputs(m)
+        return faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
+    except Exception as error:  # a kernel may raise anything, the engine's too
+        route.fail(m, error)
+        return None
 
 
 def end_warm_up(device: Device) -> None:

@@ -5,10 +5,12 @@ The others stay the engine's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_start import described
 from tunedgemm.ops.scale_order import M_MAJOR, with_order
 from tunedgemm.shape import Shape
 
@@ -52,8 +54,8 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         reason = f"no row of {op} with N={n}, K={k}, scales by {scale}"
         others = table.foreign(device)
         reason += f" for {device}; the table's rows are for {others}" if others else ""
-    except UserError as error:
-        reason = str(error)
+    except Exception as error:  # a table is damaged, and a plugin may raise anything
+        reason = described(error)
     record_unrouted(reason, layer)
     return reason
 
@@ -67,6 +69,15 @@ def untuned_sizes(shape: Shape, device: Device) -> list[int]:
     op_dispatcher = dispatcher(shape.op)
     table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
     return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
+
+
+@contextlib.contextmanager
+def routing(layer: str) -> Iterator[None]:
+    """Route a layer in the block: an error is the reason why the layer keeps the engine's kernel."""
+    try:
+        yield
+    except Exception as error:  # a plugin, or an engine of another form, may raise anything
+        record_unrouted(f"routing failed ({described(error)})", layer)
 
 
 def record_unrouted(reason: str, layer: str) -> bool:

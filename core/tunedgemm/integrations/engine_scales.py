@@ -1,7 +1,8 @@
-"""Pass an engine's block scales of x to the op in the engine's order, if a row serves that.
+"""Pass an engine's scales to the op in the form that the op takes.
 
-Engines quantise into the order that their kernels read. Only a row whose kernel does not read it
-makes the scales be copied, and only for the M that it serves.
+Engines pass one scale of a tensor where their kernels broadcast it; `one_a_row` repeats it. Scales
+of blocks stay in the order that the engine's kernels read. Only a row whose kernel does not read it
+makes them be copied, and only for the M that it serves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ from tunedgemm.shape import Shape
 
 #: Rows of x that tell all orders apart: more than one, and no multiple of four.
 TELLING_ROWS = 5
+
+
+def one_a_row(scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the scales [rows, 1] of an operand, which an engine gives by row or as one of the tensor.
+
+    Their number tells the two apart, not what the engine announces: it may vary with device and M.
+    One scale is repeated in each call, on the GPU and in graphs, so a new value in place counts.
+    """
+    return scale.reshape(1, 1).expand(rows, 1).contiguous() if scale.numel() == 1 else scale.reshape(rows, 1)
+
+
+def is_one_a_row(scale: Any, rows: int) -> bool:
+    """Return whether `one_a_row` takes a scale of so many rows."""
+    return isinstance(scale, torch.Tensor) and scale.dtype is torch.float32 and scale.numel() in (1, rows)
 
 
 def known_order(x_scale: Any) -> str:

@@ -6,6 +6,7 @@ before each call, as a model does.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -54,8 +55,11 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
         tolerance: largest relative difference of the outputs (Frobenius).
 
     Returns:
-        The ratio of the times, at most 1 if the difference may be noise. 0 if ours fails. Minus the
-        outputs' relative difference if that is too large.
+        The ratio of the times, at most 1 if the difference may be noise. Minus the outputs'
+        relative difference if that is too large.
+
+    Raises:
+        Exception: what a kernel raises, or its capture.
     """
     size = max(1, calls[0][1].nbytes)
     few = calls[: max(2, -(-_BYTES // size))]
@@ -72,9 +76,10 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
                 times = {side: _milliseconds(graphs[side], repeats[side]) for side in ((0, 1) if turn % 2 else (1, 0))}
                 ratios.append(times[0] / times[1])
             arms.seconds -= time.monotonic() - start
-    except (RuntimeError, MemoryError):  # out of memory, or a kernel that cannot be captured
-        torch.cuda.synchronize()
-        return 0.0
+    except Exception:
+        with contextlib.suppress(RuntimeError):  # the error may be the device's
+            torch.cuda.synchronize()
+        raise
     gain = sorted(ratios)[_ROUNDS // 2]
     return gain if gain >= _NOISE else min(gain, 1.0)
 

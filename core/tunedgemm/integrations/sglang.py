@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch, spared
 from tunedgemm.text.printable import logger
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
@@ -38,6 +38,12 @@ def register() -> None:
     if not read_switch(VARIABLE) or _registered:
         return
     _registered = True
+    with spared(_log, "registering"):
+        _install()
+
+
+def _install() -> None:
+    """Hook SGLang's functions."""
     import sglang
 
     if not is_supported_version(_log, "SGLang", getattr(sglang, "__version__", "of no version"), KNOWN):
@@ -68,8 +74,9 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
 
     from tunedgemm.integrations.sglang_layers import route_layers
 
-    route_layers(runner.model, runner.dtype)
-    compare_remembered(f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
+    with spared(_log, "routing layers"):
+        route_layers(runner.model, runner.dtype)
+    compare_remembered(_log, f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
     return result
 
 
@@ -80,8 +87,10 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     from tunedgemm.integrations.engine_routes import end_warm_up, summary
     from tunedgemm.integrations.engine_rows import unrouted
 
-    sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
-    for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
-        _log.info("%s", line)
-    end_warm_up(current_device())
+    with spared(_log, "summing up the routes"):
+        sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
+        for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
+            _log.info("%s", line)
+    with spared(_log, "ending the warm-up"):
+        end_warm_up(current_device())
     return result

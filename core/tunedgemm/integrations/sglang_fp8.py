@@ -2,7 +2,7 @@
 
 SGLang's products do not know their layer, so the sizes of the weight identify a route. One call of
 the layer shows its product and scales, which depend on the quantisation method, on the GPU and on
-SGLang's options.
+SGLang's options. It has several rows: those of one row are also one of the tensor, in every order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
 from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
-from tunedgemm.integrations.engine_scales import order_made, scales_for_rows
+from tunedgemm.integrations.engine_scales import TELLING_ROWS, is_one_a_row, known_order, one_a_row, scales_for_rows
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.ops.scale_order import with_order
 from tunedgemm.shape import Shape
@@ -66,8 +66,8 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     sizes = module.weight.shape
     k = sizes[1] if module.weight.is_contiguous() else sizes[0]  # a weight with scales of channels is a view [K, N]
     try:
-        calls = _probe(module, torch.randn(1, k, dtype=dtype, device=module.weight.device))
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        calls = _probe(module, torch.randn(TELLING_ROWS, k, dtype=dtype, device=module.weight.device))
+    except Exception as error:  # SGLang's kernels may raise anything
         record_unrouted(f"a call of the layer failed: {error}", name)
         return
     if len(calls) != 1:
@@ -76,9 +76,14 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     [(target, (_, weight, x_scale, w_scale, _))] = calls
     n, block = weight.shape[0], target in BLOCKS
     blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
-    scales = (x_scale.dtype, w_scale.dtype) == (torch.float32, torch.float32)
-    if not scales or not (tuple(w_scale.shape) == blocks and w_scale.is_contiguous() if block else w_scale.numel() == n):
-        record_unrouted("tables have no such kind of scales", name)
+    known = (x_scale.dtype, w_scale.dtype) == (torch.float32, torch.float32)
+    if block:
+        known = known and tuple(x_scale.shape) == (TELLING_ROWS, blocks[1])
+        known = known and tuple(w_scale.shape) == blocks and w_scale.is_contiguous()
+    else:
+        known = known and is_one_a_row(x_scale, TELLING_ROWS) and w_scale.numel() == n
+    if not known:
+        record_unrouted(f"tables have no such kind of scales (x {_said(x_scale)}, weight {_said(w_scale)})", name)
         return
     op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
     if unserved_reason(op, n, k, scale=scale, dtype="fp8", layer=name):
@@ -87,14 +92,13 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
     weight_dtype, epilogue = short_dtype(module.weight.dtype), "bias" if biased else "none"
     shape = Shape(op, 1, n, k, weight_dtype, outdtype=short_dtype(dtype), scale=scale, epilogue=epilogue)
     if block:
-        shape = with_order(shape, order_made(lambda x: _scales(target, module, x), k, dtype, module.weight.device))
+        shape = with_order(shape, known_order(x_scale))
     _routes[(target, n, k, dtype)] = add_layer(_route(target, module, shape, dtype), module, name).name
 
 
-def _scales(target: str, module: Any, x: torch.Tensor) -> Any:
-    """Return the scales of x that SGLang passes to a product, None if a call makes another product."""
-    calls = _probe(module, x)
-    return calls[0][1][2] if len(calls) == 1 and calls[0][0] == target else None
+def _said(scale: torch.Tensor) -> str:
+    """Describe scales for a reason."""
+    return f"{scale.dtype} {list(scale.shape)}".removeprefix("torch.")
 
 
 def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
@@ -105,7 +109,7 @@ def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
     def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if block:
             return gemm_a8w8_blockscale(x, weight, scales(xs), ws, dtype)
-        return gemm_a8w8(x, weight, xs.reshape(-1, 1), ws.reshape(-1), bias, dtype)
+        return gemm_a8w8(x, weight, one_a_row(xs, x.shape[0]), ws.reshape(-1), bias, dtype)
 
     def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if block:

@@ -11,7 +11,7 @@ import torch
 
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
+from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
 from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.sglang_fp8 import original_of, route_fp8
 from tunedgemm.integrations.torch_compile import plain
@@ -20,6 +20,8 @@ from tunedgemm.shape import Shape
 _METHODS = "sglang.srt.layers.quantization.unquant"
 _APPLY = f"{_METHODS}.UnquantizedLinearMethod.apply"
 _LM_HEAD = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
+#: Options of SGLang's logits processor for logits of another dtype than the weight's.
+_OTHER_LOGITS = ("use_fp32_lm_head", "use_fp32_lm_head_output", "rl_on_policy_target")
 
 
 def route_layers(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -37,10 +39,11 @@ def route_layers(model: torch.nn.Module, dtype: torch.dtype) -> None:
             continue
         module.tunedgemm_route = ""
         embedding = isinstance(method, methods.UnquantizedEmbeddingMethod)
-        if weight.dtype.itemsize == 1 and weight.is_floating_point():
-            route_fp8(name, module, dtype)
-        elif (embedding and id(module) in heads) or isinstance(method, methods.UnquantizedLinearMethod):
-            module.tunedgemm_route = _route(name, module, embedding)
+        with routing(name):
+            if weight.dtype.itemsize == 1 and weight.is_floating_point():
+                route_fp8(name, module, dtype)
+            elif (embedding and id(module) in heads) or isinstance(method, methods.UnquantizedLinearMethod):
+                module.tunedgemm_route = _route(name, module, embedding)
 
 
 def _route(name: str, module: Any, head: bool) -> str:
@@ -80,7 +83,9 @@ def _compute_lm_head(
 ) -> Any:
     """Compute logits by the weights of an LM head of 16 bits."""
     route = getattr(lm_head, "tunedgemm_route", "")
-    if not route or named or getattr(processor, "use_fp32_lm_head", False) or hasattr(lm_head, "set_lora"):
+    # `out` is for logits of float32.
+    wide = any(getattr(processor, option, None) for option in _OTHER_LOGITS)
+    if not route or named.keys() - {"out"} or wide or hasattr(lm_head, "set_lora"):
         return theirs(processor, hidden_states, lm_head, embedding_bias, **named)
     weight = lm_head.weight
     return product(hidden_states.to(weight.dtype), weight, None, None, None, weight.dtype, route)

@@ -1,7 +1,8 @@
 """Plugin of vLLM: route linear layers and experts of 16 and 8 bits through the tables where faster.
 
 vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
-``vllm.general_plugins``. It does nothing unless ``TUNEDGEMM_VLLM`` is set. A layer is routed if the
+``vllm.general_plugins``. Unless ``TUNEDGEMM_VLLM`` is set, it does no more than offer its name to
+``--linear-backend``, which sets it. A layer is routed if the
 tables have a row for its weight, or a backend serves few rows of x untuned. After loading, each is
 timed against vLLM's kernel on the model's own weights; vLLM's serves every M at which none is
 faster.
@@ -14,13 +15,15 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
-from tunedgemm.integrations.engine_rows import unserved_reason
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, unknown_version
+from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, spared, unknown_version
+from tunedgemm.integrations.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
+from tunedgemm.process.variables import read
 from tunedgemm.text.printable import logger
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
@@ -39,32 +42,58 @@ _LAYERS = "vllm.model_executor.layers"
 #: Module and class of the methods for weights of 16 bits.
 PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"))
 #: Wrapped functions of vLLM's start-up: module, class or "", function.
+ARGUMENTS = ("vllm.engine.arg_utils", "EngineArgs", "create_engine_config")
 LOADED = ("vllm.model_executor.model_loader.utils", "", "process_weights_after_loading")
 WARM = ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model")
 CPU_WARM = ("vllm.v1.worker.cpu_worker", "CPUWorker", "compile_or_warm_up_model")
 HASH = ("vllm.config", "VllmConfig", "compute_hash")
+#: Modules of ours with the kinds of layers that they route.
+_KERNELS = {"vllm_fp8": ("fp8_w8a8", "fp8_block_w8a8"), "vllm_int8": ("int8_w8a8",), "vllm_cpu_experts": ("experts",)}
 _registered = False
 
 
 def register() -> None:
     """Route vLLM's layers, once a process, if ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times."""
     global _registered
+    if not _registered and ARGUMENTS[0] in sys.modules:  # vLLM has not made its parser yet
+        with spared(_log, "offering a name to --linear-backend"):
+            _offer()
     switch = read_switch(VARIABLE)
     if _registered or not switch:
         return
     _registered = True
+    with spared(_log, "registering"):  # vLLM would not start
+        _install(switch, read(LAYERS))
+
+
+def _offer() -> None:
+    """Offer our name as a value of ``--linear-backend`` where this vLLM is known, once a process."""
+    import vllm
+
+    method = getattr(getattr(sys.modules[ARGUMENTS[0]], ARGUMENTS[1], None), ARGUMENTS[2], None)
+    if getattr(method, TAKES_NAME, False) or unknown_version("vLLM", getattr(vllm, "__version__", ""), KNOWN):
+        return
+    offer_name()
+    _replace(ARGUMENTS, with_named(register, VARIABLE, _log))
+
+
+def _install(switch: str, layers: Collection[str]) -> None:
+    """Replace vLLM's functions and put our kernels first, for some kinds of layers; for all without any."""
     import vllm
 
     if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
         _log.warning("tunedgemm is off: %s", reason)
         return
-    for module, name in PLAIN:
+    for module, name in PLAIN if not layers or "unquantized" in layers else ():
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
-    for module_name, layer_kind in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
+    for module_name, kinds in _KERNELS.items():
+        wanted = [kind for kind in kinds if not layers or kind in layers]
+        layer_kind = f"{', '.join(kinds)} layers"
         try:
-            importlib.import_module(f"tunedgemm.integrations.{module_name}").install()
-        except (ImportError, AttributeError) as error:
+            if wanted:
+                importlib.import_module(f"tunedgemm.integrations.{module_name}").install(wanted)
+        except Exception as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
     warm = CPU_WARM if _on_cpu() else WARM
     for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
@@ -114,7 +143,7 @@ def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> Non
 
 def cache_factor() -> str:
     """Digest the settings that change the graphs that vLLM compiles."""
-    return fingerprint(os.environ.get(VARIABLE, ""))
+    return fingerprint(f"{os.environ.get(VARIABLE, '')} {os.environ.get(LAYERS, '')}".strip())
 
 
 def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
@@ -136,9 +165,13 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
         from tunedgemm.integrations.vllm_experts import route_experts
 
-        _publish()
-        route_experts(arguments[0] if arguments else named["model"])
-        compare_remembered(f"vLLM {vllm.__version__}", SECONDS, cache_factor())
+        with spared(_log, "comparing the ranks' tables"):
+            _publish()
+        layers = read(LAYERS)
+        with spared(_log, "routing experts"):
+            if not layers or "experts" in layers:
+                route_experts(arguments[0] if arguments else named["model"])
+        compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
 
     return process_weights_after_loading
 
@@ -152,24 +185,18 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         from tunedgemm.integrations.engine_routes import end_warm_up, summary
         from tunedgemm.integrations.engine_rows import unrouted
 
-        sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-        for line in (*summary(sorted(sizes), current_device()), *unrouted(), *_backends(self.vllm_config)):
-            _log.info("%s", line)
-        for line in _differing():
-            _log.warning("%s", line)
-        end_warm_up(current_device())
+        with spared(_log, "summing up the routes"):
+            sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
+            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *other_names(self.vllm_config)):
+                _log.info("%s", line)
+        with spared(_log, "comparing the ranks' tables"):
+            for line in _differing():
+                _log.warning("%s", line)
+        with spared(_log, "ending the warm-up"):
+            end_warm_up(current_device())
         return result
 
     return compile_or_warm_up_model
-
-
-def _backends(vllm_config: Any) -> list[str]:
-    """Report the requested kernels of vLLM (0.25 and newer) that exclude ours."""
-    kernels = getattr(vllm_config, "kernel_config", None)
-    of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
-    backends = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
-    names = ", ".join(sorted(backends))
-    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if backends else []
 
 
 def _ranks() -> tuple[Any, int, int]:
@@ -209,13 +236,22 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
         weight = getattr(layer, "weight", None)
         matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
         matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
-        layer.tunedgemm_route = ""
-        if not matrix or unserved_reason("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
+        layer.tunedgemm_route, name = "", getattr(layer, "prefix", "")
+        named = _named_backend(self)
+        if matrix and named:
+            record_unrouted(f"--linear-backend={named} names vLLM's kernel of 16 bits", name)
+        elif matrix and not unserved_reason("a16w16", *layer.weight.shape, layer=name):
+            with routing(name):
+                layer.tunedgemm_route = _plain_route(self, layer)
+        if not layer.tunedgemm_route:
             theirs(self, layer)
-            return
-        layer.tunedgemm_route = _plain_route(self, layer)
 
     return process_weights_after_loading
+
+
+def _named_backend(method: Any) -> str:
+    """Return the backend of 16 bits that a user names for a method, "" if vLLM chooses it (0.33 has such)."""
+    return str(getattr(getattr(method, "_gemm_impl", None), "keywords", {}).get("vllm_backend", ""))
 
 
 def _plain_route(method: Any, layer: Any) -> str:

@@ -17,7 +17,7 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from tunedgemm import QuantType, fused_moe
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import OperandError
+from tunedgemm.integrations.engine_start import described
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
 from tunedgemm.shape import Shape
@@ -57,8 +58,9 @@ _SCALES = {
 }
 
 
-def install() -> None:
+def install(kinds: Collection[str]) -> None:
     """Make vLLM ask for our experts first; warn about an oracle of another form and leave it."""
+    del kinds  # it has one
     if inspect.isabstract(TunedGemmExperts):
         missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
         _log.warning("vLLM's experts: stay vLLM's, because this vLLM has another interface: they need %s", missing)
@@ -97,13 +99,15 @@ def _wrap_choice(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., An
         if not current_platform.is_cpu():
             with contextlib.suppress(NotImplementedError, ValueError):
                 return theirs(*arguments, **named)
-        call = signature.bind(*arguments, **named)
-        call.apply_defaults()
-        config, *_ = call.arguments.values()
         try:
+            call = signature.bind(*arguments, **named)
+            call.apply_defaults()
+            config, *_ = call.arguments.values()
             reason = unserved_reason(config, call.arguments.get("weight_key"), call.arguments.get("activation_key"))
         except AttributeError as error:
             reason = f"vLLM describes them in an unknown form: {error}"
+        except Exception as error:  # a plugin may raise anything
+            reason = f"asking the tables failed: {described(error)}"
         _log_once(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
         return theirs(*arguments, **named) if reason else (as_loaded, TunedGemmExperts)
 

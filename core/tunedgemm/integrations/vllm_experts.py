@@ -16,9 +16,8 @@ from tunedgemm import ActivationType, QuantType, fused_moe
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import short_dtype
-from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_routes import Route, add_layer, rows_of
-from tunedgemm.integrations.engine_rows import record_unrouted
+from tunedgemm.integrations.engine_rows import record_unrouted, routing
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 
@@ -97,12 +96,13 @@ def route_experts(model: torch.nn.Module) -> None:
         if kernel is None or id(kernel) in kernel_ids or not hasattr(layer, "w13_weight"):
             continue
         kernel_ids.add(id(kernel))
-        try:
-            reason = _route(layer, kernel, name)
-        except (AttributeError, UserError) as error:
-            reason = str(error) if isinstance(error, UserError) else f"this vLLM describes experts in another form ({error})"
-        if reason:
-            record_unrouted(f"experts: {reason}", name)
+        with routing(name):
+            try:
+                reason = _route(layer, kernel, name)
+            except AttributeError as error:
+                reason = f"this vLLM describes experts in another form ({error})"
+            if reason:
+                record_unrouted(f"experts: {reason}", name)
 
 
 def _route(layer: Any, kernel: Any, name: str) -> str:

@@ -7,8 +7,9 @@ quantise, with scales in the order of that kernel. Only the product is routed
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from vllm.platforms import current_platform
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, unserved_reason
-from tunedgemm.integrations.engine_scales import order_made, scales_for_rows
+from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, routing, unserved_reason
+from tunedgemm.integrations.engine_scales import one_a_row, order_made, scales_for_rows
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter, support_answer
+from tunedgemm.integrations.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 from tunedgemm.ops.scale_order import with_order
 from tunedgemm.shape import Shape
 
@@ -43,15 +44,16 @@ _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
 _REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
 
 
-def install() -> None:
-    """Put our kernels before all others of the platform.
+def install(schemes: Collection[str]) -> None:
+    """Put our kernels of some of vLLM's schemes before all others of the platform.
 
     Raises:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
-    lists = linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS
-    for kernel, kernels_by_platform in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
-        prefer(kernel, kernels_by_platform)
+    if TunedGemmFp8Kernel.scheme in schemes:
+        prefer(TunedGemmFp8Kernel, linear._POSSIBLE_FP8_KERNELS)
+    if TunedGemmFp8BlockKernel.scheme in schemes:
+        prefer(TunedGemmFp8BlockKernel, linear._POSSIBLE_FP8_BLOCK_KERNELS)
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
@@ -64,6 +66,18 @@ def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
     return reason
 
 
+class _Fp8(Everywhere):
+    """A kernel that wraps the one which vLLM would choose, if there is one."""
+
+    #: vLLM's name of the layers.
+    scheme: str
+    _theirs: Any
+
+    def _routing(self, layer: Any) -> contextlib.AbstractContextManager[None]:
+        """Return the block that routes a layer; where vLLM has a kernel, an error leaves the layer to it."""
+        return routing(getattr(layer, "prefix", "")) if self._theirs is not None else contextlib.nullcontext()
+
+
 def _hand_back(layer: Any, ours: Any) -> None:
     """Restore vLLM's own kernel, whose product is now routed: vLLM 0.25 warms DeepGEMM up by its class."""
     method: Any = getattr(layer, "quant_method", None)
@@ -71,31 +85,33 @@ def _hand_back(layer: Any, ours: Any) -> None:
         method.fp8_linear = ours._theirs
 
 
-class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """fp8 kernel with scales of the tensor, of tokens or of channels.
 
     It runs `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster.
     """
 
+    scheme = "fp8_w8a8"
+
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
         super().__init__(c, layer_param_names)
         theirs = chosen_by_vllm(linear._POSSIBLE_FP8_KERNELS[current_platform._enum], c)
-        self._theirs: Any = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
+        self._theirs = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
         self._pads = self._theirs is not None and self._theirs.get_output_padding() is not None
         self._route = ""
         self._waits = record_unrouted(_PASSED_BY, "")
 
-    @classmethod
-    def can_implement(cls, c: Any) -> Answer:
+    @answering
+    def can_implement(cls, c: Any) -> str:
         """Require symmetric scales, a 16-bit output, and a weight with rows."""
         x, weight = c.activation_quant_key, c.weight_quant_key
         of_x, of_weight = x.scale.group_shape, weight.scale.group_shape
         if not (of_x.is_per_tensor() or of_x.is_per_token()) or not (of_weight.is_per_tensor() or of_weight.is_per_channel()):
-            return False, "needs scales of the tensor, of tokens or of channels"
+            return "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
-            return False, "needs symmetric scales and an output of bfloat16 or float16"
+            return "needs symmetric scales and an output of bfloat16 or float16"
         reason = unserved_reason("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
-        return support_answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
+        return reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
 
     def input_quant_key(self) -> Any:
         """Return the key of vLLM's kernel, or of static scales, whose activations a fused norm may quantise."""
@@ -122,15 +138,15 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
             replace_parameter(layer, weight_name, weight.data.t().contiguous().t())
             single = _both_of_tensors(self.config)
             replace_parameter(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
-        self._route = add_layer(self._make_route(layer, n, k), layer).name
-        if self._theirs is not None:
-            self._theirs.apply_scaled_mm = self.apply_scaled_mm
-            _hand_back(layer, self)
+        with self._routing(layer):
+            self._route = add_layer(self._make_route(layer, n, k), layer).name
+            if self._theirs is not None:
+                self._theirs.apply_scaled_mm = self.apply_scaled_mm
+                _hand_back(layer, self)
 
     def _make_route(self, layer: Any, n: int, k: int) -> Route:
-        single, config, own = _both_of_tensors(self.config), self.config, self._theirs
-        names = self.layer_param_names
-        x_single = config.activation_quant_key.scale.group_shape.is_per_tensor()
+        config, own, names = self.config, self._theirs, self.layer_param_names
+        single = _both_of_tensors(config) and getattr(layer, names[1]).numel() == 1
         dtype = config.weight_quant_key.dtype
         biased = adds_bias(layer)
         shape = Shape(
@@ -140,10 +156,8 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
         vllms: Any = None if own is None else own.apply_scaled_mm
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            x_scale = xs.reshape(1) if single else of_rows(xs, x.shape[0], x_single)
-            w_scale = ws.reshape(-1)
-            w_scale = w_scale if single or w_scale.numel() == n else w_scale.expand(n).contiguous()
-            return gemm_a8w8(x, weight, x_scale, w_scale, bias, config.out_dtype)
+            scales = (xs.reshape(1), ws.reshape(1)) if single else (one_a_row(xs, x.shape[0]), one_a_row(ws, n))
+            return gemm_a8w8(x, weight, *scales, bias, config.out_dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
@@ -195,33 +209,35 @@ def _quantised(kernel: Any, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
     return quantised
 
 
-class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """fp8 kernel with scales of 1 x 128 of x and 128 x 128 of the weight.
 
     It runs `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel where that is faster.
     """
 
+    scheme = "fp8_block_w8a8"
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
         wraps_theirs = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
-        self._theirs: Any = theirs(config) if wraps_theirs else None
+        self._theirs = theirs(config) if wraps_theirs else None
         self._route = ""
         self._waits = record_unrouted(_PASSED_BY, "")
 
-    @classmethod
-    def can_implement(cls, config: Any) -> Answer:
+    @answering
+    def can_implement(cls, config: Any) -> str:
         """Require dynamic float32 scales of these blocks, a 16-bit output, and a weight with rows."""
-        able, reason = super().can_implement(config)
+        able, reason = Fp8BlockScaledMMLinearKernel.can_implement(config)
         if not able:
-            return able, reason
+            return str(reason)
         x, weight = config.activation_quant_key.scale, config.weight_quant_key.scale
         if tuple(x.group_shape) != (1, _BLOCK) or tuple(weight.group_shape) != (_BLOCK, _BLOCK) or weight.dtype is not torch.float32:
-            return False, f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
+            return f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
         if config.out_dtype not in _OUTPUTS:
-            return False, "needs an output of bfloat16 or float16"
+            return "needs an output of bfloat16 or float16"
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
-        return support_answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
+        return reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Process them by vLLM's kernel; route the layer if weight and scales are plain matrices then."""
@@ -241,10 +257,11 @@ class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type
         if tuple(weight.shape) != (n, k) or not plain_scale or getattr(layer, "aiter_bpreshuffled", False):
             record_unrouted(_REORDERED, getattr(layer, "prefix", ""))
             return
-        self._route = add_layer(self._make_route(n, k, weight.device), layer).name
-        if self._theirs is not None:
-            self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
-            _hand_back(layer, self)
+        with self._routing(layer):
+            self._route = add_layer(self._make_route(n, k, weight.device), layer).name
+            if self._theirs is not None:
+                self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
+                _hand_back(layer, self)
 
     def _make_route(self, n: int, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs

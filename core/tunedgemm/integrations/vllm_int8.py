@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,21 +15,23 @@ from vllm.platforms import current_platform
 from tunedgemm import gemm_a8w8
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
+from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
+from tunedgemm.integrations.engine_scales import one_a_row
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, replace_parameter
+from tunedgemm.integrations.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 from tunedgemm.shape import Shape
 
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
 _CUTLASS = "CutlassInt8ScaledMMLinearKernel"
 
 
-def install() -> None:
+def install(schemes: Collection[str]) -> None:
     """Put our kernel before all others of the platform.
 
     Raises:
         AttributeError: this version of vLLM keeps its kernels in another form.
     """
+    del schemes  # it has one
     prefer(TunedGemmInt8Kernel, linear._POSSIBLE_INT8_KERNELS)
 
 
@@ -45,10 +47,10 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         self._theirs: Any = None
         self._route = ""
 
-    @classmethod
-    def can_implement(cls, c: Any) -> Answer:
+    @answering
+    def can_implement(cls, c: Any) -> str:
         """Require symmetric scales."""
-        return (True, None) if c.input_symmetric else (False, "needs symmetric scales of the activations")
+        return "" if c.input_symmetric else "needs symmetric scales of the activations"
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Process them by vLLM's kernel.
@@ -65,7 +67,8 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
             self._theirs = own(self.config, self.layer_param_names)
             self._theirs.process_weights_after_loading(layer)
             if not reason and own.__name__ == _CUTLASS:
-                self._route = add_layer(self._make_route(layer, n, k), layer).name
+                with routing(name):
+                    self._route = add_layer(self._make_route(layer, n, k), layer).name
             elif not reason:
                 record_unrouted(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
             return
@@ -86,9 +89,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         shape = Shape("a8w8", 1, n, k, "int8", outdtype=short_dtype(dtype), scale="row", epilogue="bias" if biased else "none")
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            w_scale = ws.reshape(-1)
-            w_scale = w_scale if w_scale.numel() == n else w_scale.expand(n).contiguous()
-            return gemm_a8w8(x, weight, of_rows(xs, x.shape[0], single), w_scale, bias, dtype)
+            return gemm_a8w8(x, weight, one_a_row(xs, x.shape[0]), one_a_row(ws, n), bias, dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return _custom_ops.cutlass_scaled_mm(x, weight.t(), scale_a=xs, scale_b=ws, out_dtype=dtype, bias=bias)
@@ -114,7 +115,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
         if self._route:
             out = product(q, weight.t(), scale, w_scale, bias, x.dtype, self._route)
         else:
-            out = gemm_a8w8(q, weight, of_rows(scale, rows.shape[0], x_scale is not None), w_scale, bias, x.dtype)
+            out = gemm_a8w8(q, weight, one_a_row(scale, rows.shape[0]), w_scale, bias, x.dtype)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 

@@ -8,11 +8,16 @@ the layers for which `unserved_reason` gives no reason. They are in `vllm_fp8` a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from vllm.model_executor.kernels import linear
 from vllm.platforms import current_platform
+
+from tunedgemm.integrations.engine_rows import record_unrouted
+from tunedgemm.integrations.engine_start import described
 
 #: vLLM's form of a kernel's answer whether it can run.
 Answer = tuple[bool, str | None]
@@ -34,14 +39,22 @@ def replace_parameter(layer: Any, name: str, value: torch.Tensor) -> None:
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
-def support_answer(reason: str) -> Answer:
-    """Answer vLLM that a kernel can run, or the reason against it."""
-    return not reason, reason or None
+def answering(reason_of: Callable[[Any, Any], str]) -> Any:
+    """Make ``can_implement`` from a function that returns the reason against a layer, or "".
 
+    An error is a reason, too: vLLM asks at start-up, and chooses its own kernel then.
+    """
 
-def of_rows(scale: torch.Tensor, rows: int, single: bool) -> torch.Tensor:
-    """Reshape scales of x to [rows, 1]."""
-    return scale.reshape(1, 1).expand(rows, 1).contiguous() if single else scale.reshape(rows, 1)
+    @functools.wraps(reason_of)
+    def can_implement(kernel: Any, config: Any) -> Answer:
+        try:
+            reason = reason_of(kernel, config)
+        except Exception as error:  # a plugin, or a vLLM of another form, may raise anything
+            reason = f"asking the tables failed ({described(error)})"
+            record_unrouted(reason, "")
+        return not reason, reason or None
+
+    return classmethod(can_implement)
 
 
 class Everywhere:

@@ -114,6 +114,25 @@ class Number(Kind):
 
 
 @attrs.frozen
+class Words(Kind):
+    """A comma list of words of a closed list; none stands for all.
+
+    Attributes:
+        words: that list.
+    """
+
+    default: Any = ()
+    words: tuple[str, ...] = ()
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """Return the words."""
+        found = tuple(word.strip().lower() for word in text.split(",") if word.strip())
+        if unknown := [word for word in found if word not in self.words]:
+            raise _one_of(self.words, ",".join(unknown), f"must be a comma list of {', '.join(self.words)}")
+        return found
+
+
+@attrs.frozen
 class Libtypes(Kind):
     """A comma list of libtypes, each installed here or known.
 
@@ -193,6 +212,7 @@ KINDS: Mapping[str, Kind] = {
     "TUNEDGEMM_TEST_DEVICE": Kind(),
     "TUNEDGEMM_TRUSTED_KEYS": Folder(),
     "TUNEDGEMM_VLLM": Switch(others=("unpacked",)),
+    "TUNEDGEMM_VLLM_LAYERS": Words(words=("unquantized", "fp8_w8a8", "fp8_block_w8a8", "int8_w8a8", "experts")),
     "TUNEDGEMM_VLLM_SECONDS": _SECONDS_OF_START,
 }
 
@@ -247,5 +267,5 @@ def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple):
-        return ",".join(default)
+        return ",".join(default) or "all"
     return str(default) if default else "its default"

@@ -2,7 +2,8 @@
 
 Importing `deep_gemm` would share its process-wide settings and its cache with the user. A private
 copy of its extension has separate ones. Each device has a copy, because the library remembers the
-first device that it meets.
+first device that it meets. The extension is a module of Python's, `_C`, or since 2.8 one that
+registers operations of torch, `_C_extension`, next to a module `_C.py`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ import attrs
 from tunedgemm.plugin import PluginError
 from tunedgemm.tools import load_fault, private_folder
 
+from tunedgemm_deepgemm import registered
+
 #: Packages that may hold the library, and its folder in each.
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
 #: The first version whose settings vary more than the SMs, and that compiles without a device.
 OLDEST = (2, 4)
-#: Functions that this plugin calls.
-FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_multiple_of", "bf16_gemm_nt", "fp8_gemm_nt")
+#: Functions that this plugin calls: those of products, and all.
+PRODUCTS = ("bf16_gemm_nt", "fp8_gemm_nt")
+FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_multiple_of", *PRODUCTS)
 #: Folder of a system's CUDA toolkit.
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 #: Loads the extension in a child process.
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 #: The search path is this process's, without the working folder.
 _CHILD = "import sys; sys.path[:] = {path!r}; from tunedgemm_deepgemm import child; child.main()"
+#: Name of the extension that registers operations.
+_REGISTERED = "_C_extension"
 _numbers = itertools.count()
 
 
@@ -102,14 +108,23 @@ def find() -> Installation:
             if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
                 faults.append(f"{folder}: must be {'.'.join(map(str, OLDEST))} or newer (got {version})")
                 continue
-            extension = next((path for end in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_C{end}").is_file()), None)
-            if extension is not None:
+            if extension := _extension_of(folder):
                 return Installation(folder, extension, version, "" if package == "deep_gemm" else _owner(package))
-            others = ", ".join(path.name for path in sorted(folder.glob("_C*.so"))) or "none"
-            faults.append(f"{folder}: no _C for Python {sys.version_info[0]}.{sys.version_info[1]} (got {others})")
+            others = ", ".join(path.name for path in sorted(folder.glob("_C*"))) or "none"
+            python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            faults.append(f"{folder}, {version}: needs _C for Python {python}, or _C.py and one {_REGISTERED}*.so (got {others})")
     raise PluginError(
         f"deepgemm: {'; '.join(faults) or 'deep_gemm not found'}; install deep_gemm, or a vLLM that has third_party/deep_gemm"
     )
+
+
+def _extension_of(folder: Path) -> Path | None:
+    """Return the extension in a package for this Python, or None."""
+    modules = (folder / f"_C{end}" for end in importlib.machinery.EXTENSION_SUFFIXES)
+    if module := next((path for path in modules if path.is_file()), None):
+        return module
+    found = sorted(folder.glob(f"{_REGISTERED}*.so")) if (folder / "_C.py").is_file() else []
+    return found[0] if len(found) == 1 else None
 
 
 def _roots(package: str) -> list[str]:
@@ -153,7 +168,7 @@ def find_toolkit() -> Toolkit:
 def fault_of(installation: Installation) -> str:
     """Return why the library does not load, from a child process, or an empty text."""
     fault = load_fault(_LOAD, installation.extension)
-    return f"deepgemm: {installation.extension} does not load: {fault}" if fault else ""
+    return f"deepgemm: deep_gemm {installation.version}, {installation.extension}, does not load: {fault}" if fault else ""
 
 
 def run_child(question: Mapping[str, Any], variables: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -180,9 +195,11 @@ def question_of(installation: Installation, toolkit: Toolkit) -> dict[str, Any]:
 def variables(toolkit: Toolkit) -> dict[str, str]:
     """Return the variables that a copy of the library reads at its first use.
 
-    Without the last two it would create a cuBLASLt handle and 32 MiB of workspace.
+    Without the last two it would create a cuBLASLt handle and 32 MiB of workspace. Since 2.8 it
+    looks for the toolkit there.
     """
     return {
+        "CUDA_HOME": str(toolkit.home),
         "DG_JIT_CACHE_DIR": str(private_folder("deepgemm")),
         "DG_JIT_NVCC_COMPILER": str(toolkit.nvcc),
         "DG_JIT_USE_NVRTC": "0",
@@ -208,23 +225,39 @@ def load_copy(extension: Path) -> Any:
     The dynamic linker and Python know a library by its path: each copy spells it in another way.
 
     Raises:
-        ImportError: it does not load, or lacks a function.
+        ImportError: it does not load, lacks a function, or has one that takes other arguments.
     """
     import torch  # loads the libraries that the extension needs
 
     del torch
     number = next(_numbers)
     with os.fdopen(os.memfd_create("deepgemm"), "wb") as content:
-        content.write(extension.read_bytes())
+        registers, namespace = extension.name.startswith(_REGISTERED), f"dg{number:07d}"
+        original = extension.read_bytes()
+        content.write(registered.private_content(original, namespace) if registers else original)
         content.flush()
-        name, path = f"tunedgemm_deepgemm_copy{number}._C", f"/proc/self/fd/{'./' * number}{content.fileno()}"
-        loader = importlib.machinery.ExtensionFileLoader(name, path)
-        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        path = f"/proc/self/fd/{'./' * number}{content.fileno()}"
+        module = registered.load(path, namespace) if registers else _load_module(f"tunedgemm_deepgemm_copy{number}._C", path)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
         raise ImportError(f"it lacks {', '.join(missing)}")
+    for function in PRODUCTS:
+        stated = getattr(module, function).__doc__  # pybind11's has the signature
+        if stated and "compiled_dims" not in stated:
+            raise ImportError(f"{function} must take compiled_dims (got {stated.splitlines()[0]})")
+    return module
+
+
+def _load_module(name: str, path: str) -> Any:
+    """Load a module of Python's from a path.
+
+    Raises:
+        ImportError: it does not load.
+    """
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
     return module
 
 

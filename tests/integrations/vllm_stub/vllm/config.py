@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vllm import FORM
+from vllm.kernel_config import KernelConfig
 
 
 @dataclass
@@ -21,16 +22,6 @@ class CompilationConfig:
     """How graphs are made."""
 
     cudagraph_capture_sizes: list[int] = field(default_factory=lambda: [1, 8, 64])
-
-
-@dataclass
-class KernelConfig:
-    """Which kernels are asked for: 0.20 has no choice of linear ones, 0.33 one for each quantisation."""
-
-    if FORM >= (0, 25):
-        linear_backend: str = "auto"
-    if FORM >= (0, 33):
-        linear_backend_per_quant: dict[str, str] | None = None
 
 
 @dataclass
@@ -64,6 +55,11 @@ def set_current_vllm_config(config: VllmConfig) -> Iterator[None]:
         yield
     finally:
         _current.pop()
+
+
+def get_current_vllm_config_or_none() -> VllmConfig | None:
+    """That of the innermost block, None outside of them."""
+    return _current[-1] if _current else None
 
 
 def get_current_vllm_config() -> VllmConfig:

@@ -11,13 +11,23 @@ _LARGEST = 448.0
 
 
 class ChannelMethod:
-    """Scales of tokens and channels; the layer's weight is a view [K, N]."""
+    """Scales of channels, and of tokens or one that is static; the layer's weight is a view [K, N].
+
+    SGLang repeats a static one for each row unless its kernel broadcasts it (`native`, 0.5.23).
+    """
+
+    def __init__(self, native: bool = True) -> None:
+        self.native = native
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [..., K]."""
         rows = x.reshape(-1, x.shape[-1])
-        scale = rows.float().abs().amax(1, keepdim=True) / _LARGEST
-        q = (rows.float() / scale).to(torch.float8_e4m3fn)
+        scale = getattr(layer, "input_scale", None)
+        if scale is None:
+            scale = rows.float().abs().amax(1, keepdim=True) / _LARGEST
+        elif not self.native:
+            scale = scale.repeat(len(rows)).view(-1, 1)
+        q = (rows.float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
         out = fp8_scaled_mm(q, layer.weight, scale, layer.weight_scale, out_dtype=x.dtype, bias=bias)
         return out.view(*x.shape[:-1], -1)
 

@@ -12,8 +12,8 @@ def fp8_scaled_mm(
     mat_a: torch.Tensor, mat_b: torch.Tensor, scales_a: torch.Tensor, scales_b: torch.Tensor, out_dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply [M, K] by a view [K, N], with scales [M, 1] and [N, 1]."""
-    assert mat_b.stride(0) == 1 and scales_a.shape == (len(mat_a), 1)
+    """Multiply [M, K] by a view [K, N], with scales [M, 1], or a single one (0.5.23), and [N, 1]."""
+    assert mat_b.stride(0) == 1 and (scales_a.shape == (len(mat_a), 1) or scales_a.numel() == 1)
     multiplied.append(("fp8_scaled_mm", len(mat_a)))
     out = (mat_a.float() * scales_a) @ (mat_b.float() * scales_b.reshape(1, -1))
     return (out if bias is None else out + bias).to(out_dtype)

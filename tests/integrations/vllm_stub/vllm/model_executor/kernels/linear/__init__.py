@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm import FORM, _custom_ops
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearKernel,
@@ -145,19 +146,56 @@ def is_supported_and_can_implement_kernel(kernel: Any, config: Any, compute_capa
     return True, ""
 
 
-def _chosen(config: Any, kernels: dict[Any, list[Any]]) -> Any:
-    return next(one for one in kernels[current_platform._enum] if is_supported_and_can_implement_kernel(one, config, None)[0])
+_LINEAR_BACKEND_KERNEL_MAP: dict[str, set[Any]] = {
+    "cutlass": {CutlassFP8ScaledMMLinearKernel, CutlassInt8ScaledMMLinearKernel},
+    "triton": {TritonFp8BlockScaledMMKernel},
+}
+
+
+def _filter_kernels_by_backend(backend: str, kernels: list[Any]) -> list[Any]:
+    """The kernels of a backend; where there are none, none (0.25) or all of them (0.33)."""
+    found = [one for one in kernels if one in _LINEAR_BACKEND_KERNEL_MAP.get(backend, ())]
+    return found or (list(kernels) if FORM >= (0, 33) else [])
+
+
+if FORM >= (0, 33):
+
+    def _resolve_backend_kernels(
+        kernels: list[Any], layer_desc: str, *, quantization: str, compute_capability: int | None = None
+    ) -> list[Any]:
+        """The kernels among which a layer's is chosen."""
+        del layer_desc, compute_capability
+        settings = get_current_vllm_config().kernel_config
+        backend = (settings.linear_backend_per_quant or {}).get(quantization) or settings.linear_backend
+        return kernels if backend == "auto" else _filter_kernels_by_backend(backend, kernels)
+
+
+def _possible(kernels: list[Any], quantization: str) -> list[Any]:
+    if FORM >= (0, 33):
+        return _resolve_backend_kernels(kernels, "scaled-mm", quantization=quantization)
+    backend = getattr(get_current_vllm_config().kernel_config, "linear_backend", "auto")
+    found = kernels if backend == "auto" else _filter_kernels_by_backend(backend, kernels)
+    if not found:
+        raise ValueError(f"--linear-backend={backend} was requested but no '{backend}' kernel exists for this layer type.")
+    return found
+
+
+def _chosen(config: Any, kernels: dict[Any, list[Any]], quantization: str) -> Any:
+    possible = _possible(kernels[current_platform._enum], quantization)
+    return next(one for one in possible if is_supported_and_can_implement_kernel(one, config, None)[0])
 
 
 def init_fp8_linear_kernel(
-    activation_quant_key: Any, weight_quant_key: Any, input_dtype: torch.dtype, out_dtype: torch.dtype, weight_shape: tuple[int, int]
-) -> Any:
+    activation_quant_key: Any, weight_quant_key: Any, input_dtype: torch.dtype, out_dtype: torch.dtype, weight_shape: tuple[int, int],
+    force_kernel: Any = None, module_name: str | None = None,
+) -> Any:  # fmt: skip
     """The kernel of an fp8 layer."""
+    del force_kernel, module_name
     config = FP8ScaledMMLinearLayerConfig(weight_quant_key, activation_quant_key, weight_shape, input_dtype, out_dtype)
     if activation_quant_key.scale.group_shape.is_per_group():
-        found = _chosen(config, _POSSIBLE_FP8_BLOCK_KERNELS)
+        found = _chosen(config, _POSSIBLE_FP8_BLOCK_KERNELS, "fp8_block_w8a8")
         return found(config, _NAMES) if issubclass(found, FP8ScaledMMLinearKernel) else found(config)
-    return _chosen(config, _POSSIBLE_FP8_KERNELS)(config, _NAMES)
+    return _chosen(config, _POSSIBLE_FP8_KERNELS, "fp8_w8a8")(config, _NAMES)
 
 
 def init_int8_linear_kernel(
@@ -167,4 +205,4 @@ def init_int8_linear_kernel(
     del module_name
     config = Int8ScaledMMLinearLayerConfig(is_static_input_scheme, is_channelwise, input_symmetric, **newer)
     names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
-    return _chosen(config, _POSSIBLE_INT8_KERNELS)(config, names)
+    return _chosen(config, _POSSIBLE_INT8_KERNELS, "int8_w8a8")(config, names)

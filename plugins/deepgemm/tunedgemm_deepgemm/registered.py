@@ -1,0 +1,157 @@
+"""Give a DeepGEMM that registers its functions with torch the form of its former module `_C`.
+
+Since 2.8, as in vLLM 0.32 and newer, the extension defines ``torch.ops.deep_gemm``, and `_C.py`
+calls that. Torch takes a namespace once a process, and the linker joins the extension's settings
+with those of any other copy. A private copy in memory has another namespace, and its settings to
+itself. No file is changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+
+#: Namespace of the extension's operations, as the text in it.
+_NAMESPACE = b"\0deep_gemm\0"
+#: Type of the section with the dynamic symbols, and bytes of a symbol. The linker joins symbols of
+#: this binding among all libraries of a process.
+_DYNSYM, _SYMBOL, _UNIQUE = 11, 24, 10
+
+
+@attrs.frozen
+class Operation:
+    """An operation of torch behind a function of `_C`.
+
+    Attributes:
+        names: its names, the newest first.
+        given: the arguments that are passed by position, by their names; an empty name is not
+            checked.
+        scaled: whether the function has pairs of a matrix and its scales.
+    """
+
+    names: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    scaled: bool = False
+
+
+_PAIRS = ("a", "sfa", "b", "sfb", "d")
+#: Functions of `_C` that the plugin calls. The products also get `compiled_dims` by name.
+OPERATIONS = {
+    "init": Operation(("init",), ("",)),
+    "set_num_sms": Operation(("set_num_sms",), ("",)),
+    "get_num_sms": Operation(("get_num_sms",)),
+    "set_pdl": Operation(("set_pdl",), ("",)),
+    "set_block_size_multiple_of": Operation(("set_block_size_multiple_of",), ("",)),
+    "set_mk_alignment_for_contiguous_layout": Operation(("set_mk_alignment_for_contiguous_layout",), ("",)),
+    "bf16_gemm_nt": Operation(("bf16_gemm_nt",), ("a", "b", "d")),
+    "fp8_gemm_nt": Operation(("fp8_fp4_gemm_nt", "fp8_gemm_nt"), _PAIRS, scaled=True),
+    "m_grouped_fp8_gemm_nt_contiguous": Operation(
+        ("m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous"), (*_PAIRS, "grouped_layout"), scaled=True
+    ),
+    "m_grouped_fp8_gemm_nt_masked": Operation(
+        ("m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"), (*_PAIRS, "masked_m", "expected_m"), scaled=True
+    ),
+}
+
+
+def private_content(content: bytes, namespace: str) -> bytes:
+    """Return the extension with another namespace of the same length, and with settings of a copy.
+
+    Raises:
+        ImportError: it registers nothing, or is damaged.
+    """
+    own = b"\0" + namespace.encode() + b"\0"
+    if len(own) != len(_NAMESPACE):
+        raise AssertionError(f"{namespace}: must be as long as the library's namespace")
+    if content[:6] != b"\x7fELF\x02\x01" or _NAMESPACE not in content:
+        raise ImportError("it registers nothing as torch.ops.deep_gemm")
+    copy = bytearray(content.replace(_NAMESPACE, own))
+    sections, size, count = struct.unpack_from("<Q", copy, 40)[0], *struct.unpack_from("<HH", copy, 58)
+    try:
+        for index in range(count):
+            kind, at, length = (struct.unpack_from(form, copy, sections + index * size + place)[0] for form, place in _SECTION)
+            for symbol in range(at, at + length, _SYMBOL) if kind == _DYNSYM else ():
+                info, defined = copy[symbol + 4], struct.unpack_from("<H", copy, symbol + 6)[0]
+                if info >> 4 == _UNIQUE and defined:
+                    copy[symbol + 4] = info & 15  # a local symbol of the same type
+    except (struct.error, IndexError, OverflowError) as error:
+        raise ImportError(f"it is damaged: {error}") from error
+    return bytes(copy)
+
+
+#: Format and place of a section's type, offset and length in its header.
+_SECTION = (("<I", 4), ("<Q", 24), ("<Q", 32))
+
+
+def load(path: str, namespace: str) -> Any:
+    """Load a private copy from a path, and return an object with the functions of `_C`.
+
+    Functions that this version lacks are absent.
+
+    Raises:
+        ImportError: it does not load, or takes other arguments than those passed here.
+    """
+    import torch
+
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(str(error)) from error
+    operations = getattr(torch.ops, namespace)
+    if close := _found(operations, ("shutdown",)):  # cuBLASLt's handles go before the library
+        atexit.register(close)
+    functions = SimpleNamespace()
+    for name, operation in OPERATIONS.items():
+        if found := _found(operations, operation.names):
+            _check(name, operation, found)
+            setattr(functions, name, _function(name, operation, found))
+    return functions
+
+
+def _found(operations: Any, names: tuple[str, ...]) -> Any:
+    """Return the first operation that is registered, or None."""
+    return next((found.default for name in names if (found := getattr(operations, name, None)) is not None), None)
+
+
+def _check(name: str, operation: Operation, found: Any) -> None:
+    """Check that an operation takes what is passed here.
+
+    Raises:
+        ImportError: it does not; the message has its schema.
+    """
+    arguments, count = found._schema.arguments, len(operation.given)
+    fits = len(arguments) >= count and all(wanted in ("", have.name) for wanted, have in zip(operation.given, arguments, strict=False))
+    named = {"compiled_dims"} if "d" in operation.given else set()
+    further = [argument for argument in arguments[count:] if not argument.has_default_value()]
+    if not fits or further or named - {argument.name for argument in arguments[count:]}:
+        wanted = ", ".join((*filter(None, operation.given), *sorted(named))) or f"{count} arguments"
+        raise ImportError(f"{name} must take {wanted} (got {found._schema})")
+
+
+def _function(name: str, operation: Operation, found: Any) -> Callable[..., Any]:
+    """Return a function with the arguments of `_C`'s."""
+    import torch
+
+    # A description of a GPU has no device: the matrices are on the host, where torch would refuse.
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+    def scaled(a: Any, b: Any, d: Any, *others: Any, **named: Any) -> Any:
+        arguments = (a[0], a[1], b[0], b[1], d, *others)
+        return found(*arguments, **named) if d.is_cuda else found.redispatch(keys, *arguments, **named)
+
+    def plain(a: Any, b: Any, d: Any, **named: Any) -> Any:
+        return found(a, b, d, **named) if d.is_cuda else found.redispatch(keys, a, b, d, **named)
+
+    if operation.given[:1] == ("a",):
+        return scaled if operation.scaled else plain
+    if not operation.given:
+        return found  # type: ignore[no-any-return]
+    if name == "init":
+        return lambda folder, _home: found(folder)  # it reads CUDA_HOME
+    return lambda value: found(list(value)) if name == "set_block_size_multiple_of" else found(value)
