@@ -7,7 +7,7 @@ from tunedgemm import plugin, tools
 
 #: Names that `CONTRACT` = 1 promises. Removing one is a new contract.
 WORDS = """
-CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
+ARCHITECTURES CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
 LaunchError LaunchPlan Launcher MapDescription Op Option Options OutOfResources Outcome Planned Platform PluginError
 Progress Row Shape SignatureError Solution Table TensorMap Tolerance TunedGemmError Unsupported UntrustedError
 UserError artifact bind_driver cache_folder call_of check_signature console device_context device_of

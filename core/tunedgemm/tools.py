@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
 from tunedgemm.backends.driver import (
     Driver,
@@ -67,6 +68,7 @@ _LATE = {
 }
 
 __all__ = [
+    "ARCHITECTURES",
     "JSON_MIB",
     "CallPlan",
     "Driver",

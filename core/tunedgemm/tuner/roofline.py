@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.ops.op import Op
@@ -23,8 +24,6 @@ _BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
 #: Products a second relative to those of 16-bit floats, by operand dtype; others count as 16 bits.
 _PACE = {"fp4x2": 4.0, "fp8_e4m3fn": 2.0, "fp8_e4m3fnuz": 2.0, "fp8_e5m2": 2.0, "fp8_e5m2fnuz": 2.0, "int8": 2.0, "fp32": 0.5, "fp64": 0.25}
-#: Devices that multiply two 4-bit floats natively; others convert them to fp8, which is exact.
-_FP4 = ("gfx950", "sm_100", "sm_103", "sm_120")
 
 
 def pace(shape: Shape, device: Device) -> float:
@@ -37,7 +36,10 @@ def pace(shape: Shape, device: Device) -> float:
     slowest = min(_PACE.get(dtype, 1.0) for dtype in dtypes)
     if device.kind == "cpu":
         return min(slowest, 1.0)
-    return slowest if device.gfx in _FP4 else min(slowest, _PACE["fp8_e4m3fn"])
+    known = ARCHITECTURES.get(device.gfx)
+    # Without products of 4-bit floats they are converted to 8 bits, or 16 without these: exact.
+    fastest = _PACE["fp4x2"] if known and known.fp4 else _PACE["int8"]
+    return min(slowest, fastest)
 
 
 def floor_us(op: Op, shape: Shape, device: Device) -> float:

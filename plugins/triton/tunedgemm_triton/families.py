@@ -65,12 +65,15 @@ MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
 _NEEDS = ("Triton 3.6 or newer, which torch 2.10 and newer have",)
+#: Matrix instructions whose kernels decode mxfp4 for bf16 activations, apart from Hopper's.
+_WIDE = ("mma", "tcgen05", "mfma")
+having = limits.ARCHITECTURES.having
 PLATFORMS = (
-    Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
-    Platform(("sm_89", "sm_100", "sm_120", "gfx942", "gfx950"), needs=_NEEDS),
-    Platform(("sm_80", "sm_86", "gfx90a"), needs=_NEEDS, ops=_WITHOUT_FP8),
-    Platform(("gfx1201",), needs=_NEEDS, ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
-    Platform(("gfx1100",), needs=_NEEDS, ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
+    Platform(having(matrix="wgmma"), needs=_NEEDS, ran=("H200",)),
+    Platform(having(matrix=_WIDE, fp8=limits.FP8), needs=_NEEDS),
+    Platform(having(matrix=_WIDE, fp8=""), needs=_NEEDS, ops=_WITHOUT_FP8),
+    Platform(having(matrix="wmma", fp8=limits.FP8), needs=_NEEDS, ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
+    Platform(having(matrix="wmma", fp8=""), needs=_NEEDS, ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
 )
 
 

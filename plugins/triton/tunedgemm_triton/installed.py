@@ -14,6 +14,9 @@ from importlib.util import find_spec
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 _OLDEST = (3, 6)
+#: Architectures and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose ptxas knows
+#: sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
+_SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8)}
 
 
 @functools.cache
@@ -30,9 +33,20 @@ def fault() -> str:
     """Return why no kernel can be compiled, or an empty text."""
     if find_spec("triton") is None:
         return "triton: not installed; install a torch for GPUs, which brings it, or pip install triton"
-    if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+    if _is_before(_OLDEST):
         return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
     return ""
+
+
+def target_fault(gfx: str) -> str:
+    """Return why the installed Triton cannot compile for an architecture, or an empty text."""
+    if gfx not in _SINCE or not _is_before(_SINCE[gfx]):
+        return ""
+    return f"triton: must be {'.'.join(map(str, _SINCE[gfx]))} or later for {gfx} (got {version()}); a newer torch brings it"
+
+
+def _is_before(release: tuple[int, int]) -> bool:
+    return version() != "" and tuple(map(int, re.findall(r"\d+", version())[:2])) < release
 
 
 @functools.cache
