@@ -46,7 +46,7 @@ REFUSED = [
 @pytest.mark.cases("gfx", TILED)
 @pytest.mark.cases("m", [1, 8, 9, 64])
 def test_dtypes_are_supported(gfx: str, m: int) -> None:
-    """Every architecture with tiles supports every dtype, with and without bias, up to 64 rows."""
+    """Architectures with tiles support every dtype, with and without bias, up to 64 rows."""
     for dtype in ("bf16", "fp16"):
         for outdtype in ("bf16", "fp16", "fp32"):
             for fields in ({}, {"epilogue": "bias"}, {"epilogue": "bias", "bias_dtype": "fp32"}):

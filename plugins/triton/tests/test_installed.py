@@ -41,13 +41,12 @@ def test_a_triton_that_is_absent_or_too_old_is_named(monkeypatch, found, version
 @pytest.mark.parametrize(
     ("gfx", "version", "said"),
     [
-        ("sm_107", "3.8.0", "3.9 or later for sm_107 (got 3.8.0)"),
-        ("sm_107", "3.9.0", ""),
-        ("sm_110", "3.6.0", "3.8"),
-        ("sm_110", "3.8.0", ""),
-    ]
-    + [("gfx1250", "3.6.0", "3.8"), ("gfx1250", "3.8.0", ""), ("sm_103", "3.6.0", ""), ("gfx1151", "3.6.0", ""), ("gfx1250", "", "")],
-)
+        ("sm_107", "3.8.0", "3.9 or later for sm_107 (got 3.8.0)"), ("sm_107", "3.9.0", ""),
+        ("sm_110", "3.6.0", "3.8"), ("sm_110", "3.8.0", ""),
+        ("gfx1250", "3.6.0", "3.8"), ("gfx1250", "3.8.0", ""), ("gfx1250", "", ""),
+        ("sm_103", "3.6.0", ""), ("gfx1151", "3.6.0", ""),
+    ],
+)  # fmt: skip
 def test_an_architecture_beyond_the_installed_triton_is_refused_by_name(monkeypatch, gfx, version, said):
     """The reason names the first Triton that compiles for it."""
     monkeypatch.setattr(installed, "version", lambda: version)
