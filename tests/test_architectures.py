@@ -37,7 +37,8 @@ def test_an_unknown_member_has_the_least_of_its_family(family, caplog):
     warn_once.cache_clear()
     table = Architectures(ARCHITECTURES.values())
     with caplog.at_level(logging.WARNING):
-        assert table[unknown] is (found := table[unknown])
+        found, again = table[unknown], table[unknown]
+    assert found is again
     assert [record.message.partition(":")[0] for record in caplog.records] == [unknown]
     assert all(each.gfx in caplog.text for each in members)
     for field in attrs.fields(Architecture):

@@ -18,7 +18,16 @@ FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz", "")
 _FILE = Path(__file__).with_name("architectures.csv")
 
 
-def _flag(text: str) -> bool:
+def read_facts(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a table of facts."""
+    import csv
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def flag(text: str) -> bool:
+    """Return whether a fact holds: 1 for yes, 0 for no."""
     return bool(int(text))
 
 
@@ -49,13 +58,13 @@ class Architecture:
     family: str
     matrix: str = attrs.field(validator=attrs.validators.in_(MATRIX))
     fp8: str = attrs.field(validator=attrs.validators.in_(FP8))
-    fp4: bool = attrs.field(converter=_flag)
+    fp4: bool = attrs.field(converter=flag)
     shared_kib: int = attrs.field(converter=int)
     warp_size: int = attrs.field(converter=int)
     registers: int = attrs.field(converter=int)
     file_ki: int = attrs.field(converter=int)
     warps: int = attrs.field(converter=int)
-    tma: bool = attrs.field(converter=_flag)
+    tma: bool = attrs.field(converter=flag)
     cluster: int = attrs.field(converter=int)
     units: int = attrs.field(converter=int)
     cache_mib: int = attrs.field(converter=int)
@@ -111,10 +120,7 @@ class Architectures(Mapping[str, Architecture]):
     def _known(self) -> dict[str, Architecture]:
         if self._given:
             return self._given
-        import csv
-
-        with _FILE.open(encoding="utf-8", newline="") as file:
-            return {line["gfx"]: Architecture(**line) for line in csv.DictReader(file)}
+        return {line["gfx"]: Architecture(**line) for line in read_facts(_FILE)}
 
     def _of_family(self, gfx: str) -> Architecture:
         members = [self._known[name] for name in self.stand_ins(gfx)]

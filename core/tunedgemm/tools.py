@@ -28,6 +28,7 @@ from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, lau
 from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
 from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
+from tunedgemm.backends.untuned import may_guess
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops import op_named, ops
@@ -108,6 +109,7 @@ __all__ = [
     "loaded_driver",
     "make_private",
     "mapped_files",
+    "may_guess",
     "named_file",
     "on_device",
     "op_named",

@@ -6,11 +6,9 @@ from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.ops.op import Op
+from tunedgemm.products import products
 from tunedgemm.shape import Shape
 
-#: Device slug -> bytes/s of reading alone, and dense 16-bit FLOP/s of large products; both
-#: measured.
-CEILINGS = {"nvidia-h200": (4.65e12, 8.0e14), "nvidia-h100-80gb-hbm3": (3.3e12, 8.0e14)}
 #: A call's fixed share: launch and ramp, in microseconds.
 LAUNCH_US = 1.5
 #: Kind of device -> bytes/s and FLOP/s that any solution worth having exceeds.
@@ -42,9 +40,15 @@ def pace(shape: Shape, device: Device) -> float:
     return min(slowest, fastest)
 
 
+def ceilings_of(device: Device) -> tuple[float, float] | None:
+    """Return bytes/s of reading alone and dense 16-bit FLOP/s of large products; None if unmeasured."""
+    known = products().get(device.name)
+    return (known.read_gb_s * 1e9, known.tflops * 1e12) if known and known.read_gb_s and known.tflops else None
+
+
 def floor_us(op: Op, shape: Shape, device: Device) -> float:
     """Return the microseconds that no call on this device can beat; 0 for unknown ceilings."""
-    ceilings = CEILINGS.get(device.name)
+    ceilings = ceilings_of(device)
     if ceilings is None:
         return 0.0
     flops = ceilings[1] * pace(shape, device)

@@ -56,7 +56,7 @@ def test_dtypes_are_supported(gfx: str, m: int) -> None:
 @pytest.mark.cases("gfx", TILED)
 @pytest.mark.cases("m", [1, 64])
 def test_other_ops_are_supported(gfx: str, m: int) -> None:
-    """Every architecture with tiles supports int8 and batches, and its own fp8, with every scale of the op."""
+    """Architectures with tiles support int8, batches and their fp8, with every scale of the op."""
     fp8, device = ARCHITECTURES[gfx].fp8, Device(gfx, 100)
     for dtype in ("int8", fp8) if fp8 else ("int8",):
         for scale in ("tensor", "row"):

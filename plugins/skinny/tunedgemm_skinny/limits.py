@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, Platform, Shape, Unsupported
 from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 #: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
-#: none. hipRTC's clang was seen to compile `rows` for RDNA, whose compute units torch counts in pairs.
+#: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.
 TILED = ARCHITECTURES.having(matrix=("mma", "wgmma", "tcgen05", "mfma"))
 UNTILED = ARCHITECTURES.having(matrix="wmma", units=2)
 

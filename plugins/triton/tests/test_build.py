@@ -163,7 +163,7 @@ FAMILY_SHAPES = {
 
 
 def test_a_kernel_of_each_family_compiles_for_every_architecture(compile_cases: Compile) -> None:
-    """Programs for devices that were not run on, too, compile with their instruction, within their shared memory."""
+    """Programs compile with the architecture's instruction, within its shared memory."""
     cases = []
     for gfx in (gfx for gfx in SAMPLED if not installed.target_fault(gfx)):
         for start, shape in FAMILY_SHAPES.items():
