@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.platforms import Platform
 from tunedgemm.backends.registry import make_backend
 from tunedgemm.cli import main, matrix
@@ -68,6 +69,8 @@ class TestCommand:
             "needs": ["a | b 2.1", "nvcc"], "ran": ["H100", "H200"], "problem": "",
         }  # fmt: skip
         assert last["problem"].startswith("not installed")
+        assert document["served"]["sm_100"]["a16w16"] == document["served"]["sm_90"]["a16w16"] == ["mine"]
+        assert document["served"]["sm_90"]["fmoe"] == [] and document["served"]["gfx942"]["fmoe"] == ["whole"]
 
     def test_the_terminal_has_the_same_table(self, installed, capsys):
         """Every cell is shown, folded where it is long."""
@@ -75,7 +78,13 @@ class TestCommand:
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "mine tunedgemm-mine a16w16, a8w8 sm_90, sm_100 a | b 2.1; nvcc H100, H200" in out
 
-    @pytest.mark.parametrize("flags", [["--markdown"], ["--matrix", "--json", "--markdown"]])
+    def test_by_architecture(self, installed, capsys):
+        """Each known architecture has a line with the backends of each op."""
+        assert main(["plugins", "--matrix", "--by-gfx"]) == 0
+        out = capsys.readouterr().out
+        assert all(gfx in out for gfx in ARCHITECTURES) and "mine" in out and "whole" in out and "torch " not in out.split("\n", 1)[1]
+
+    @pytest.mark.parametrize("flags", [["--markdown"], ["--by-gfx"], ["--matrix", "--json", "--markdown"]])
     def test_forms_without_the_matrix_are_an_error(self, flags, capsys):
         """Markdown needs the matrix, and there is one form at a time."""
         assert main(["plugins", *flags]) == 2
