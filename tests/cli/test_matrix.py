@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.platforms import Platform
-from tunedgemm.backends.registry import make_backend
+from tunedgemm.backends.registry import Backend, make_backend
 from tunedgemm.cli import main, matrix
+from tunedgemm.device import Device
 from tunedgemm.libtypes import ALL
 from tunedgemm.ops import ops
 from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.shapes import shapes_of
 
 ROOT = Path(__file__).parents[2]
 #: line of the root's extras -> its name and the distribution that it installs
@@ -108,6 +110,19 @@ class TestPage:
         folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
         named = {row.distribution.removeprefix("tunedgemm-") for row in matrix.rows_of(script.registry()) if not row.problem}
         assert named == {"tunedgemm", *folders}
+
+    def test_no_plugin_serves_an_architecture_that_it_does_not_state(self, script):
+        """On each known architecture, and an unknown one of a family, served ops are stated ops."""
+        backends = [backend for libtype in script.registry().libtypes if isinstance(backend := script.registry().get(libtype), Backend)]
+        unstated = [
+            f"{backend.libtype}: {op} on {gfx}"
+            for backend in backends
+            for gfx in (*ARCHITECTURES, "sm_122", "gfx1103", "gfx906")
+            for op in backend.ops
+            if not any(platform.serves(op, Device(gfx, 100)) for platform in backend.platforms)
+            and any(backend.supports(shape, Device(gfx, 100)) is True for shape in shapes_of(op))
+        ]
+        assert len(backends) > 10 and not unstated
 
     def test_a_plugin_without_platforms_fails(self, script, monkeypatch):
         """Plugins of this repository state where they run."""

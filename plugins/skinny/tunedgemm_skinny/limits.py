@@ -31,7 +31,7 @@ OPS = {
 }
 _NEEDS = {"nvidia": ("NVRTC, which torch has",), "amd": ("HIPRTC of ROCm, which torch has",)}
 _WITHOUT_FP8 = tuple(op for op, (dtypes, _) in OPS.items() if dtypes != _FP8)
-_OF_ROWS = tuple(op for op, (dtypes, scales) in OPS.items() if scales != _BLOCK)
+_OF_ROWS = tuple(op for op, (_, scales) in OPS.items() if scales != _BLOCK and not op.endswith("_bpreshuffle"))
 PLATFORMS = (
     Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",)),
     *(
