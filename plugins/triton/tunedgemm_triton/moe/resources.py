@@ -115,5 +115,6 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
         for count, tile in zip(counts, (kernel.first, kernel.second), strict=True)
     ]
     steps = ceil_div(shape.n, kernel.first.block_k)
-    limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" else 80
+    # RDNA 3, which has no fp8, holds the operands of a wmma twice.
+    limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" or not architecture.fp8 else 80
     return max(accumulators) <= limit and not has_idle_part(split_k, steps)
