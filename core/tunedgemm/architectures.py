@@ -114,13 +114,17 @@ class Architectures(Mapping[str, Architecture]):
 
     def stand_ins(self, gfx: str) -> tuple[str, ...]:
         """Return the known names whose facts count for an architecture: its own, else its family's, else none."""
-        return (gfx,) if gfx in self._known else self.having(family=f"{gfx[:-1]}x")
+        return (gfx,) if gfx in self._known else self._families.get(f"{gfx[:-1]}x", ())
 
     @functools.cached_property
     def _known(self) -> dict[str, Architecture]:
         if self._given:
             return self._given
         return {line["gfx"]: Architecture(**line) for line in read_facts(_FILE)}
+
+    @functools.cached_property
+    def _families(self) -> dict[str, tuple[str, ...]]:
+        return {each.family: self.having(family=each.family) for each in self._known.values() if each.family}
 
     def _of_family(self, gfx: str) -> Architecture:
         members = [self._known[name] for name in self.stand_ins(gfx)]

@@ -35,7 +35,7 @@ def pace(shape: Shape, device: Device) -> float:
     if device.kind == "cpu":
         return min(slowest, 1.0)
     known = ARCHITECTURES.get(device.gfx)
-    # Without products of 4-bit floats they are converted to 8 bits, or 16 without these: exact.
+    # Elsewhere 4-bit floats count as 8 bits, to which they convert exactly.
     fastest = _PACE["fp4x2"] if known and known.fp4 else _PACE["int8"]
     return min(slowest, fastest)
 

@@ -119,7 +119,7 @@ def is_useful(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
         and (kernel.warps_n - 1) * kernel.rows_per_warp < shape.n
         and (kernel.unroll == 1 or span <= share)
     )
-    # Of CDNA's registers half are for accumulation alone; code that takes more than 256 is rare.
+    # AMD's instructions address 256 vector registers; CDNA's others accumulate.
     most = min(architecture.registers, 256, (architecture.file_ki << 10) // threads_of(kernel, device.gfx))
     return all_work and registers(kernel, shape, device.gfx) <= most
 

@@ -38,26 +38,6 @@ def test_a_triton_that_is_absent_or_too_old_is_named(monkeypatch, found, version
     assert isinstance(answer, Unsupported) and said in answer.reason and "; " in answer.reason if said else answer is True
 
 
-@pytest.mark.parametrize(
-    ("gfx", "version", "said"),
-    [
-        ("sm_107", "3.8.0", "3.9 or later for sm_107 (got 3.8.0)"), ("sm_107", "3.9.0", ""),
-        ("sm_110", "3.6.0", "3.8"), ("sm_110", "3.8.0", ""),
-        ("gfx1250", "3.6.0", "3.8"), ("gfx1250", "3.8.0", ""), ("gfx1250", "", ""),
-        ("sm_103", "3.6.0", ""), ("gfx1151", "3.6.0", ""),
-    ],
-)  # fmt: skip
-def test_an_architecture_beyond_the_installed_triton_is_refused_by_name(monkeypatch, gfx, version, said):
-    """The reason names the first Triton that compiles for it."""
-    monkeypatch.setattr(installed, "version", lambda: version)
-    shape, device = Shape("a16w16", 16, 64, 64), Device(gfx, 64)
-
-    answer = supports(shape, device)
-
-    assert isinstance(answer, Unsupported) and said in answer.reason and "; " in answer.reason if said else answer is True
-    assert bool(list(enumerate_solutions(shape, device))) is not bool(said)
-
-
 @pytest.mark.parametrize(("version", "said"), [("3.6.0", ""), ("3.7.1", "3.6 only (got 3.7.1)"), ("3.10.0", "got 3.10.0"), ("", "")])
 def test_tensor_descriptors_are_listed_where_their_launcher_is_known(monkeypatch, version, said):
     """A row or a guess with another Triton costs no compile, and the reason is named."""

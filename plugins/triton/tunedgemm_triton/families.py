@@ -64,17 +64,19 @@ MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 #: Op -> its family.
 FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
+_NEEDS = "Triton 3.6 or newer, which torch 2.10 and newer have"
 #: Matrix instructions whose kernels decode mxfp4 for bf16 activations, apart from Hopper's.
 _WIDE = ("mma", "tcgen05", "mfma")
 
 
 def _platforms(ops: Iterable[str] = (), ran: tuple[str, ...] = (), **facts: Any) -> Iterator[Platform]:
     """Yield the platforms of the architectures with some facts, by the Triton that each needs."""
-    devices = limits.ARCHITECTURES.having(**facts)
-    for oldest in sorted({installed.since(gfx) for gfx in devices}):
-        brought = ", which torch 2.10 and newer have" if oldest == installed.OLDEST else ""
-        needs = (f"Triton {'.'.join(map(str, oldest))} or newer{brought}",)
-        yield Platform(tuple(gfx for gfx in devices if installed.since(gfx) == oldest), needs=needs, ran=ran, ops=tuple(ops))
+    needed: dict[str, list[str]] = {}
+    for gfx in limits.ARCHITECTURES.having(**facts):
+        since = installed.SINCE.get(gfx)
+        needed.setdefault("Triton {}.{} or newer".format(*since) if since else _NEEDS, []).append(gfx)
+    for needs, devices in needed.items():
+        yield Platform(tuple(devices), needs=(needs,), ran=ran, ops=tuple(ops))
 
 
 PLATFORMS = (

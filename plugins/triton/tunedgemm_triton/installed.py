@@ -13,10 +13,7 @@ from importlib.util import find_spec
 
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
-OLDEST = (3, 6)
-#: Architectures and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose ptxas knows
-#: sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
-_SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8)}
+_OLDEST = (3, 6)
 
 
 @functools.cache
@@ -28,30 +25,27 @@ def version() -> str:
     return ""
 
 
+#: Architectures and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose ptxas knows
+#: sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
+SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8)}
+
+
+def target_fault(gfx: str) -> str:
+    """Return why the installed Triton cannot compile for an architecture, or an empty text."""
+    needed = SINCE.get(gfx, (0, 0))
+    if not version() or tuple(map(int, re.findall(r"\d+", version())[:2])) >= needed:
+        return ""
+    return f"triton: must be {'.'.join(map(str, needed))} or later for {gfx} (got {version()}); a newer torch brings it"
+
+
 @functools.cache
 def fault() -> str:
     """Return why no kernel can be compiled, or an empty text."""
     if find_spec("triton") is None:
         return "triton: not installed; install a torch for GPUs, which brings it, or pip install triton"
-    if _is_before(OLDEST):
-        return f"triton: must be {'.'.join(map(str, OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
+    if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+        return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
     return ""
-
-
-def target_fault(gfx: str) -> str:
-    """Return why the installed Triton cannot compile for an architecture, or an empty text."""
-    if since(gfx) == OLDEST or not _is_before(since(gfx)):
-        return ""
-    return f"triton: must be {'.'.join(map(str, since(gfx)))} or later for {gfx} (got {version()}); a newer torch brings it"
-
-
-def since(gfx: str) -> tuple[int, int]:
-    """Return the first Triton that compiles for an architecture."""
-    return _SINCE.get(gfx, OLDEST)
-
-
-def _is_before(release: tuple[int, int]) -> bool:
-    return version() != "" and tuple(map(int, re.findall(r"\d+", version())[:2])) < release
 
 
 @functools.cache
