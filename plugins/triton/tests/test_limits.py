@@ -59,9 +59,7 @@ def test_the_largest_int8_product_is_supported() -> None:
         ("sm_103", "3.6.0", ""), ("gfx1151", "3.6.0", ""),
     ],
 )  # fmt: skip
-def test_an_architecture_beyond_the_installed_triton_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, gfx: str, version: str, said: str
-) -> None:
+def test_an_architecture_beyond_the_installed_triton_is_refused(monkeypatch: pytest.MonkeyPatch, gfx: str, version: str, said: str) -> None:
     """The reason names the first Triton that compiles for it."""
     monkeypatch.setattr(installed, "version", lambda: version)
     shape, device = Shape("a16w16", 16, 64, 64), Device(gfx, 64)
