@@ -7,13 +7,13 @@ from tunedgemm import plugin, tools
 
 #: Names that `CONTRACT` = 1 promises. Removing one is a new contract.
 WORDS = """
-CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
+ARCHITECTURES CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
 LaunchError LaunchPlan Launcher MapDescription Op Option Options OutOfResources Outcome Planned Platform PluginError
 Progress Row Shape SignatureError Solution Table TensorMap Tolerance TunedGemmError Unsupported UntrustedError
 UserError artifact bind_driver cache_folder call_of check_signature console device_context device_of
 driver_interface dtype_bits environment_with expanded first_usable folder_of_entry home_folder hookimpl is_folder launch_of
 load_fault load_function loaded_driver
-make_private mapped_files named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
+make_private mapped_files may_guess named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
 private_folder read_log read_regular read_rows read_trusted replace_file scale_order scale_strides scratch
 semaphores shape_of_texts short_dtype shuffle_weight signature_required summary switched_on torch_dtype torch_launcher
 tune unshuffle_weight unusual_experts upsert warn_once workspace

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ _CPU_FLAGS = (
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
-#: AMD's architectures that pair two CUs to a WGP: gfx10, gfx11 and gfx12, but for gfx125x, which
-#: runs in CU mode alone
-_PAIRS_UNITS = re.compile(r"gfx(?:10|11|12(?!5))[0-9a-f]{2}")
 #: HIP's switch between both modes, and its word for CU mode
 _WGP_MODE, _CU_MODE = "GPU_ENABLE_WGP_MODE", "0"
 
@@ -143,8 +141,8 @@ def compute_units(gfx: str, processors: int) -> int:
     HIP counts WGPs, pairs of CUs, where it runs kernels in WGP mode (ROCm/hip#3767). The keys of
     AITER's tables have CUs, as rocminfo counts them (ROCm/aiter#4322).
     """
-    paired = _PAIRS_UNITS.fullmatch(gfx) is not None and os.environ.get(_WGP_MODE) != _CU_MODE
-    return 2 * processors if paired else processors
+    paired = gfx in ARCHITECTURES and os.environ.get(_WGP_MODE) != _CU_MODE
+    return processors * ARCHITECTURES[gfx].units if paired else processors
 
 
 @functools.lru_cache

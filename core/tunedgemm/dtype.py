@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.errors import DtypeError
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ DTYPES: dict[str, tuple[str, int]] = {
 #: the word for the e4m3 of a device; see `fp8_of`
 FP8 = "fp8"
 
-#: AMD's architectures whose e4m3 is FNUZ, with a bias of 8 and without a negative zero (MI300)
-_FNUZ = ("gfx940", "gfx941", "gfx942")
-
 #: other spellings met in AITER's files and flags
 _ALIASES = {
     "f32": "fp32", "f16": "fp16", "half": "fp16", "float": "fp32",
@@ -51,12 +49,15 @@ _SPELLED = {
 
 
 def fp8_of(gfx: str = "") -> str:
-    """Return the e4m3 that ``fp8`` means on an architecture: FNUZ on gfx940 to gfx942, else OCP's.
+    """Return the e4m3 that ``fp8`` means on an architecture: its own, else OCP's.
+
+    FNUZ, of gfx94x, has a bias of 8 and no negative zero.
 
     Args:
         gfx: the architecture; "" for the present device's.
     """
-    return "fp8_e4m3fnuz" if (gfx or _present_gfx()) in _FNUZ else "fp8_e4m3fn"
+    found = ARCHITECTURES.get(gfx or _present_gfx())
+    return found.fp8 if found and found.fp8 else "fp8_e4m3fn"
 
 
 def _present_gfx() -> str:

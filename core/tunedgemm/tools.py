@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
 from tunedgemm.backends.driver import (
     Driver,
@@ -27,6 +28,7 @@ from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, lau
 from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
 from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
+from tunedgemm.backends.untuned import may_guess
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops import op_named, ops
@@ -67,6 +69,7 @@ _LATE = {
 }
 
 __all__ = [
+    "ARCHITECTURES",
     "JSON_MIB",
     "CallPlan",
     "Driver",
@@ -106,6 +109,7 @@ __all__ = [
     "loaded_driver",
     "make_private",
     "mapped_files",
+    "may_guess",
     "named_file",
     "on_device",
     "op_named",

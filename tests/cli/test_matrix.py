@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.platforms import Platform
-from tunedgemm.backends.registry import make_backend
+from tunedgemm.backends.registry import Backend, make_backend
 from tunedgemm.cli import main, matrix
+from tunedgemm.device import Device
 from tunedgemm.libtypes import ALL
 from tunedgemm.ops import ops
 from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.shapes import shapes_of
 
 ROOT = Path(__file__).parents[2]
 #: line of the root's extras -> its name and the distribution that it installs
@@ -68,6 +71,8 @@ class TestCommand:
             "needs": ["a | b 2.1", "nvcc"], "ran": ["H100", "H200"], "problem": "",
         }  # fmt: skip
         assert last["problem"].startswith("not installed")
+        assert document["served"]["sm_100"]["a16w16"] == document["served"]["sm_90"]["a16w16"] == ["mine"]
+        assert document["served"]["sm_90"]["fmoe"] == [] and document["served"]["gfx942"]["fmoe"] == ["whole"]
 
     def test_the_terminal_has_the_same_table(self, installed, capsys):
         """Every cell is shown, folded where it is long."""
@@ -75,7 +80,13 @@ class TestCommand:
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "mine tunedgemm-mine a16w16, a8w8 sm_90, sm_100 a | b 2.1; nvcc H100, H200" in out
 
-    @pytest.mark.parametrize("flags", [["--markdown"], ["--matrix", "--json", "--markdown"]])
+    def test_by_architecture(self, installed, capsys):
+        """Each known architecture has a line with the backends of each op."""
+        assert main(["plugins", "--matrix", "--by-gfx"]) == 0
+        out = capsys.readouterr().out
+        assert all(gfx in out for gfx in ARCHITECTURES) and "mine" in out and "whole" in out and "torch " not in out.split("\n", 1)[1]
+
+    @pytest.mark.parametrize("flags", [["--markdown"], ["--by-gfx"], ["--matrix", "--json", "--markdown"]])
     def test_forms_without_the_matrix_are_an_error(self, flags, capsys):
         """Markdown needs the matrix, and there is one form at a time."""
         assert main(["plugins", *flags]) == 2
@@ -99,6 +110,19 @@ class TestPage:
         folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
         named = {row.distribution.removeprefix("tunedgemm-") for row in matrix.rows_of(script.registry()) if not row.problem}
         assert named == {"tunedgemm", *folders}
+
+    def test_no_plugin_serves_an_architecture_that_it_does_not_state(self, script):
+        """On each known architecture, and an unknown one of a family, served ops are stated ops."""
+        backends = [backend for libtype in script.registry().libtypes if isinstance(backend := script.registry().get(libtype), Backend)]
+        unstated = [
+            f"{backend.libtype}: {op} on {gfx}"
+            for backend in backends
+            for gfx in (*ARCHITECTURES, "sm_122", "gfx1103", "gfx906")
+            for op in backend.ops
+            if not any(platform.serves(op, Device(gfx, 100)) for platform in backend.platforms)
+            and any(backend.supports(shape, Device(gfx, 100)) is True for shape in shapes_of(op))
+        ]
+        assert len(backends) > 10 and not unstated
 
     def test_a_plugin_without_platforms_fails(self, script, monkeypatch):
         """Plugins of this repository state where they run."""

@@ -168,6 +168,30 @@ def test_another_device_of_the_same_kind_comes_last():
     assert [name for name, _ in found(Table(OP, [rows]), asked(17), H100)] == ["h100 pin", "h100 exact", "unnamed coarse", "h200 coarse"]
 
 
+def test_the_most_similar_product_comes_first():
+    """Of rows of two other products those with more similar memory serve, whatever their times."""
+    rows = [row("h100", us=9.0, device=H100.name), row("h200", us=1.0, device=H200.name), row("unknown", us=0.5, device="nvidia-x")]
+    for name, expected in (
+        ("nvidia-h800", ["h100", "h200", "unknown"]),
+        ("nvidia-h100-nvl", ["h100", "h200", "unknown"]),
+        ("nvidia-gh200-144g-hbm3e", ["h200", "h100", "unknown"]),
+        ("nvidia-y", ["unknown", "h200", "h100"]),
+    ):
+        matches = list(Table(OP, [rows]).candidates(asked(), Device("sm_90", 132, name)))
+        assert [match.row.solution.kernel_name for match in matches] == expected, name
+        assert not any(match.same_device for match in matches)
+        assert "measured on nvidia-h200 (4800 GB/s)" in next(match.why for match in matches if match.row.device == H200.name)
+
+
+def test_rows_keyed_by_pairs_of_compute_units_are_named():
+    """A row with HIP's count of an RDNA device serves no call, and the message has both counts."""
+    table = Table(OP, [[row("old", gfx="gfx1201", cu_num=32)], [row("aiters", n=640, gfx="gfx1201", cu_num=64)]])
+    device = Device("gfx1201", 64, "amd-radeon-rx-9070-xt")
+    assert found(table, asked(n=640), device) == [("aiters", "exact")]
+    assert found(table, asked(), device) == []
+    assert table.elsewhere(asked(), device).endswith("has this shape for gfx1201, 32 CUs; this device has 64")
+
+
 def test_a_row_without_gfx_serves_any():
     """A legacy row of unknown architecture answers wherever its CU count fits."""
     table = Table(OP, [[row("legacy", gfx="", cu_num=120)]])

@@ -23,6 +23,7 @@ def of(dtype: str, **extra: str) -> Shape:
     [
         (of("bf16"), H200, 1), (of("fp32"), H200, 0.5), (of("fp8_e4m3fn"), H200, 2), (of("int8"), MI300X, 2),
         (of("fp4x2"), MI355X, 4), (of("fp4x2"), B200, 4), (of("fp4x2"), H200, 2), (of("fp4x2"), MI300X, 2),
+        (of("fp4x2"), Device("sm_121", 48), 4), (of("fp4x2"), Device("sm_122", 48), 4), (of("fp4x2"), Device("gfx1151", 40), 2),
         (of("int8"), CPU, 1), (of("fp32"), CPU, 0.5),
         (of("bf16", q_dtype_a="fp8_e4m3fn", q_dtype_w="fp8_e4m3fn"), H200, 2),
         (of("bf16", q_dtype_a="torch.bfloat16", q_dtype_w="fp4x2"), MI355X, 1),

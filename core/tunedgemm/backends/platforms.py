@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 
@@ -51,5 +52,8 @@ class Platform:
     ops: tuple[str, ...] = attrs.field(default=(), validator=_texts)
 
     def serves(self, op: str, device: Device) -> bool:
-        """Tell whether the platform names the op and the device's architecture or kind."""
-        return (op in self.ops or not self.ops) and (device.gfx in self.devices or device.kind in self.devices)
+        """Tell whether the platform names the op, and the device's kind, architecture or a relative
+        of an unknown one.
+        """
+        names = (device.kind, *ARCHITECTURES.stand_ins(device.gfx))
+        return (op in self.ops or not self.ops) and any(name in self.devices for name in names)

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from tunedgemm.architectures import ARCHITECTURES
+from tunedgemm.backends.platforms import Platform
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.document import print_document
-from tunedgemm.libtypes import owners, pip_hint
+from tunedgemm.device import Device
+from tunedgemm.libtypes import BUILTIN, owners, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.solution import Unsupported
 from tunedgemm.text.console import Column, console, grid_of, print_grid
@@ -74,7 +77,27 @@ def markdown(rows: Iterable[Row]) -> str:
 
 def print_json(rows: Iterable[Row]) -> None:
     """Print the rows as the document ``plugins.matrix``."""
-    print_document("plugins.matrix", 1, {"rows": [attrs.asdict(row) for row in rows]})
+    rows = list(rows)
+    print_document("plugins.matrix", 1, {"rows": [attrs.asdict(row) for row in rows], "served": served(rows)})
+
+
+def served(rows: Iterable[Row]) -> dict[str, dict[str, list[str]]]:
+    """Return the libtypes that serve each op on each known architecture, apart from torch's own."""
+    places: dict[str, dict[str, list[str]]] = {gfx: {name: [] for name in ops()} for gfx in ARCHITECTURES}
+    for row in rows:
+        platform = Platform(row.devices, ops=row.ops) if row.devices and row.libtype != BUILTIN else None
+        for gfx, by_op in places.items():
+            for name, libtypes in by_op.items():
+                if platform and platform.serves(name, Device(gfx, 0)) and row.libtype not in libtypes:
+                    libtypes.append(row.libtype)
+    return places
+
+
+def print_served(rows: Iterable[Row]) -> None:
+    """Print `served` as a table with a line for each architecture."""
+    columns = [Column("gfx"), *(Column(name, prose=True) for name in ops())]
+    cells = [{"gfx": gfx} | {name: " ".join(libtypes) for name, libtypes in by_op.items()} for gfx, by_op in served(rows).items()]
+    print_grid(grid_of(columns, cells, "backends of each op by architecture, apart from torch"), console())
 
 
 def _cells(row: Row, rows: Sequence[Row], quote: str = "") -> tuple[str, ...]:

@@ -23,14 +23,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="with --matrix: print the table in Markdown")
+    form.add_argument("--by-gfx", action="store_true", help="with --matrix: the backends of each op on each known architecture")
     add_json(form)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.matrix:
         return _print_matrix(arguments)
-    if arguments.markdown:
-        raise UserError("--markdown: requires --matrix")
+    if arguments.markdown or arguments.by_gfx:
+        raise UserError(f"{'--markdown' if arguments.markdown else '--by-gfx'}: requires --matrix")
     return _print_backends(arguments)
 
 
@@ -43,6 +44,8 @@ def _print_matrix(arguments: argparse.Namespace) -> int:
         matrix.print_json(rows)
     elif arguments.markdown:
         print(matrix.markdown(rows), end="")
+    elif arguments.by_gfx:
+        matrix.print_served(rows)
     else:
         matrix.print_table(rows)
     return 0

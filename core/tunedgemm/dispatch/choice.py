@@ -15,6 +15,7 @@ import attrs
 from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.untuned import unmeasured
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN, absent
@@ -132,7 +133,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
         if solution is not None:
             yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}", own=True)
-    yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
+    yield Offer(NATIVE, "builtin", "; ".join(filter(None, ("untuned; no other backend answers", unmeasured(device)))))
 
 
 def _why(match: Match, shape: Shape) -> str:

@@ -17,6 +17,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.ops.padded_m import serving
+from tunedgemm.products import difference, with_memory
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
@@ -68,7 +69,7 @@ class Match:
     def why(self) -> str:
         """Describe the row: its file, line and layer, its time, and its relation to the requested shape."""
         row = self.row
-        other = "" if self.same_device else f", measured on {row.device}"
+        other = "" if self.same_device else f", measured on {with_memory(row.device)}"
         layer = f" ({self.layer})" if self.layer else ""
         return f"{row.source}:{row.line}{layer}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
 
@@ -221,8 +222,9 @@ class Table:
         A row that pins every M comes first, then the rows of `Op.padded_m` in its order. At each M
         the shape itself precedes its equivalents (`Op.equivalent_shapes`), and a row that names the
         compute units precedes one for any. Then come the layers by precedence, and within a layer
-        the lowest time. Rows of another device of the same gfx and cu_num follow in the same order,
-        in 16 bits without those of the package's tables. On NVIDIA, the nearest M comes first, and
+        the lowest time. Rows of other devices of the same gfx and cu_num follow in the same order,
+        those of the product with the most similar memory first. In 16 bits, those of the package's
+        tables are left out. On NVIDIA, the nearest M comes first, and
         rows too far away are left out: see `padded_m.on_nvidia`.
         """
         buckets = self._buckets(shape, device)
@@ -260,13 +262,13 @@ class Table:
         devices = {number: self._index.device_of(number) for numbers in ordered for number in numbers}
         offered: list[dict[Any, int]] = [{} for _ in buckets]
         unparsed: list[Match | _UnparsedRow | None] = []
-        for same in (True, False):
+        unlike = {name: 0.0 if name in ("", device.name) else difference(name, device.name) for _, name in devices.values()}
+        for tier in sorted(set(unlike.values())):
             for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
                     gfx, name = devices[number]
-                    named = name in ("", device.name)
-                    if gfx in ("", device.gfx) and named is same and (named or self._serves_alike(self._index.layer_of(number))):
-                        unparsed.append(_UnparsedRow(number, m, word, same, product, units, once))
+                    if gfx in ("", device.gfx) and unlike[name] == tier and (not tier or self._serves_alike(self._index.layer_of(number))):
+                        unparsed.append(_UnparsedRow(number, m, word, not tier, product, units, once))
         return unparsed
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:

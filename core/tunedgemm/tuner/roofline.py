@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.ops.op import Op
+from tunedgemm.products import products
 from tunedgemm.shape import Shape
 
-#: Device slug -> bytes/s of reading alone, and dense 16-bit FLOP/s of large products; both
-#: measured.
-CEILINGS = {"nvidia-h200": (4.65e12, 8.0e14), "nvidia-h100-80gb-hbm3": (3.3e12, 8.0e14)}
 #: A call's fixed share: launch and ramp, in microseconds.
 LAUNCH_US = 1.5
 #: Kind of device -> bytes/s and FLOP/s that any solution worth having exceeds.
@@ -23,8 +22,6 @@ _BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
 #: Products a second relative to those of 16-bit floats, by operand dtype; others count as 16 bits.
 _PACE = {"fp4x2": 4.0, "fp8_e4m3fn": 2.0, "fp8_e4m3fnuz": 2.0, "fp8_e5m2": 2.0, "fp8_e5m2fnuz": 2.0, "int8": 2.0, "fp32": 0.5, "fp64": 0.25}
-#: Devices that multiply two 4-bit floats natively; others convert them to fp8, which is exact.
-_FP4 = ("gfx950", "sm_100", "sm_103", "sm_120")
 
 
 def pace(shape: Shape, device: Device) -> float:
@@ -37,12 +34,21 @@ def pace(shape: Shape, device: Device) -> float:
     slowest = min(_PACE.get(dtype, 1.0) for dtype in dtypes)
     if device.kind == "cpu":
         return min(slowest, 1.0)
-    return slowest if device.gfx in _FP4 else min(slowest, _PACE["fp8_e4m3fn"])
+    known = ARCHITECTURES.get(device.gfx)
+    # Elsewhere 4-bit floats count as 8 bits, to which they convert exactly.
+    fastest = _PACE["fp4x2"] if known and known.fp4 else _PACE["int8"]
+    return min(slowest, fastest)
+
+
+def ceilings_of(device: Device) -> tuple[float, float] | None:
+    """Return bytes/s of reading alone and dense 16-bit FLOP/s of large products; None if unmeasured."""
+    known = products().get(device.name)
+    return (known.read_gb_s * 1e9, known.tflops * 1e12) if known and known.read_gb_s and known.tflops else None
 
 
 def floor_us(op: Op, shape: Shape, device: Device) -> float:
     """Return the microseconds that no call on this device can beat; 0 for unknown ceilings."""
-    ceilings = CEILINGS.get(device.name)
+    ceilings = ceilings_of(device)
     if ceilings is None:
         return 0.0
     flops = ceilings[1] * pace(shape, device)

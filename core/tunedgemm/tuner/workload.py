@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import torch
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.ops.op import Op
@@ -88,9 +89,8 @@ def cache_bytes(device: Device) -> int:
     """Return the size of the last-level cache in bytes."""
     if device.kind == "cpu":
         return _cpu_cache()
-    if device.gfx in ("gfx942", "gfx950"):
-        return 256 << 20  # the Infinity Cache, which the properties do not report
-    return int(torch.cuda.get_device_properties(device.torch_device).L2_cache_size)
+    hidden = ARCHITECTURES[device.gfx].cache_mib << 20 if device.gfx in ARCHITECTURES else 0
+    return hidden or int(torch.cuda.get_device_properties(device.torch_device).L2_cache_size)
 
 
 def _cpu_cache() -> int:

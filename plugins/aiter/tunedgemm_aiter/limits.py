@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape, Unsupported
+from tunedgemm.tools import parse_dtype
 
-_FP8 = {"gfx942": "fp8_e4m3fnuz"}
-_OTHER_FP8 = "fp8_e4m3fn"
 _SHUFFLED = "aiter16x16"
 
 
@@ -91,7 +90,7 @@ def is_aiters_choice(shape: Shape) -> bool:
 
 def fp8_of(device: Device) -> str:
     """Return the fp8 dtype that AITER means on an architecture."""
-    return _FP8.get(device.gfx, _OTHER_FP8)
+    return parse_dtype("fp8", device.gfx)
 
 
 def _unfit(limit: Limit, shape: Shape, device: Device) -> str:

@@ -27,11 +27,10 @@ from types import MappingProxyType
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import parse_dtype
+from tunedgemm.tools import ARCHITECTURES, parse_dtype
 
-#: Architectures with kernels of these layouts, and the fp8 that each multiplies (CDNA 3, 4 ISA
-#: guides).
-FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
+#: Architectures with kernels of these layouts, those whose mfma multiplies fp8, and its kind.
+FP8 = {gfx: each.fp8 for gfx, each in ARCHITECTURES.items() if each.matrix == "mfma" and each.fp8}
 #: Kind of a field -> ``struct`` format of its little-endian value.
 KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
 _LEAST = MappingProxyType({"pointer": 0, "u32": 0, "i32": -(1 << 31)})

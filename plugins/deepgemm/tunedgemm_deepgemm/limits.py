@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import dtype_bits, unusual_experts
+from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
 
 #: Op -> dtype of both operands, kind of scales, outputs.
 OPS = {
@@ -15,8 +15,8 @@ OPS = {
 _EXPERT_WORDS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_1x128", "act": "silu"}
 #: Most experts and pairs of a token: one program counts all of them, or reads all of a token's.
 _MOST_EXPERTS, _MOST_TOPK = 1024, 32
-#: Architectures. On sm_100 the library rounds float32 scales to powers of two.
-GFX = ("sm_90",)
+#: Architectures: those of wgmma. On sm_100 the library rounds float32 scales to powers of two.
+GFX = ARCHITECTURES.having(matrix="wgmma")
 _NEEDS = ("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer")
 PLATFORMS = (
     Platform(GFX, needs=_NEEDS, ran=("H100",), ops=("a16w16", "a8w8_blockscale")),

@@ -196,3 +196,12 @@ def test_values_of_a_problem() -> None:
         Problem(matrix, matrix, matrix, remainder="gelu")
     dtypes = ("bf16", "fp16", "fp32", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
     assert [is_quantised(dtype) for dtype in dtypes] == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("gfx", ["sm_89", "sm_107", "sm_110", "sm_121", "sm_122", "gfx1200", "gfx1250"])
+def test_fp8_is_served_where_the_architecture_multiplies_it(gfx: str) -> None:
+    """The table of architectures decides, for an unknown member of a family, too."""
+    device = Device(gfx, 64)
+    abi = CUBLASLT if device.kind == "nvidia" else HIPBLASLT
+    assert unsupported(attrs.evolve(FN, scale="tensor"), device, abi) is None
+    assert "no fp8" in str(unsupported(FN, Device("sm_87" if device.kind == "nvidia" else "gfx1151", 64), abi))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -20,6 +20,7 @@ SCALE_ORDERS = ("m_major", "m_major_padded")
 _OWN_OPS = {"hipblasLt": ("a8w8_bpreshuffle",), "cublasLt": ("a8w8_blockscale",)}
 
 FLOATS = ("bf16", "fp16", "fp32")
+FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 #: AITER's layout of shuffled weights.
 SHUFFLED_LAYOUT = "aiter16x16"
 #: Side of a block with one scale.
@@ -29,14 +30,10 @@ _ROWS = 4
 #: Alignment in bytes of the rows of 8-bit operands, and so of K.
 _BYTES = 16
 
-#: Compute capabilities whose tensor cores multiply fp8.
-_FP8 = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 #: Devices with row and block scales (CUDA 12.9; Blackwell's kernels take no float32 scales).
-_SCALED = ("sm_90",)
-#: fp8 dtype by architecture: fnuz on MI300, OCP from MI350 and RDNA 4.
-_AMD_FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn", "gfx1200": "fp8_e4m3fn", "gfx1201": "fp8_e4m3fn"}
+_SCALED = ARCHITECTURES.having(matrix="wgmma")
 #: Devices on which hipBLASLt reads AITER's shuffled weights (ROCm 6.4 and later).
-_SHUFFLED = ("gfx942", "gfx950")
+_SHUFFLED = ARCHITECTURES.having(matrix="mfma", fp8=FP8)
 
 #: Work after the library's product: add the ``bias``, or apply the ``scales`` and add the bias.
 REMAINDERS = ("", "bias", "scales")
@@ -194,8 +191,8 @@ def _unsupported_operands(shape: Shape, device: Device, amd: bool) -> str | None
         return f"K: 8-bit operands need a multiple of {_BYTES} (got {shape.k})"
     if shape.dtype == "int8":
         return None if shape.n % 4 == 0 else f"N: int8 products need a multiple of 4 (got {shape.n})"
-    wanted = _AMD_FP8.get(device.gfx, "") if amd else "fp8_e4m3fn" if device.gfx in _FP8 else ""
-    if shape.dtype != wanted:
+    known = ARCHITECTURES.get(device.gfx)
+    if shape.dtype != (wanted := known.fp8 if known else ""):
         return f"dtype: {device.gfx} multiplies {wanted or 'no fp8'} (got {shape.dtype})"
     if not amd and shape.n % _BYTES:
         return f"N: fp8 products need a multiple of {_BYTES} (got {shape.n})"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.launch import ALL_RESULTS, TOP_RESULTS, results_by_index
@@ -21,8 +21,9 @@ from tunedgemm_hipblaslt.library import Library, library_build
 from tunedgemm_hipblaslt.limits import BLOCK, Problem, make_problem
 from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse_name, tiles
 
-#: Devices with a shorter fp8 accumulator, and the outputs for which it is accurate enough.
-_FAST_GFX, _FAST_OUTPUTS = ("sm_89", "sm_90"), ("bf16",)
+#: Devices with a shorter fp8 accumulator, which are those without fp4, and the outputs for which it
+#: is accurate enough.
+_FAST_GFX, _FAST_OUTPUTS = ARCHITECTURES.having(matrix=("mma", "wgmma"), fp8="fp8_e4m3fn", fp4=False), ("bf16",)
 #: Largest M other than the shape's that the library is asked about.
 _MAX_ROWS = 1 << 20
 #: Answers that are also listed with the bias added after the product.

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools import ops
+from tunedgemm.tools import ARCHITECTURES, ops
 from tunedgemm_skinny import Skinny
-from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
+from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 
 #: Classes of sizes: small N and K; odd ones; large N; large K.
 KINDS = ("small", "odd", "wide", "deep")

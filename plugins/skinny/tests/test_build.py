@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, Shape, Solution
+from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
-from tunedgemm_skinny.limits import ARCHITECTURES
 from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
 
 SHAPE = Shape("a16w16", 3, 48, 64, epilogue="bias", bias_dtype="fp32", outdtype="fp16")

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_skinny.build import Build, build_of, options, source
-from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, supports, width_of
+from tunedgemm_skinny.limits import MAX_ROWS, supports, width_of
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
 from tunedgemm_skinny.resources import PIECE, registers, shared_bytes
 from tunedgemm_skinny.space import enumerate_kernels

@@ -10,9 +10,8 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.tools import ops
+from tunedgemm.tools import ARCHITECTURES, ops
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.limits import ARCHITECTURES
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
 from tunedgemm_skinny.resources import unfit
 

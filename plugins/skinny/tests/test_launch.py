@@ -12,10 +12,9 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import LaunchError, OutOfResources, PluginError, Shape, Solution
-from tunedgemm.tools import semaphores
+from tunedgemm.tools import ARCHITECTURES, semaphores
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.launch import ALIASES
-from tunedgemm_skinny.limits import ARCHITECTURES
 from tunedgemm_skinny.names import REVISION, KernelConfig, Rows, Tiles, parse_name
 from tunedgemm_skinny.space import enumerate_kernels
 

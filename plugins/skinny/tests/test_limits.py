@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_skinny import Skinny, skinny
-from tunedgemm_skinny.limits import ARCHITECTURES, supports
+from tunedgemm_skinny.limits import TILED, UNTILED, supports
 
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -42,20 +43,20 @@ REFUSED = [
 ]
 
 
-@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("gfx", TILED)
 @pytest.mark.cases("m", [1, 8, 9, 64])
 def test_dtypes_are_supported(gfx: str, m: int) -> None:
-    """Every architecture supports every dtype, with and without bias, up to 64 rows."""
+    """Architectures with tiles support every dtype, with and without bias, up to 64 rows."""
     for dtype in ("bf16", "fp16"):
         for outdtype in ("bf16", "fp16", "fp32"):
             for fields in ({}, {"epilogue": "bias"}, {"epilogue": "bias", "bias_dtype": "fp32"}):
                 assert supports(Shape("a16w16", m, 1, 1, dtype=dtype, outdtype=outdtype, **fields), Device(gfx, 100)) is True
 
 
-@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("gfx", TILED)
 @pytest.mark.cases("m", [1, 64])
 def test_other_ops_are_supported(gfx: str, m: int) -> None:
-    """Every architecture supports int8 and batches, and its own fp8, with every scale of the op."""
+    """Architectures with tiles support int8, batches and their fp8, with every scale of the op."""
     fp8, device = ARCHITECTURES[gfx].fp8, Device(gfx, 100)
     for dtype in ("int8", fp8) if fp8 else ("int8",):
         for scale in ("tensor", "row"):
@@ -65,15 +66,34 @@ def test_other_ops_are_supported(gfx: str, m: int) -> None:
     assert not fp8 or supports(Shape("a8w8_blockscale", m, 1, 1, dtype=fp8, outdtype="fp16", scale="block"), device) is True
 
 
-@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("gfx", TILED)
 @pytest.mark.cases("layout", ["row", "aiter16x16"])
 def test_mxfp4_and_shuffled_weights_are_supported(gfx: str, layout: str) -> None:
-    """Every architecture supports mxfp4 weights and AITER's weight orders."""
+    """Every architecture with tiles supports mxfp4 weights and AITER's weight orders."""
     fields, device = {"outdtype": "bf16", "scale": "block", "layout": layout}, Device(gfx, 100)
     for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
         assert supports(Shape(op, 4, 48, 64, dtype=dtype, **fields), device) is True
     assert supports(Shape("a16w16", 4, 48, 64, layout=layout), device) is True
     assert supports(Shape("a8w8_bpreshuffle", 4, 48, 64, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"), device) is True
+
+
+@pytest.mark.cases("gfx", UNTILED)
+def test_architectures_without_tiles_support_few_rows_of_plain_weights(gfx: str) -> None:
+    """RDNA has the family rows alone: up to 8 rows, without blocks, mxfp4 and shuffled weights."""
+    device = Device(gfx, 64)
+    assert supports(attrs.evolve(PLAIN, m=8), device) is True
+    assert {kernel.kernel_name.partition("_")[0] for kernel in skinny.enumerate_solutions(PLAIN, device)} == {"rows"}
+    blocks = attrs.evolve(FP8, op="a8w8_blockscale", scale="block", dtype=ARCHITECTURES[gfx].fp8 or "fp8_e4m3fn")
+    for shape in (attrs.evolve(PLAIN, m=9), attrs.evolve(PLAIN, layout="aiter16x16"), attrs.evolve(FP4, dtype="bf16"), blocks):
+        assert not supports(shape, device)
+        assert not list(skinny.enumerate_solutions(shape, device))
+
+
+@pytest.mark.parametrize(("gfx", "most"), [("sm_122", 64), ("sm_88", 64), ("gfx1103", 8)])
+def test_an_unknown_member_of_a_family_has_its_limits(gfx: str, most: int) -> None:
+    """It gets kernels within the least that the known members have."""
+    assert supports(attrs.evolve(PLAIN, m=most), Device(gfx, 40)) is True
+    assert list(skinny.enumerate_solutions(PLAIN, Device(gfx, 40)))
 
 
 @pytest.mark.cases(("device", "shape", "reason"), REFUSED)

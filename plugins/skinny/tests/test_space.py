@@ -9,13 +9,14 @@ import time
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.limits import ARCHITECTURES
+from tunedgemm_skinny.limits import TILED
 from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, parse_name
 from tunedgemm_skinny.resources import grid_of, per_split, registers, shared_bytes, span_of, unfit, vec_of
 from tunedgemm_skinny.space import MOST, spread
 
-DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
+DEVICES = [Device(gfx, 120) for gfx in TILED]
 ROWS = (1, 2, 5, 8, 9, 16, 33, 64)
 SHAPES = [Shape("a16w16", m, n, k) for m in ROWS for n, k in ((1280, 8192), (57344, 8192), (256, 7168), (333, 501), (1, 1), (7, 40))]
 #: Shapes of other ops.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import LaunchError, Shape
-from tunedgemm.tools import artifact, scale_order
+from tunedgemm.tools import ARCHITECTURES, artifact, scale_order
 
-from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
+from tunedgemm_skinny.limits import INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig
 from tunedgemm_skinny.resources import compiled_rows, vec_of
 from tunedgemm_skinny.rtc import Compiler, RefusedError
@@ -104,7 +104,7 @@ def defines(build: Build) -> dict[str, int]:
         "WARPS_K": kernel.warps_k,
         "UNROLL": kernel.unroll,
         "VEC": build.vec,
-        "WAVE": ARCHITECTURES[build.gfx].wave,
+        "WAVE": ARCHITECTURES[build.gfx].warp_size,
         "X_SHARED": int(kernel.x_shared),
         "STAGES": kernel.stages,
         "SCALE": SCALES.index(build.scale),

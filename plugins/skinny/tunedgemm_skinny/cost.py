@@ -24,8 +24,9 @@ import operator
 from pathlib import Path
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 
-from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, depth_of, weight_of, width_of, x_pieces
+from tunedgemm_skinny.limits import batches_of, depth_of, weight_of, width_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, Rows
 from tunedgemm_skinny.resources import ceil_div, compiled_rows, grid_of, per_split, registers, shared_bytes, span_of, threads_of
 
@@ -143,7 +144,7 @@ def _estimate(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
 def _resident(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
     """Return the resident blocks of a multiprocessor."""
     architecture, needed = ARCHITECTURES[gfx], shared_bytes(kernel, splits, shape, gfx) + (0 if gfx.startswith("gfx") else _KEPT)
-    by_registers = architecture.register_file // (registers(kernel, shape, gfx) * threads_of(kernel, gfx))
+    by_registers = (architecture.file_ki << 10) // (registers(kernel, shape, gfx) * threads_of(kernel, gfx))
     return max(1, min(_BLOCKS, architecture.warps // kernel.warps, by_registers, architecture.shared_bytes // max(needed, 1)))
 
 

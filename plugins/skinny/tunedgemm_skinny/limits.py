@@ -5,70 +5,13 @@ from __future__ import annotations
 import functools
 import re
 
-import attrs
 from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
-
-@attrs.frozen
-class Architecture:
-    """Limits of one architecture.
-
-    Attributes:
-        shared_bytes: shared memory (LDS) of one block.
-        wave: threads of a warp or wavefront.
-        columns: rows of x that one matrix instruction takes.
-        registers: 32-bit registers of one thread; on CDNA vector registers alone.
-        register_file: registers of a multiprocessor or compute unit; one block may use them all.
-        warps: resident warps of a multiprocessor or compute unit.
-        fp8: 8-bit floating-point dtype that it multiplies or converts; "" for none.
-        cluster: blocks of a cluster at most; 0 without clusters.
-        wgmma: whether it has Hopper's asynchronous matrix instructions.
-    """
-
-    shared_bytes: int
-    wave: int
-    columns: int
-    registers: int
-    register_file: int
-    warps: int
-    fp8: str
-    cluster: int = 0
-    wgmma: bool = False
-
-
-def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn", cluster: int = 0, *, wgmma: bool = False) -> Architecture:
-    return Architecture(
-        shared << 10,
-        wave=32,
-        columns=8,
-        registers=255,
-        register_file=1 << 16,
-        warps=warps,
-        fp8=fp8,
-        cluster=cluster,
-        wgmma=wgmma,
-    )
-
-
-def _cdna(shared: int, fp8: str) -> Architecture:
-    return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32, fp8=fp8)
-
-
-#: Sources: CUDA programming guide, table of technical specifications (shared memory per block,
-#: opt-in; resident warps; portable size of a cluster); PTX ISA, cvt (e4m3x2); AMD's CDNA 2, 3 and 4
-#: ISA guides (LDS per work-group, VGPRs, waves, FP8).
-ARCHITECTURES = {
-    "sm_80": _nvidia(163, 64, ""),
-    "sm_86": _nvidia(99, 48, ""),
-    "sm_89": _nvidia(99, 48),
-    "sm_90": _nvidia(227, 64, cluster=8, wgmma=True),
-    "sm_100": _nvidia(227, 64, cluster=8),
-    "sm_120": _nvidia(99, 48, cluster=8),
-    "gfx90a": _cdna(64, ""),
-    "gfx942": _cdna(64, "fp8_e4m3fnuz"),
-    "gfx950": _cdna(160, "fp8_e4m3fn"),
-}
+#: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
+#: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.
+TILED = ARCHITECTURES.having(matrix=("mma", "wgmma", "tcgen05", "mfma"))
+UNTILED = ARCHITECTURES.having(matrix="wmma", units=2)
 
 #: Dtypes of weights and kinds of scales, in the order of their numbers in the kernel sources.
 INPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2")
@@ -88,12 +31,19 @@ OPS = {
 }
 _NEEDS = {"nvidia": ("NVRTC, which torch has",), "amd": ("HIPRTC of ROCm, which torch has",)}
 _WITHOUT_FP8 = tuple(op for op, (dtypes, _) in OPS.items() if dtypes != _FP8)
+_OF_ROWS = tuple(op for op, (_, scales) in OPS.items() if scales != _BLOCK and not op.endswith("_bpreshuffle"))
 PLATFORMS = (
     Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",)),
-    Platform(("sm_89", "sm_100", "sm_120"), needs=_NEEDS["nvidia"]),
-    Platform(("sm_80", "sm_86"), needs=_NEEDS["nvidia"], ops=_WITHOUT_FP8),
-    Platform(("gfx942", "gfx950"), needs=_NEEDS["amd"]),
-    Platform(("gfx90a",), needs=_NEEDS["amd"], ops=_WITHOUT_FP8),
+    *(
+        Platform(gfx, needs=_NEEDS["amd" if gfx[0].startswith("gfx") else "nvidia"], ops=ops)
+        for gfx, ops in (
+            (ARCHITECTURES.having(matrix=("mma", "tcgen05"), fp8=_FP8), ()),
+            (ARCHITECTURES.having(matrix="mma", fp8=""), _WITHOUT_FP8),
+            (ARCHITECTURES.having(matrix="mfma", fp8=_FP8), ()),
+            (ARCHITECTURES.having(matrix="mfma", fp8=""), _WITHOUT_FP8),
+            (UNTILED, _OF_ROWS),
+        )
+    ),
 )
 #: Ops whose weight is mxfp4, whatever x is.
 _FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
@@ -104,6 +54,9 @@ OUTPUTS = ("bf16", "fp16", "fp32")
 #: Most rows of x. Beyond them a tile of the weight would be read more than once; other backends do
 #: better there.
 MAX_ROWS = 64
+#: Most rows of x of the family `rows`: each row of x times each weight row of a warp is an
+#: accumulator.
+FEW_ROWS = 8
 #: Most threads of a block.
 MAX_THREADS = 1024
 #: Most splits of K: adding more partials would take longer than the products.
@@ -160,11 +113,34 @@ def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no kernel serves the shape on the architecture; None where one does."""
     if device.kind == "cpu":
         return f"device must be an NVIDIA or AMD GPU (got {device.gfx})"
-    if device.gfx not in ARCHITECTURES:
-        return f"architecture must be one of {', '.join(ARCHITECTURES)} (got {device.gfx})"
+    tiled = has_tiles(device.gfx)
+    if not tiled and not set(ARCHITECTURES.stand_ins(device.gfx)) & set(UNTILED):
+        return f"architecture must be one of {', '.join((*TILED, *UNTILED))} (got {device.gfx})"
     if not 1 <= shape.m <= MAX_ROWS:
         return f"M must be in 1..{MAX_ROWS} (got {shape.m})"
-    return _operand_fault(shape, device) or _output_fault(shape)
+    reason = _operand_fault(shape, device) or _output_fault(shape)
+    return reason or (None if tiled else rows_fault(shape))
+
+
+def has_tiles(gfx: str) -> bool:
+    """Return whether the architecture has the matrix instructions of `tiles`."""
+    return gfx in ARCHITECTURES and ARCHITECTURES[gfx].matrix not in ("wmma", "")
+
+
+def columns_of(gfx: str) -> int:
+    """Return the rows of x that one matrix instruction takes: 8 of mma, 16 of mfma."""
+    return 8 if gfx.startswith("sm_") else 16
+
+
+def rows_fault(shape: Shape) -> str | None:
+    """Return why no kernel of the family `rows` serves the shape."""
+    if shape.m > FEW_ROWS:
+        return f"M must be at most {FEW_ROWS} (got {shape.m})"
+    if shuffled_rows(shape.layout):
+        return f"the family rows needs a plain weight (got layout {shape.layout!r})"
+    if shape.scale == "block":
+        return "the family rows sums all of K before scaling (got block scales); use tiles or wgmma"
+    return None
 
 
 def _operand_fault(shape: Shape, device: Device) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 
 from tunedgemm.plugin import Shape
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_skinny.limits import (
-    ARCHITECTURES,
     MAX_SPLITS,
     MAX_THREADS,
     batches_of,
+    columns_of,
     depth_of,
-    shuffled_rows,
+    has_tiles,
+    rows_fault,
     weight_of,
     width_of,
     x_pieces,
@@ -21,9 +23,6 @@ from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 converted to fp16.
 _HALVES = 8
-#: Most rows of x of the family `rows`: each row of x times each weight row of a warp is an
-#: accumulator.
-MAX_ROWS = 8
 #: Bytes along K of each row that a lane loads in one step.
 PIECE = 16
 #: Least bytes of an asynchronous copy.
@@ -49,7 +48,7 @@ def vec_of(shape: Shape) -> int:
 
 def compiled_rows(kernel: KernelConfig, m: int, gfx: str) -> int:
     """Return the rows of x that a program serves: M, rounded up to whole matrix instructions."""
-    columns = ARCHITECTURES[gfx].columns
+    columns = columns_of(gfx)
     if isinstance(kernel, Wgmma):
         return next(rows for rows in _WGMMA_ROWS if m <= rows)
     return m if isinstance(kernel, Rows) else ceil_div(m, columns) * columns
@@ -57,7 +56,7 @@ def compiled_rows(kernel: KernelConfig, m: int, gfx: str) -> int:
 
 def threads_of(kernel: KernelConfig, gfx: str) -> int:
     """Return the threads of a block."""
-    return kernel.warps * ARCHITECTURES[gfx].wave
+    return kernel.warps * ARCHITECTURES[gfx].warp_size
 
 
 def grid_of(kernel: KernelConfig, splits: int, shape: Shape) -> tuple[int, int, int]:
@@ -73,7 +72,7 @@ def span_of(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """
     if isinstance(kernel, Wgmma):
         return kernel.unroll * _WGMMA_STEP // width_of(weight_of(shape))
-    groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
+    groups = ARCHITECTURES[gfx].warp_size if isinstance(kernel, Rows) else 4
     return kernel.unroll * piece_of(weight_of(shape)) * groups
 
 
@@ -85,7 +84,7 @@ def per_split(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
 
 def held(kernel: KernelConfig, gfx: str) -> int:
     """Return the weight rows of a lane; with 8 columns two per 16-row tile."""
-    columns = ARCHITECTURES[gfx].columns
+    columns = columns_of(gfx)
     return kernel.n_each * (1 if isinstance(kernel, Rows) else 16 // columns)
 
 
@@ -123,7 +122,7 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     NVRTC 13.5 for sm_90 takes up to 60 more or fewer. Compilers keep the loads of about four steps
     in registers, also of those from a ring. For a ring of narrow copies they keep addresses.
     """
-    architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
+    columns, rows, mine = columns_of(gfx), compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     if isinstance(kernel, Wgmma):
         own_sums = rows // 2 if shape.dtype.startswith("fp8") else 0
         return kernel.n_each * (rows // 2 + own_sums + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
@@ -134,44 +133,34 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
         loads = 4 * mine * min(kernel.unroll, 4) if parts <= 4 else parts * mine * kernel.unroll
     if isinstance(kernel, Rows):
         return rows * (kernel.n_each + 4) + loads + 2 * mine + 32
-    tiles = rows // architecture.columns
+    tiles = rows // columns
     if weight_of(shape) == "fp4x2":  # per row four words of bfloat16, the scales of two steps, and their address
         x = 8 * tiles if x_pieces(shape) == 1 else 0 if kernel.x_shared else 12 * tiles
         return 4 * kernel.n_each * tiles + loads + 10 * mine + x + 2 * (mine + tiles) + 40
     # Block scales take a register for each row of x of a lane's accumulators, and x of some steps
     # from L1.
     blocks = (4 if kernel.x_shared else 12 + 4 * max(kernel.unroll - 4, 0)) * tiles if shape.scale == "block" else 0
-    widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
+    widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and columns == _HALVES else 0  # fp8 as fp16
     return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32
 
 
 def unfit(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str | None:
     """Return why the kernel cannot serve the shape on the architecture; None where it can."""
-    architecture = ARCHITECTURES[gfx]
     if (threads := threads_of(kernel, gfx)) > MAX_THREADS:
         return f"{kernel.name}: threads of a block must be at most {MAX_THREADS} (got {threads} on {gfx})"
-    if isinstance(kernel, Wgmma) and not architecture.wgmma:
+    if isinstance(kernel, Wgmma) and ARCHITECTURES[gfx].matrix != "wgmma":
         return f"{kernel.name}: wgmma needs sm_90 (got {gfx})"
+    if not isinstance(kernel, Rows) and not has_tiles(gfx):
+        return f"{kernel.name}: the family {kernel.family} needs mma or mfma (got {gfx})"
     if kernel.stages and gfx.startswith("gfx"):
         return f"{kernel.name}: asynchronous copies need an NVIDIA GPU (got {gfx})"
     if kernel.stages and shape.k * width_of(shape.dtype) % COPY:
         return f"{kernel.name}: asynchronous copies need K in multiples of {COPY // width_of(shape.dtype)} (got K={shape.k})"
     if weight_of(shape) == "fp4x2" and not isinstance(kernel, Tiles):
         return f"{kernel.name}: mxfp4 weights need the family tiles (got {kernel.family})"
-    if isinstance(kernel, Rows) and (fault := _rows_fault(shape)):
+    if isinstance(kernel, Rows) and (fault := rows_fault(shape)):
         return f"{kernel.name}: {fault}"
     return _split_fault(kernel, splits, shape, gfx) or _memory_fault(kernel, splits, shape, gfx)
-
-
-def _rows_fault(shape: Shape) -> str | None:
-    """Return why no kernel of the family `rows` serves the shape."""
-    if shape.m > MAX_ROWS:
-        return f"M must be at most {MAX_ROWS} (got {shape.m})"
-    if shuffled_rows(shape.layout):
-        return f"the family rows needs a plain weight (got layout {shape.layout!r})"
-    if shape.scale == "block":
-        return "the family rows sums all of K before scaling (got block scales); use tiles or wgmma"
-    return None
 
 
 def _split_fault(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str | None:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_skinny.cost import cost_of
-from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, depth_of, supports
+from tunedgemm_skinny.limits import batches_of, depth_of, supports
 from tunedgemm_skinny.names import FAMILIES, KernelConfig, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
@@ -118,7 +119,8 @@ def is_useful(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
         and (kernel.warps_n - 1) * kernel.rows_per_warp < shape.n
         and (kernel.unroll == 1 or span <= share)
     )
-    most = min(architecture.registers, architecture.register_file // threads_of(kernel, device.gfx))
+    # AMD's instructions address 256 vector registers; CDNA's others accumulate.
+    most = min(architecture.registers, 256, (architecture.file_ki << 10) // threads_of(kernel, device.gfx))
     return all_work and registers(kernel, shape, device.gfx) <= most
 
 

@@ -41,7 +41,7 @@ INSTRUCTIONS = {
     ("sm_90", "fp4x2"): r"\.bf16\.bf16",
 }  # fmt: skip
 #: Matrix instruction -> instruction of 16-bit operands.
-SIXTEEN_BITS = {"mfma": "v_mfma_f32_", "wmma": "v_wmma_f32_", "mma": r"mma\.sync", "wgmma": "mma"}
+SIXTEEN_BITS = {"mfma": "v_mfma_f32_", "wmma": "v_wmma_f32_", "mma": r"mma\.sync", "wgmma": "mma", "tcgen05": r"tcgen05\.mma|mma\.sync"}
 #: Registers of 512 that a first guess may spill: gfx950's largest tile spills none with Triton 3.6,
 #: 29 with 3.7 and one with 3.9. A tile that is too large spills hundreds.
 SPILLS = 32
@@ -148,6 +148,30 @@ FIRST: dict[str, list[Shape]] = {
     "gfx90a": [Shape("a16w16", 16, 7168, 8192, epilogue="bias")],
     "gfx1100": [Shape("a16w16", 1024, 7168, 8192, epilogue="bias")],
 }
+
+
+#: Architectures for which one kernel of each family is compiled in every run.
+SAMPLED = (
+    "sm_80", "sm_87", "sm_89", "sm_100", "sm_103", "sm_107", "sm_110", "sm_120", "sm_121",
+    "gfx90a", "gfx950", "gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1250",
+)  # fmt: skip
+#: Beginning of a kernel's name, one for each family -> a shape that lists such kernels.
+FAMILY_SHAPES = {
+    "gemv_": Shape("a16w16", 1, 4096, 4096), "gemm_": SHAPE, "tma_": SHAPE, "streamk_": SHAPE,
+    "mx_": _mx(16), "moe_": _moe(4, "bf16", "No"),
+}  # fmt: skip
+
+
+def test_a_kernel_of_each_family_compiles_for_every_architecture(compile_cases: Compile) -> None:
+    """Programs compile with the architecture's instruction, within its shared memory."""
+    cases = []
+    for gfx in (gfx for gfx in SAMPLED if not installed.target_fault(gfx)):
+        for start, shape in FAMILY_SHAPES.items():
+            listed = family_of(shape.op).enumerate_solutions(shape, Device(gfx, 128))
+            first = next((solution for solution in listed if solution.kernel_name.startswith(start)), None)
+            assert first or start in ("tma_", "streamk_"), f"{start} on {gfx}"
+            cases += [_case(gfx, first.kernel_name, shape, max(first.split_k, 1))] if first else []
+    assert not _faults(compile_cases(cases))
 
 
 @pytest.mark.parametrize("vendor", ["gfx", "sm_"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm.tools import ops
+from tunedgemm_triton import installed
 from tunedgemm_triton.families import family_of, supports
 
 MOE = ops()["fmoe"].examples
@@ -46,3 +48,23 @@ def test_an_unsupported_shape_has_a_reason_and_no_solutions() -> None:
 def test_the_largest_int8_product_is_supported() -> None:
     """Sums of K=131071 products of int8 fit int32."""
     assert supports(Shape("a8w8", 1, 16, (1 << 17) - 1, "int8", "bf16", scale="row"), Device("sm_90", 132)) is True
+
+
+@pytest.mark.parametrize(
+    ("gfx", "version", "said"),
+    [
+        ("sm_107", "3.8.0", "3.9 or later for sm_107 (got 3.8.0)"), ("sm_107", "3.9.0", ""),
+        ("sm_110", "3.6.0", "3.8"), ("sm_110", "3.8.0", ""),
+        ("gfx1250", "3.6.0", "3.8"), ("gfx1250", "3.8.0", ""), ("gfx1250", "", ""),
+        ("sm_103", "3.6.0", ""), ("gfx1151", "3.6.0", ""),
+    ],
+)  # fmt: skip
+def test_an_architecture_beyond_the_installed_triton_is_refused(monkeypatch: pytest.MonkeyPatch, gfx: str, version: str, said: str) -> None:
+    """The reason names the first Triton that compiles for it."""
+    monkeypatch.setattr(installed, "version", lambda: version)
+    shape, device = Shape("a16w16", 16, 64, 64), Device(gfx, 64)
+
+    answer = supports(shape, device)
+
+    assert isinstance(answer, Unsupported) and said in answer.reason and "; " in answer.reason if said else answer is True
+    assert bool(list(family_of(shape.op).enumerate_solutions(shape, device))) is not bool(said)

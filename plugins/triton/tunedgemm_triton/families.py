@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -64,13 +64,27 @@ MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 #: Op -> its family.
 FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
-_NEEDS = ("Triton 3.6 or newer, which torch 2.10 and newer have",)
+_NEEDS = "Triton 3.6 or newer, which torch 2.10 and newer have"
+#: Matrix instructions whose kernels decode mxfp4 for bf16 activations, apart from Hopper's.
+_WIDE = ("mma", "tcgen05", "mfma")
+
+
+def _platforms(ops: Iterable[str] = (), ran: tuple[str, ...] = (), **facts: Any) -> Iterator[Platform]:
+    """Yield the platforms of the architectures with some facts, by the Triton that each needs."""
+    needed: dict[str, list[str]] = {}
+    for gfx in limits.ARCHITECTURES.having(**facts):
+        since = installed.SINCE.get(gfx)
+        needed.setdefault("Triton {}.{} or newer".format(*since) if since else _NEEDS, []).append(gfx)
+    for needs, devices in needed.items():
+        yield Platform(tuple(devices), needs=(needs,), ran=ran, ops=tuple(ops))
+
+
 PLATFORMS = (
-    Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
-    Platform(("sm_89", "sm_100", "sm_120", "gfx942", "gfx950"), needs=_NEEDS),
-    Platform(("sm_80", "sm_86", "gfx90a"), needs=_NEEDS, ops=_WITHOUT_FP8),
-    Platform(("gfx1201",), needs=_NEEDS, ops=tuple(op for op in FAMILIES if op != "a16w4_blockscale")),
-    Platform(("gfx1100",), needs=_NEEDS, ops=tuple(op for op in _WITHOUT_FP8 if op != "a16w4_blockscale")),
+    *_platforms(matrix="wgmma", ran=("H200",)),
+    *_platforms(matrix=_WIDE, fp8=limits.FP8),
+    *_platforms(_WITHOUT_FP8, matrix=_WIDE, fp8=""),
+    *_platforms([op for op in FAMILIES if op != "a16w4_blockscale"], matrix="wmma", fp8=limits.FP8),
+    *_platforms([op for op in _WITHOUT_FP8 if op != "a16w4_blockscale"], matrix="wmma", fp8=""),
 )
 
 

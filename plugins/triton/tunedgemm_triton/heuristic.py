@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
-from tunedgemm.tools import warn_once
+from tunedgemm.tools import may_guess, warn_once
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
@@ -53,7 +53,7 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 def _faster_untuned(shape: Shape, device: Device) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
     rows, weight = _FEW_ROWS.get(shape.op, (0, 0))
-    if device.gfx != "sm_90" or not 0 < shape.m <= rows or shape.layout != "row":
+    if device.gfx != "sm_90" or not may_guess(device) or not 0 < shape.m <= rows or shape.layout != "row":
         return False
     if min(shape.n, shape.k) < _LEAST or shape.n * shape.k < weight:
         return False

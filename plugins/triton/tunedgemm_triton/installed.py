@@ -25,6 +25,19 @@ def version() -> str:
     return ""
 
 
+#: Architectures and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose ptxas knows
+#: sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
+SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8)}
+
+
+def target_fault(gfx: str) -> str:
+    """Return why the installed Triton cannot compile for an architecture, or an empty text."""
+    needed = SINCE.get(gfx, (0, 0))
+    if not version() or tuple(map(int, re.findall(r"\d+", version())[:2])) >= needed:
+        return ""
+    return f"triton: must be {'.'.join(map(str, needed))} or later for {gfx} (got {version()}); a newer torch brings it"
+
+
 @functools.cache
 def fault() -> str:
     """Return why no kernel can be compiled, or an empty text."""

@@ -7,52 +7,10 @@ from collections.abc import Callable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES as ARCHITECTURES  # noqa: PLC0414 (re-exported)
 from tunedgemm.tools import dtype_bits
 
-
-@attrs.frozen
-class Architecture:
-    """Resources of one architecture.
-
-    Attributes:
-        shared_bytes: shared memory (LDS) that one block may take.
-        warp_size: threads of a warp or wavefront.
-        registers: 32-bit registers that one thread may hold; on CDNA vector and accumulation
-            registers together.
-        matrix: the matrix instruction that a tile of ordinary size uses: mma, wgmma, tcgen05, mfma
-            or wmma.
-        fp8: the kind of fp8 that it multiplies; "" for none.
-        tma: the tensor memory accelerator loads tiles through descriptors.
-        specialize: Triton 3.6 can give loads and products to different warps.
-    """
-
-    shared_bytes: int
-    warp_size: int
-    registers: int
-    matrix: str
-    fp8: str = ""
-    tma: bool = False
-    specialize: bool = False
-
-
-_FN, _FNUZ = "fp8_e4m3fn", "fp8_e4m3fnuz"
-
-#: Sources: CUDA programming guide, table of technical specifications (shared memory per block,
-#: opt-in); PTX ISA, mma and wgmma (e4m3); AMD's CDNA 3, CDNA 4, RDNA 3 and RDNA 4 ISA guides (LDS
-#: per work-group, FP8).
-ARCHITECTURES = {
-    "sm_80": Architecture(163 << 10, 32, 255, "mma"),
-    "sm_86": Architecture(99 << 10, 32, 255, "mma"),
-    "sm_89": Architecture(99 << 10, 32, 255, "mma", _FN),
-    "sm_90": Architecture(227 << 10, 32, 255, "wgmma", _FN, tma=True, specialize=True),
-    "sm_100": Architecture(227 << 10, 32, 255, "tcgen05", _FN, tma=True),
-    "sm_120": Architecture(99 << 10, 32, 255, "mma", _FN, tma=True),
-    "gfx90a": Architecture(64 << 10, 64, 512, "mfma"),
-    "gfx942": Architecture(64 << 10, 64, 512, "mfma", _FNUZ),
-    "gfx950": Architecture(160 << 10, 64, 512, "mfma", _FN),
-    "gfx1100": Architecture(64 << 10, 32, 256, "wmma"),
-    "gfx1201": Architecture(64 << 10, 32, 256, "wmma", _FN),
-}
+from tunedgemm_triton import installed
 
 
 @attrs.frozen
@@ -73,7 +31,7 @@ class Operands:
 
 
 FLOATS = ("bf16", "fp16")
-FP8 = (_FN, _FNUZ)
+FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 BYTES = ("int8", *FP8)
 SHUFFLED = ("aiter16x16", "aiter32x16")
 OUTPUTS = ("bf16", "fp16", "fp32")
@@ -86,6 +44,9 @@ OPS = {
     "batched_bf16": Operands(FLOATS),
     "batched_a8w8": Operands(BYTES, ("row",)),
 }
+
+#: Matrix instructions that the kernels are compiled to.
+MATRIX = ("mma", "wgmma", "tcgen05", "mfma", "wmma")
 
 #: Limit of a grid's second and third axes: split-K, groups of rows, products of a batch.
 MAX_GRID_YZ = 65535
@@ -123,8 +84,10 @@ def unsupported_with(operands: Callable[[Shape, Device], str | None], shape: Sha
     """
     if device.kind == "cpu":
         return "Triton compiles for NVIDIA and AMD GPUs, not for a CPU"
-    if device.gfx not in ARCHITECTURES:
-        return f"unknown architecture {device.gfx}; known: {', '.join(ARCHITECTURES)}"
+    if device.gfx not in ARCHITECTURES or not ARCHITECTURES[device.gfx].matrix:
+        return f"no matrix instructions are known of {device.gfx}; known: {', '.join(ARCHITECTURES.having(matrix=MATRIX))}"
+    if reason := installed.target_fault(device.gfx):
+        return reason
     if shape.m == 0:
         return "an empty batch needs no kernel"
     return operands(shape, device) or _unsupported_output(shape)
@@ -147,6 +110,11 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
     if batches_of(shape) > MAX_GRID_YZ:
         return f"a batch has at most {MAX_GRID_YZ} products (got B={batches_of(shape)})"
     return None
+
+
+def multiplies_fp4(gfx: str) -> bool:
+    """Return whether Triton lowers products of two mxfp4 operands to one instruction; not to mma."""
+    return ARCHITECTURES[gfx].fp4 and ARCHITECTURES[gfx].matrix != "mma"
 
 
 def unsupported_fp8(dtype: str, gfx: str) -> str | None:

@@ -224,7 +224,7 @@ def _unfit_descriptors(kernel: KernelConfig, split_k: int, shape: Shape, device:
 
 def _unfit_specialised(kernel: Tma, split_k: int, shape: Shape, device: Device) -> str | None:
     """Return why a kernel with specialised warps cannot serve, or None."""
-    if not ARCHITECTURES[device.gfx].specialize:
+    if ARCHITECTURES[device.gfx].matrix != "wgmma":
         return f"Triton does not specialise warps on {device.gfx}"
     if kernel.swap:
         return "specialised warps compute only tiles that are not transposed"

@@ -41,14 +41,14 @@ def test_reasons(fields: dict[str, object], reason: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "served"),
     [
-        (attrs.evolve(FP8, dtype="int8"), {"sm_80", "sm_86", "sm_89", "sm_90"}),
-        (FP8, {"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}),
-        (BLOCK, {"sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}),
+        (attrs.evolve(FP8, dtype="int8"), {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90"}),
+        (FP8, {"sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"}),
+        (BLOCK, {"sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"}),
     ],
 )
 def test_architectures(shape: Shape, served: set[str]) -> None:
     """int8 ends with Hopper, fp8 begins with Ada, fp8 by block with Hopper."""
-    every = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "gfx942", "cpu-avx2")
+    every = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121", "gfx942", "cpu-avx2")
     assert {gfx for gfx in every if not refused(shape, gfx)} == served
     named = {gfx for platform in limits.PLATFORMS if shape.op in platform.ops for gfx in platform.devices}
     assert named >= served

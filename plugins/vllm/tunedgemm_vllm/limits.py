@@ -6,15 +6,17 @@ The facts are those of its sources, 0.20 to 0.33 (``csrc``, ``quantization/w8a8/
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import unusual_experts
+from tunedgemm.tools import ARCHITECTURES, unusual_experts
 
-#: Products and the architectures that have them: int8, fp8 by tensor or row, fp8 by block, experts.
-_INT8 = ("sm_80", "sm_86", "sm_89", "sm_90")
-_FP8 = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
-_BLOCK = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
-_GROUPED = ("sm_90", "sm_100", "sm_103")
+#: Products by what their kernels need: int8 of mma and wgmma, fp8 by tensor or row, fp8 by block
+#: fed by TMA, experts. `launch.refusal` asks the library what it was built with.
+_NVIDIA = ("mma", "wgmma", "tcgen05")
+_HOPPER = ARCHITECTURES.having(matrix="wgmma")
+_INT8 = ARCHITECTURES.having(matrix=("mma", "wgmma"), fp4=False)
+_FP8 = ARCHITECTURES.having(matrix=_NVIDIA, fp8="fp8_e4m3fn")
+_BLOCK = ARCHITECTURES.having(matrix=_NVIDIA, tma=True)
+_GROUPED = (*_HOPPER, *ARCHITECTURES.having(family="sm_10x"))
 _NEEDS, _NEEDS_OF_EXPERTS = ("vLLM 0.20 to 0.33",), ("vLLM 0.22 to 0.33",)
-_HOPPER = ("sm_90",)
 PLATFORMS = (
     Platform(_HOPPER, needs=_NEEDS, ran=("H100",), ops=("a8w8", "a8w8_blockscale")),
     Platform(_HOPPER, needs=_NEEDS_OF_EXPERTS, ran=("H100",), ops=("fmoe",)),

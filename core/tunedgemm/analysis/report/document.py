@@ -21,7 +21,7 @@ from tunedgemm.libtypes import rank
 from tunedgemm.text.printable import printable_line
 from tunedgemm.timing import STATUSES
 from tunedgemm.tuner.report import SLOWER, sizes
-from tunedgemm.tuner.roofline import CEILINGS, LAUNCH_US, pace
+from tunedgemm.tuner.roofline import LAUNCH_US, ceilings_of, pace
 
 #: Version of the document; it rises when a field goes or changes its meaning.
 VERSION = 1
@@ -195,7 +195,7 @@ def _roofs(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return the roof of each device and rate of products: bytes/s, FLOP/s and the launch's share."""
     roofs: dict[tuple[str, float], dict[str, Any]] = {}
     for entry in entries:
-        ceilings = CEILINGS.get(entry.device.name)
+        ceilings = ceilings_of(entry.device)
         if ceilings is not None:
             rate = pace(entry.shape, entry.device)
             roof = {"device": entry.device.name, "pace": rate, "bytes_s": ceilings[0], "flop_s": ceilings[1] * rate, "launch_us": LAUNCH_US}

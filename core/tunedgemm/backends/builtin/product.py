@@ -12,15 +12,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
-from tunedgemm.dtype import fp8_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
-
-#: AMD's architectures whose e4m3 `torch._scaled_mm` multiplies.
-_AMD_FP8 = ("gfx942", "gfx950")
 
 
 def capability(device: Device) -> int:
@@ -75,8 +72,8 @@ def no_fp8(shape: Shape, device: Device) -> str:
         return f"multiplies fp8, not {shape.dtype}"
     if device.kind == "cpu":
         return "" if cpu_scaled_mm() else "needs a torch with fp8 products on a CPU"
-    has_fp8 = device.gfx in _AMD_FP8 if device.kind == "amd" else capability(device) >= 89
-    if not has_fp8 or shape.dtype != fp8_of(device.gfx):
+    known = ARCHITECTURES.get(device.gfx)
+    if known is None or shape.dtype != known.fp8:
         return f"does not multiply {shape.dtype} on {device.gfx}"
     if shape.n % 16 or shape.k % 16:
         return f"needs N and K divisible by 16 (N={shape.n}, K={shape.k})"

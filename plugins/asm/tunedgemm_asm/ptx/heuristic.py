@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution, scale_order
+from tunedgemm.tools import may_guess
 
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.limits import supports, unfit
@@ -110,7 +111,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
     """Check whether such products were measured to be faster than torch's without tuning."""
-    if min(shape.n, shape.k) < _LEAST or not any(each.has(shape, device) for each in _FASTER.get(shape.op, ())):
+    if not may_guess(device) or min(shape.n, shape.k) < _LEAST or not any(each.has(shape, device) for each in _FASTER.get(shape.op, ())):
         return False
     if shape.op == "a16w16":
         return shape.outdtype == shape.dtype

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_ck.cutlass.names import MAX_ACCUMULATORS, CutlassInstance
-
-#: Bytes of shared memory that a block may use: CUDA programming guide, technical specifications,
-#: "opt-in".
-SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
 
 def width_of(dtype: str) -> int:
@@ -30,6 +26,6 @@ def unfit_shared_memory(instance: CutlassInstance, shape: Shape, gfx: str) -> st
     slots = instance.stages or 3
     # On sm_90 the epilogue has up to two additional buffers of 32 columns.
     epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
-    if slots * slot + epilogue > SHARED[gfx]:
-        return f"{slots} stages of {slot} bytes and {epilogue} of the epilogue exceed the {SHARED[gfx]} bytes of shared memory of {gfx}"
+    if slots * slot + epilogue > (most := ARCHITECTURES[gfx].shared_bytes):
+        return f"{slots} stages of {slot} bytes and {epilogue} of the epilogue exceed the {most} bytes of shared memory of {gfx}"
     return None

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_ck.tile.names import TileInstance
 from tunedgemm_ck.tile.resources import lds
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, SCALED_K, Accepts, not_accepted
-from tunedgemm_ck.xdl.resources import LDS
 
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
@@ -59,8 +59,8 @@ def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device
         return None if split == 0 else f"splitK must be 0 (got {split})"
     if shape.k % SCALED_K:
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {shape.k})"
-    if lds(instance) > LDS[device.gfx]:
-        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
+    if lds(instance) > ARCHITECTURES[device.gfx].shared_bytes:
+        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {ARCHITECTURES[device.gfx].shared_bytes} of {device.gfx}"
     if not 0 <= split <= MOST_SPLIT:
         return f"splitK is a logarithm and must be 0 to {MOST_SPLIT} (got {split})"
     if split and (instance.persistent or shape.k % (tile_k << split)):

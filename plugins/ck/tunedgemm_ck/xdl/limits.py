@@ -10,21 +10,21 @@ from collections.abc import Iterable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.tools import ARCHITECTURES, dtype_bits, scale_order
 
 from tunedgemm_ck.problem import batches_of
 from tunedgemm_ck.xdl.names import FORMS, WAVE, XdlInstance
-from tunedgemm_ck.xdl.resources import LDS, lds
+from tunedgemm_ck.xdl.resources import lds
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
 _FLOATS = ("bf16", "fp16")
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
-#: Dtypes that the matrix cores of an architecture multiply (AMD's ISA guides of CDNA 2, 3 and 4).
+#: Dtypes that the matrix cores of an architecture multiply; these instances use mfma.
 DTYPES = {
-    "gfx90a": (*_FLOATS, "int8"),
-    "gfx942": (*_FLOATS, "int8", "fp8_e4m3fnuz"),
-    "gfx950": (*_FLOATS, "int8", "fp8_e4m3fn", "fp4x2"),
+    gfx: (*_FLOATS, "int8", *(dtype for dtype, has in ((each.fp8, each.fp8), ("fp4x2", each.fp4)) if has))
+    for gfx, each in ARCHITECTURES.items()
+    if each.matrix == "mfma"
 }
 
 #: CDNA's buffers count bytes in 32 unsigned bits; CK counts elements in 32 signed bits.
@@ -141,8 +141,8 @@ def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device)
         return f"N and K must be multiples of {whole} and {deep}: a shuffled weight is not padded (got {shape.n} and {k})"
     if instance.scale and k % SCALED_K:
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {k})"
-    if lds(instance) > LDS[device.gfx]:
-        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
+    if lds(instance) > ARCHITECTURES[device.gfx].shared_bytes:
+        return f"{instance.name}: {lds(instance)} bytes of LDS exceed the {ARCHITECTURES[device.gfx].shared_bytes} of {device.gfx}"
     return _no_split(split, instance, shape, device) or _too_short(split, instance, shape)
 
 

@@ -1,11 +1,8 @@
-"""Compute the LDS of Composable Kernel's kernels; list that of each architecture."""
+"""Compute the LDS of Composable Kernel's kernels."""
 
 from __future__ import annotations
 
 from tunedgemm_ck.xdl.names import FORMS, XdlInstance
-
-#: Bytes of LDS that a block may use (AMD's ISA guides of CDNA 2, 3 and 4).
-LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
 
 
 def lds(instance: XdlInstance) -> int:

@@ -269,7 +269,9 @@ DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
     UNROLLED for (int i = 0; i < 4; i++) c[i] = sums[i];
 }
 
-#if INT8
+#if INT8 && (defined(__GFX11__) || defined(__GFX12__))
+DEVICE int dot4(u32 one, u32 two, int sum) { return __builtin_amdgcn_sudot4(true, (int)one, true, (int)two, sum, false); }
+#elif INT8
 DEVICE int dot4(u32 one, u32 two, int sum) { return __builtin_amdgcn_sdot4((int)one, (int)two, sum, false); }
 #elif FP8
 DEVICE void floats_of_fp8(u32 word, float *to) {

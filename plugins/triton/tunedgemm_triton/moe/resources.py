@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits, unusual_experts
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
+from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_TILES, multiplies_fp4, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.resources import ceil_div, has_idle_part
@@ -74,7 +74,7 @@ def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
     def needed(tile: Tile, high: int) -> int:
         elements = (kernel.block_m + high) * tile.block_k
         packed = (max(tile.stages - 1, 1) if amd else tile.stages) * elements * width // 8
-        decoded = elements if width == 4 and gfx not in ("gfx950", "sm_100") else 0
+        decoded = elements if width == 4 and not multiplies_fp4(gfx) else 0
         return max(packed, decoded) if amd else packed + decoded
 
     return max(needed(kernel.first, halves * kernel.first.block_n), needed(kernel.second, kernel.second.block_n))
@@ -115,5 +115,6 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
         for count, tile in zip(counts, (kernel.first, kernel.second), strict=True)
     ]
     steps = ceil_div(shape.n, kernel.first.block_k)
-    limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" else 80
+    # RDNA 3, which has no fp8, holds the operands of a wmma twice.
+    limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" or not architecture.fp8 else 80
     return max(accumulators) <= limit and not has_idle_part(split_k, steps)

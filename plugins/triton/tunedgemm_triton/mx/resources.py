@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, unsupported_with
+from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, multiplies_fp4, unsupported_with
 from tunedgemm_triton.mx.names import OPS, Mx
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
@@ -30,13 +30,13 @@ def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
     """Return the values of ``decode`` that are possible with activations of a dtype, best guess
     first.
 
-    gfx950 and sm_100 multiply mxfp4 by mxfp4 directly. Triton 3.6 computes wrong numbers for bf16
+    gfx950 and sm_10x multiply mxfp4 by mxfp4 directly. Triton 3.6 computes wrong numbers for bf16
     by mxfp4 on sm_90, and does not lower scaled products on CDNA 2 and 3. On RDNA decoding in the
     kernel spills.
     """
     if dtype == "bf16":
         return (True,)
-    if gfx in ("gfx950", "sm_100") or ARCHITECTURES[gfx].matrix == "wmma":
+    if multiplies_fp4(gfx) or ARCHITECTURES[gfx].matrix == "wmma":
         return (False,)
     return (True,) if ARCHITECTURES[gfx].matrix == "mfma" else (True, False)
 
@@ -76,7 +76,7 @@ def shared_bytes(kernel: Mx, shape: Shape, device: Device) -> int:
     """
     bits = kernel.block_m * (4 if shape.dtype == "fp4x2" else 16) + kernel.block_n * 4
     packed = max(kernel.stages - 1, 1) * bits * kernel.block_k // 8
-    decoded = 0 if device.gfx in ("gfx950", "sm_100") else (kernel.block_m + kernel.block_n) * kernel.block_k
+    decoded = 0 if multiplies_fp4(device.gfx) else (kernel.block_m + kernel.block_n) * kernel.block_k
     return max(packed, decoded) if device.kind == "amd" else packed + decoded
 
 

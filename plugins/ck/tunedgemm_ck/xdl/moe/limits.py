@@ -9,22 +9,21 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import unusual_experts
+from tunedgemm.tools import ARCHITECTURES, unusual_experts
 
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages
 from tunedgemm_ck.xdl.limits import DTYPES
 from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, RENDERED_EPILOGUES, lds, unrenderable
 from tunedgemm_ck.xdl.moe.names import BLOCK, MoeInstance
-from tunedgemm_ck.xdl.resources import LDS
 
 #: Kind of the quantisation to AITER's number in the names.
 QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
 #: Dtype to AITER's word in the names; both kinds of fp8 are F8.
 WORDS = {"bf16": "B16", "fp16": "F16", "fp8_e4m3fn": "F8", "fp8_e4m3fnuz": "F8", "int8": "I8"}
 
-#: Architectures with atomic addition of bf16, which stage 2 needs.
-ARCHITECTURES = ("gfx942", "gfx950")
+#: Architectures with atomic addition of bf16, which stage 2 needs: CDNA 3 and later, as for fp8.
+GFX = ARCHITECTURES.having(matrix="mfma", fp8=("fp8_e4m3fn", "fp8_e4m3fnuz"))
 
 #: CK counts the elements of all experts' weights together in 32 signed bits. Tokens have 24 bits
 #: and a token's experts 7, since both share a word. 2^24 rows of 256 threads exceed a grid.
@@ -56,7 +55,7 @@ def unsupported(shape: Shape, device: Device) -> str | None:
     kind, q_dtype, topk = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["topk"])
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
     checks = (
-        (device.gfx in ARCHITECTURES, f"{' or '.join(ARCHITECTURES)} (got {device.gfx})"),
+        (device.gfx in GFX, f"{' or '.join(GFX)} (got {device.gfx})"),
         (not (unusual := unusual_experts(shape)), f"factors of one dtype, without {unusual}"),
         (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind})"),
         (device.gfx not in DTYPES or q_dtype in DTYPES[device.gfx], f"dtypes that {device.gfx} multiplies (got {q_dtype})"),
@@ -100,8 +99,8 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str | None:
         return f"{names[0]} and {names[1]} must be multiples of {of.n} and {of.k}: sizes are not padded (got {n} and {k})"
     if device.gfx == "gfx950" and of.dtypes[0] == "F8" and of.k < 128:
         return f"{of.tile}: gfx950 multiplies 128 elements of fp8 at a time"
-    if lds(of) > LDS[device.gfx]:
-        return f"{of.tile}: {lds(of)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
+    if lds(of) > ARCHITECTURES[device.gfx].shared_bytes:
+        return f"{of.tile}: {lds(of)} bytes of LDS exceed the {ARCHITECTURES[device.gfx].shared_bytes} of {device.gfx}"
     return None
 
 

@@ -1,0 +1,145 @@
+"""Architectures: what GPUs of each kind have, as one table of facts, each line with its source."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tunedgemm.text.printable import warn_once
+
+#: Kinds of matrix instructions; "" for none.
+MATRIX = ("mma", "wgmma", "tcgen05", "mfma", "wmma", "")
+#: Kinds of 8-bit floats that matrix instructions multiply; "" for none.
+FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz", "")
+_FILE = Path(__file__).with_name("architectures.csv")
+
+
+def read_facts(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a table of facts."""
+    import csv
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def flag(text: str) -> bool:
+    """Return whether a fact holds: 1 for yes, 0 for no."""
+    return bool(int(text))
+
+
+@attrs.frozen
+class Architecture:
+    """Facts of one architecture.
+
+    Attributes:
+        gfx: its name, such as ``sm_90`` or ``gfx942``.
+        family: the name of all that differ in the last digit, with an x for it. An unknown one of
+            them has the least that all known ones have. "" where a new one may lack anything.
+        matrix: the matrix instruction that tiles of ordinary size use, one of `MATRIX`.
+        fp8: the 8-bit float that it multiplies, one of `FP8`.
+        fp4: whether it multiplies 4-bit floats with a scale for each block (mxfp4).
+        shared_kib: KiB of shared memory (LDS) that one block may take.
+        warp_size: threads of a warp or wavefront.
+        registers: 32-bit registers of a thread; on CDNA vector and accumulation registers together.
+        file_ki: 1024s of registers of a multiprocessor or compute unit.
+        warps: resident warps of a multiprocessor or compute unit.
+        tma: whether descriptors load tiles, and warps may exchange registers (``setmaxnreg``).
+        cluster: blocks of a portable cluster at most; 0 without clusters.
+        units: compute units of what torch counts as a multiprocessor: 2 on RDNA, where it is a WGP.
+        cache_mib: last-level cache that torch's properties lack, the largest of any product.
+        source: the origin of these facts.
+    """
+
+    gfx: str = attrs.field(validator=attrs.validators.matches_re(r"sm_\d+|gfx[0-9a-f]+"))
+    family: str
+    matrix: str = attrs.field(validator=attrs.validators.in_(MATRIX))
+    fp8: str = attrs.field(validator=attrs.validators.in_(FP8))
+    fp4: bool = attrs.field(converter=flag)
+    shared_kib: int = attrs.field(converter=int)
+    warp_size: int = attrs.field(converter=int)
+    registers: int = attrs.field(converter=int)
+    file_ki: int = attrs.field(converter=int)
+    warps: int = attrs.field(converter=int)
+    tma: bool = attrs.field(converter=flag)
+    cluster: int = attrs.field(converter=int)
+    units: int = attrs.field(converter=int)
+    cache_mib: int = attrs.field(converter=int)
+    source: str = attrs.field(validator=attrs.validators.min_len(1))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the bytes of shared memory (LDS) that one block may take."""
+        return self.shared_kib << 10
+
+
+class Architectures(Mapping[str, Architecture]):
+    """Known architectures by name; an unknown one of a known family has the least of its members.
+
+    Iterating gives the known names alone.
+    """
+
+    def __init__(self, known: Iterable[Architecture] = ()) -> None:
+        """
+        Args:
+            known: the architectures; those of the file if absent, which is read on first use.
+        """
+        self._given = {architecture.gfx: architecture for architecture in known}
+        self._unknown: dict[str, Architecture] = {}
+
+    def __getitem__(self, gfx: str) -> Architecture:
+        """Return an architecture, and say once that an unknown one counts as its family.
+
+        Raises:
+            KeyError: neither it nor its family is known.
+        """
+        found = self._known.get(gfx) or self._unknown.get(gfx)
+        if found is None:
+            found = self._unknown[gfx] = self._of_family(gfx)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def having(self, **facts: Any) -> tuple[str, ...]:
+        """Return the known names with all of these facts; a tuple lists the values of one fact."""
+        wanted = {name: values if isinstance(values, tuple) else (values,) for name, values in facts.items()}
+        return tuple(gfx for gfx, each in self._known.items() if all(getattr(each, name) in values for name, values in wanted.items()))
+
+    def stand_ins(self, gfx: str) -> tuple[str, ...]:
+        """Return the known names whose facts count for an architecture: its own, else its family's, else none."""
+        return (gfx,) if gfx in self._known else self._families.get(f"{gfx[:-1]}x", ())
+
+    @functools.cached_property
+    def _known(self) -> dict[str, Architecture]:
+        if self._given:
+            return self._given
+        return {line["gfx"]: Architecture(**line) for line in read_facts(_FILE)}
+
+    @functools.cached_property
+    def _families(self) -> dict[str, tuple[str, ...]]:
+        return {each.family: self.having(family=each.family) for each in self._known.values() if each.family}
+
+    def _of_family(self, gfx: str) -> Architecture:
+        members = [self._known[name] for name in self.stand_ins(gfx)]
+        if not members:
+            raise KeyError(gfx)
+        names = ", ".join(each.gfx for each in members)
+        warn_once(f"{gfx}: unknown architecture; it has the limits that {names} share; a newer tunedgemm may know more")
+        facts = {field.name: _least([getattr(each, field.name) for each in members]) for field in attrs.fields(Architecture)}
+        return Architecture(**facts | {"gfx": gfx, "source": f"what {names} share"})
+
+
+def _least(values: list[Any]) -> Any:
+    """Return the fact that all members have: the least number, and no kind where kinds differ."""
+    return min(values) if not isinstance(values[0], str) else values[0] if len(set(values)) == 1 else ""
+
+
+#: The table.
+ARCHITECTURES = Architectures()
