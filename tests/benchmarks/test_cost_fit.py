@@ -99,7 +99,6 @@ def test_first_guesses_of_triton_are_near_the_best(
     """For these shares of the products, the first guess and one of the first eight are within 5 %
     of the best kernel that was timed.
     """
-    monkeypatch.setattr("tunedgemm_triton.installed.launcher_fault", lambda: "")  # all were timed, whatever is installed here
     times = fitting.read([RESULTS / f"{file}-triton.csv.gz"], "triton")
     judged = [fitting.judged(product.shape, own)[1:] for product, own in times.items() if product.shape.m > 16]
     assert len(judged) >= products

@@ -48,7 +48,7 @@ class TestArguments:
         family, launches = family_of(shape.op), list[list[Any]]()
         plan = family.plan_of(family.parse_name(name), split_k, shape, Device("sm_90", 132))
         functions = [
-            launch.KernelFunction(lambda *given, index=index: launches.append([index, *given]), ("head",), (None,), ())
+            launch.KernelFunction(lambda *given, index=index: launches.append([index, *given]), ("head",), (None,))
             for index in range(len(plan.steps))
         ]
         operands = [*map(plain_weight, ops()[shape.op].make_inputs(shape, torch.device("cpu"), 1)), *changes.get("more", ())]

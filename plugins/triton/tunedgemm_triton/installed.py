@@ -10,10 +10,13 @@ import functools
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 _OLDEST = (3, 6)
+#: Versions whose kernels and launcher the tests have checked.
+KNOWN = "Triton 3.6 to 3.9"
 
 
 @functools.cache
@@ -36,11 +39,10 @@ def fault() -> str:
 
 
 @functools.cache
-def launcher_fault() -> str:
-    """Return why no kernel with tensor descriptors can be launched, or an empty text.
-
-    Its launcher is a C function whose arguments change with Triton's version.
-    """
-    if not version() or version().startswith("3.6."):
-        return ""
-    return f"triton: launches tensor descriptors in version 3.6 only (got {version()}); torch 2.10 and 2.11 bring it"
+def descriptor_fault() -> str:
+    """Return why no kernel can be given tensor descriptors, or an empty text."""
+    found = find_spec("triton")
+    folders = found.submodule_search_locations if found else None
+    if folders and not any(Path(folder, "tools", "tensor_descriptor.py").is_file() for folder in folders):
+        return f"triton: has no tensor descriptors (got {version()}); {KNOWN} have"
+    return ""

@@ -16,7 +16,7 @@ from tunedgemm.tools import scale_order
 from tunedgemm_triton.build import TYPES, Constant, Program
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, KernelConfig, Streamk, Tma
-from tunedgemm_triton.resources import ceil_div, described, grid_of, partial_bytes, promotes, tiles_of
+from tunedgemm_triton.resources import ceil_div, described, grid_of, partial_bytes, promotes, shares_tiles, tiles_of
 
 #: Alignment of buffers in the workspace, in bytes.
 _ALIGNMENT = 256
@@ -135,7 +135,7 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
     if described(kernel, shape, device.gfx) and not isinstance(kernel, Gemv):
         batch = "1, " * (batches_of(shape) > 1)
         types = {
-            "x": f"tensordesc<{dtype}[{batch}{kernel.block_m}, {kernel.block_k}]>",
+            "x": types["x"] if shares_tiles(kernel) else f"tensordesc<{dtype}[{batch}{kernel.block_m}, {kernel.block_k}]>",
             "weight": f"tensordesc<{dtype}[{batch}{kernel.block_n}, {kernel.block_k}]>",
         }
     values: dict[str, Any] = {

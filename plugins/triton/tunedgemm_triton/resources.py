@@ -63,8 +63,13 @@ def is_aligned(shape: Shape) -> bool:
 
 def described(kernel: KernelConfig, shape: Shape, gfx: str) -> bool:
     """Return whether tensor descriptors feed the kernel."""
-    possible = ARCHITECTURES[gfx].tma and is_aligned(shape)
+    possible = ARCHITECTURES[gfx].tma and is_aligned(shape) and not installed.descriptor_fault()
     return isinstance(kernel, Tma) or (isinstance(kernel, Streamk) and possible)
+
+
+def shares_tiles(kernel: KernelConfig) -> bool:
+    """Return whether two groups of specialised warps share a tile, half its rows each."""
+    return isinstance(kernel, Tma) and kernel.specialize and kernel.block_m > 64
 
 
 def partial_bytes(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) -> int:
@@ -90,7 +95,7 @@ def promotes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
 
 
 def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
-    """Estimate the shared memory that Triton 3.6 allots; `bind` checks the real figure.
+    """Estimate the shared memory that Triton allots; `bind` checks the real figure.
 
     The loop has one buffer a stage where the matrix instruction reads shared memory, else one
     fewer. A specialised or flattened loop cannot lend them to the output tile. That takes about a
@@ -103,7 +108,8 @@ def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if described(kernel, shape, gfx):
         element = kernel.warps // 2 if shape.outdtype == "fp32" else 2 if shape.scale == "block" else 1
-        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * element, 16 << 10) + 256
+        barriers = 512 if shares_tiles(kernel) else 256  # and the descriptor that the kernel makes
+        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * element, 16 << 10) + barriers
     side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     reads_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4
     return max(kernel.stages - (not reads_shared), 1) * buffer
@@ -215,7 +221,7 @@ def _unfit_descriptors(kernel: KernelConfig, split_k: int, shape: Shape, device:
     elements = 16 // width_of(shape.dtype)
     if not ARCHITECTURES[device.gfx].tma:
         return f"{device.gfx} has no tensor memory accelerator"
-    if fault := installed.launcher_fault():
+    if fault := installed.descriptor_fault():
         return fault
     if shape.k % elements:
         return f"tensor descriptors need rows of 16-byte multiples: K must be a multiple of {elements} (got {shape.k})"
