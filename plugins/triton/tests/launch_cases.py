@@ -1,7 +1,7 @@
 """Child: launch programs with a CUDA driver that only records, and print what it got, as JSON.
 
 It reads a JSON list of cases: kernel name, split_k, ``shape`` as a dict, and whether Triton's
-launcher is to be ``unknown``. Each is launched by a bound call and as Triton's own JIT does. The
+launcher is to be ``unknown``. Each is launched by a call of ours and as Triton's own JIT does. The
 environment puts the driver that fake_cuda.c makes where Triton looks for one.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import re
 import sys
@@ -40,7 +39,7 @@ class _Driver:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-        self.library.fake_head.restype, self.library.fake_recorded.restype = ctypes.c_char_p, ctypes.c_size_t
+        self.library.fake_head.restype = ctypes.c_char_p
         active = CudaDriver()
         active.get_current_device = lambda: 0
         active.get_device_capability = lambda index: (9, 0)
@@ -54,13 +53,13 @@ class _Driver:
         self.library.fake_sizes(len(sizes), (ctypes.c_size_t * len(sizes))(*sizes))
         start()
         buffer = (ctypes.c_ubyte * 8192)()
-        content = bytes(buffer)[: self.library.fake_recorded(buffer)]
-        content = bytes(buffer)[: len(content)]
+        self.library.fake_recorded(buffer)
+        content = bytes(buffer)
         values = [content[sum(sizes[:index]) : sum(sizes[: index + 1])].hex() for index in range(len(sizes))]
         return self.library.fake_head().decode(), values
 
 
-def _jit_arguments(step: Any, plan: Any, named: dict[str, Any]) -> list[Any]:
+def _jit_arguments(step: Any, named: dict[str, Any]) -> list[Any]:
     """Return the arguments that Triton's JIT has: tensors, descriptors, numbers and constants."""
     kinds, values, constants = dict(step.program.types), dict(step.values), dict(step.program.constants)
 
@@ -75,7 +74,6 @@ def _jit_arguments(step: Any, plan: Any, named: dict[str, Any]) -> list[Any]:
             return TensorDescriptor.from_tensor(found, [int(size) for size in box[1].split(",")])
         return found
 
-    del plan
     return [argument(name) for name in step.program.source.arg_names]
 
 
@@ -84,7 +82,7 @@ def run(driver: _Driver, case: dict[str, Any]) -> dict[str, Any]:
     shape, device = Shape.from_dict(case["shape"]), Device("sm_90", 4)
     family = family_of(shape.op)
     plan = family.plan_of(family.parse_name(case["kernel"]), case["split_k"], shape, device)
-    [step], seen, made = plan.steps, dict[str, Any](), dict[str, Any]()
+    [step], seen, made, warnings = plan.steps, dict[str, Any](), dict[str, Any](), list[str]()
 
     def counted(device: Any) -> Any:
         return lambda address: made.setdefault("counters", torch.zeros(1024, dtype=torch.int32))
@@ -101,6 +99,7 @@ def run(driver: _Driver, case: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: _STREAM, create=True),
         mock.patch.object(launch, "counters_of", counted),
         mock.patch.object(torch, "empty", allocated),
+        mock.patch.object(loading, "warn_once", warnings.append),
         unknown,
     ):
         loading.load.cache_clear()
@@ -109,13 +108,11 @@ def run(driver: _Driver, case: dict[str, Any]) -> dict[str, Any]:
         seen["ours"] = driver.record(kernel, lambda: call(*operands))
         named = {name.removesuffix("?"): value for name, value in zip(ops()[shape.op].operands, operands, strict=False)} | made
         triton.set_allocator(lambda size, alignment, stream: made["partial"])
-        arguments = _jit_arguments(step, plan, named)
+        arguments = _jit_arguments(step, named)
         tail = (kernel.function, kernel.packed_metadata, None, None, None)
-        seen["triton"] = driver.record(kernel, lambda: kernel.run(*step.grid, _STREAM, *tail, *arguments))
-        del kernel, function  # what a call needs, it must hold
-        gc.collect()
-        call(*operands)
-    return seen | {"direct": not case.get("unknown"), "scratch": "global_scratch" in str(plan)}
+        run, scratch = kernel.run, function.scratch
+        seen["triton"] = driver.record(kernel, lambda: run(*step.grid, _STREAM, *tail, *arguments))
+    return {**seen, "warnings": warnings, "scratch": scratch}
 
 
 if __name__ == "__main__":

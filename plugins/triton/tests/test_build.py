@@ -211,7 +211,12 @@ def test_the_loads_of_every_descriptor_fill_its_box(compile_cases: Compile) -> N
     """A box larger than the loads would overrun their buffer; Triton halves those of specialised
     warps.
     """
-    names = ["tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m64n128k64_g8_w4s3_ws", "tma_r1_m128n128k64_g8_w4s3", "streamk_r1_m128n128k64_g8_w8s3"]
+    names = [
+        "tma_r1_m128n128k64_g8_w4s4_ws",
+        "tma_r1_m64n128k64_g8_w4s3_ws",
+        "tma_r1_m128n128k64_g8_w4s3",
+        "streamk_r1_m128n128k64_g8_w8s3",
+    ]
     for case, code in compile_cases(map(partial(_case, "sm_90"), names)):
         assert code["boxes"] and all(block == loaded for block, loaded in code["boxes"]), (case, code["boxes"])
 

@@ -14,7 +14,7 @@ from tunedgemm_triton.names import parse_name
 @pytest.fixture(autouse=True)
 def _forget():
     """Ask anew, before and after."""
-    caches = (installed.fault, installed.descriptor_fault)
+    caches = (installed.fault, installed.notice, installed.descriptor_fault)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -55,6 +55,17 @@ def test_tensor_descriptors_are_listed_where_triton_has_them(monkeypatch, tmp_pa
     assert not lacks(Solution("triton", "gemm_r1_m128n128k64_g8_w8s3"), shape, device)
 
 
+@pytest.mark.parametrize(
+    ("version", "said"), [("3.6.0", ""), ("3.9.2", ""), ("3.10.0", "triton 3.10.0: its code was not checked"), ("", "")]
+)
+def test_a_triton_that_is_newer_than_the_checked_ones_is_named(monkeypatch, version, said):
+    """It serves, and what is not known is said."""
+    monkeypatch.setattr(installed, "version", lambda: version)
+
+    assert installed.notice().startswith(said) and bool(installed.notice()) is bool(said)
+    assert not installed.fault()
+
+
 def test_the_installed_triton_has_what_its_version_promises():
     """Tensor descriptors and each family are there for every version that is not too old."""
-    assert not installed.fault() and not installed.descriptor_fault()
+    assert not installed.fault() and not installed.notice() and not installed.descriptor_fault()

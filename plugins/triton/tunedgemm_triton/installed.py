@@ -14,9 +14,9 @@ from pathlib import Path
 
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
-_OLDEST = (3, 6)
-#: Versions whose kernels and launcher the tests have checked.
-KNOWN = "Triton 3.6 to 3.9"
+#: The oldest version that serves, and the newest whose code and launcher were checked.
+_OLDEST, _NEWEST = (3, 6), (3, 9)
+KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
 
 
 @functools.cache
@@ -33,9 +33,21 @@ def fault() -> str:
     """Return why no kernel can be compiled, or an empty text."""
     if find_spec("triton") is None:
         return "triton: not installed; install a torch for GPUs, which brings it, or pip install triton"
-    if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+    if version() and _numbers() < _OLDEST:
         return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
     return ""
+
+
+@functools.cache
+def notice() -> str:
+    """Return what is not known of a version that serves, or an empty text."""
+    if version() and _numbers() > _NEWEST:
+        return f"triton {version()}: its code was not checked, that of {KNOWN} was; `tunedgemm tune` checks the kernels that it times"
+    return ""
+
+
+def _numbers() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version())[:2]))
 
 
 @functools.cache

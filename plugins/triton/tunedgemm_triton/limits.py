@@ -23,7 +23,7 @@ class Architecture:
             or wmma.
         fp8: the kind of fp8 that it multiplies; "" for none.
         tma: the tensor memory accelerator loads tiles through descriptors.
-        specialize: Triton 3.6 can give loads and products to different warps.
+        specialize: Triton can give loads and products to different warps.
     """
 
     shared_bytes: int

@@ -76,6 +76,8 @@ def load(program: Program, gfx: str, index: int) -> KernelFunction:
     import torch
     from triton.runtime.errors import OutOfResources as Exceeded
 
+    if notice := installed.notice():
+        warn_once(notice)
     kernel, name, limit = program.compile(gfx), program.name, ARCHITECTURES[gfx].shared_bytes
     if kernel.metadata.shared > limit:
         raise OutOfResources(f"triton {name}: {kernel.metadata.shared} bytes of shared memory needed ({gfx} has {limit})")
@@ -97,9 +99,9 @@ def function_of(kernel: Any, run: Any, index: int) -> KernelFunction:
     except Exception:  # the private parts of a later Triton may differ in any way
         warn_once(
             f"triton {installed.version()}: its C launcher is not known, so each call takes some microseconds more "
-            f"in its Python launcher; {installed.KNOWN} are known"
+            f"in its Python launcher; those of {installed.KNOWN} are known"
         )
-        launch, head = _by_triton(kernel, run, memory), ()
+        launch, head = _by_triton(kernel, run, memory)
         described = _described(kernel, None)
     return KernelFunction(launch, head, rest, described, _scratch_of(kernel), kernel)
 
@@ -119,7 +121,7 @@ def _direct(kernel: Any, run: Any, memory: Callable[[int], Any] | None) -> tuple
     before, after = _split(_observed(kernel, run, marks, parameters), marks)
     is_packed = _are(after[-1], parameters)
     head = after[:-1] if is_packed else after[: len(after) - len(parameters)]
-    if not is_packed and not _are(after[len(head) :], parameters):
+    if not (is_packed or _are(after[len(head) :], parameters)) or any(isinstance(value, _Mark) for value in before):
         raise ValueError("other parameters")
     return _joined(launch, before, head, memory, is_packed)
 
@@ -161,31 +163,28 @@ def _joined(
     constant ones that it still needs.
     """
     places = [index for index, value in enumerate(head) if isinstance(value, _Mark)]
+    start = functools.partial(launch, *before) if before else launch
     if memory is not None:
         [at] = places
         first, last = head[:at], head[at + 1 :]
 
         def with_memory(x: int, y: int, z: int, stream: int, *given: Any) -> None:
             scratch = memory(x * y * z)
-            launch(*before, x, y, z, stream, *first, scratch.data_ptr(), *last, *((given,) if is_packed else given))
+            start(x, y, z, stream, *first, scratch.data_ptr(), *last, *((given,) if is_packed else given))
 
         return with_memory, ()
     if places:
-        raise ValueError("other arguments")
-    if is_packed:
-        return lambda x, y, z, stream, *given: launch(*before, x, y, z, stream, *head, given), ()
-    if before:
-        return lambda x, y, z, stream, *given: launch(*before, x, y, z, stream, *head, *given), ()
-    return launch, head
+        raise ValueError("memory that the metadata do not name")
+    return (lambda x, y, z, stream, *given: start(x, y, z, stream, *head, given), ()) if is_packed else (start, head)
 
 
-def _by_triton(kernel: Any, run: Any, memory: Callable[[int], Any] | None) -> Callable[..., None]:
-    """Return a function of the same arguments that calls Triton's launcher."""
+def _by_triton(kernel: Any, run: Any, memory: Callable[[int], Any] | None) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """Return the same as `_direct`, but to launch by Triton's launcher."""
     import triton
 
     tail = (kernel.function, kernel.packed_metadata, None, None, None)
     if memory is None:
-        return lambda x, y, z, stream, *given: run(x, y, z, stream, *tail, *given)
+        return run, tail
 
     def with_memory(x: int, y: int, z: int, stream: int, *given: Any) -> None:
         scratch = memory(x * y * z)
@@ -196,7 +195,7 @@ def _by_triton(kernel: Any, run: Any, memory: Callable[[int], Any] | None) -> Ca
 
         contextvars.copy_context().run(start)  # the allocator of the user stays
 
-    return with_memory
+    return with_memory, ()
 
 
 def _memory(kernel: Any, index: int) -> Callable[[int], Any] | None:

@@ -243,5 +243,5 @@ def _unfit_specialised(kernel: Tma, split_k: int, shape: Shape, device: Device) 
     if batches_of(shape) > 1:
         return "Triton 3.6 misplaces addresses that specialised warps share, so batches are left to other kernels"
     if (kernel.block_m, kernel.block_n) == (64, 256):
-        return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
+        return "Triton does not compile a 64x256 tile with specialised warps"
     return None
