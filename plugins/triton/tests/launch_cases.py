@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import re
 import sys
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -45,9 +47,9 @@ class _Driver:
         active.get_device_capability = lambda index: (9, 0)
         triton.runtime.driver.set_active(active)
 
-    def record(self, kernel: Any, start: Any) -> tuple[str, list[str]]:
+    def record(self, ptx: str, start: Any) -> tuple[str, list[str]]:
         """Run a launch; return the grid and the rest of the configuration, and the parameters."""
-        entry = re.search(r"\.entry[^(]*\((.*?)\)", kernel.asm["ptx"], re.DOTALL)[1]
+        entry = re.search(r"\.entry[^(]*\((.*?)\)", ptx, re.DOTALL)[1]
         parameters = [re.search(r"\.(\w+) (?:\.ptr .*)?\w+(?:\[(\d+)\])?,?$", line) for line in entry.strip().splitlines()]
         sizes = [int(found[2]) if found[2] else _BYTES[found[1]] for found in parameters]
         self.library.fake_sizes(len(sizes), (ctypes.c_size_t * len(sizes))(*sizes))
@@ -92,6 +94,11 @@ def run(driver: _Driver, case: dict[str, Any]) -> dict[str, Any]:
         made["partial" if others.get("dtype") is torch.uint8 else "out"] = found
         return found
 
+    def loaded(kernel: Any, run: Any, index: int) -> Any:
+        made["kernel"], made["run"] = kernel, run
+        return function_of(kernel, run, index)
+
+    function_of = loading.function_of
     unknown = mock.patch.object(loading, "_direct", side_effect=ValueError) if case.get("unknown") else contextlib.nullcontext()
     operands = tuple(map(plain_weight, ops()[shape.op].make_inputs(shape, torch.device("cpu"), 1)))
     with (
@@ -100,19 +107,22 @@ def run(driver: _Driver, case: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(launch, "counters_of", counted),
         mock.patch.object(torch, "empty", allocated),
         mock.patch.object(loading, "warn_once", warnings.append),
+        mock.patch.object(loading, "function_of", loaded),
         unknown,
     ):
         loading.load.cache_clear()
         function = loading.load(step.program, "sm_90", 0)
-        call, kernel = launch.call_of(plan, [function], shape, device_of(-1)), function.kernel
-        seen["ours"] = driver.record(kernel, lambda: call(*operands))
+        call, kernel = launch.call_of(plan, [function], shape, device_of(-1)), made.pop("kernel")
+        ptx, ours = kernel.asm["ptx"], partial(call, *operands)
+        seen["ours"] = driver.record(ptx, ours)
         named = {name.removesuffix("?"): value for name, value in zip(ops()[shape.op].operands, operands, strict=False)} | made
         triton.set_allocator(lambda size, alignment, stream: made["partial"])
-        arguments = _jit_arguments(step, named)
-        tail = (kernel.function, kernel.packed_metadata, None, None, None)
-        run, scratch = kernel.run, function.scratch
-        seen["triton"] = driver.record(kernel, lambda: run(*step.grid, _STREAM, *tail, *arguments))
-    return {**seen, "warnings": warnings, "scratch": scratch}
+        head = (*step.grid, _STREAM, kernel.function, kernel.packed_metadata, None, None, None)
+        seen["triton"] = driver.record(ptx, partial(made["run"], *head, *_jit_arguments(step, named)))
+        del kernel
+        gc.collect()
+        seen["again"], _ = driver.record(ptx, ours)
+    return {**seen, "warnings": warnings, "scratch": function.scratch}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ class KernelFunction:
         rest: placeholders of the constexpr parameters.
         described: tensor descriptors among the parameters, by name.
         scratch: bytes of scratch memory that each program of the grid takes.
-        kernel: Triton's object. From 3.8 on it unloads the code when it is deleted.
     """
 
     launch: Callable[..., None]
@@ -56,18 +55,17 @@ class KernelFunction:
     rest: tuple[None, ...]
     described: Mapping[str, Described] = {}
     scratch: int = 0
-    kernel: Any = None
 
 
 class _Mark(int):
     """A zero that is found by identity among arguments; a grid of zeros launches nothing."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def load(program: Program, gfx: str, index: int) -> KernelFunction:
     """Load a program on the device with this index; compile it where `prepare` has not.
 
-    It stays loaded, since a captured graph has only its handle.
+    It stays loaded for the life of the process, since a captured graph has only its handle.
 
     Raises:
         OutOfResources: the kernel needs more shared memory or threads than the device has.
@@ -86,7 +84,9 @@ def load(program: Program, gfx: str, index: int) -> KernelFunction:
             run = kernel.run
     except Exceeded as error:
         raise OutOfResources(f"triton {name} on {gfx}: {error}") from error
-    return function_of(kernel, run, index)
+    function = function_of(kernel, run, index)
+    kernel.module = None  # from 3.8 on Triton unloads it with the object
+    return function
 
 
 def function_of(kernel: Any, run: Any, index: int) -> KernelFunction:
@@ -103,7 +103,7 @@ def function_of(kernel: Any, run: Any, index: int) -> KernelFunction:
         )
         launch, head = _by_triton(kernel, run, memory)
         described = _described(kernel, None)
-    return KernelFunction(launch, head, rest, described, _scratch_of(kernel), kernel)
+    return KernelFunction(launch, head, rest, described, _scratch_of(kernel))
 
 
 def _direct(kernel: Any, run: Any, memory: Callable[[int], Any] | None) -> tuple[Callable[..., None], tuple[Any, ...]]:
