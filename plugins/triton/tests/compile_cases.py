@@ -34,6 +34,7 @@ def inspect_program(program: Program, gfx: str) -> dict[str, Any]:
         "function": program.function,
         "matrix": sorted(set(re.findall(_MATRIX, text))),
         "shared": kernel.metadata.shared,
+        "fused": kernel.metadata.enable_fp_fusion,
         "spills": sum(map(int, re.findall(r"\.vgpr_spill_count:\s+(\d+)", text))),
         # Products of Hopper's tiles, and whether one of them is still in flight while the next one
         # begins.

@@ -5,6 +5,7 @@ limits, no spills.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -226,6 +227,31 @@ def test_a_program_that_does_not_compile_costs_one_line(compile_cases: Compile) 
     [(_, code)] = compile_cases([_case("sm_90", "tma_r1_m64n256k64_g8_w4s3_ws")])
     assert re.search(r"^triton tma_r1_m64n256k64_g8_w4s3_ws for sm_90: compile failed: \w+: .{40,}", code["failed"])
     assert "\n" not in code["failed"]
+
+
+@pytest.mark.parametrize("default", ["0", "1"])
+def test_fused_multiply_adds_do_not_depend_on_a_default(compile_cases: Compile, monkeypatch: pytest.MonkeyPatch, default: str) -> None:
+    """Triton's default changes in 3.10, and a user's variable sets it."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", default)
+    assert all(code["fused"] for _, code in compile_cases([_case("sm_90", "gemm_r1_m16n32k32_g1_w4s2")]))
+
+
+def test_what_is_written_while_a_program_compiles_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only the compiler's report of a program that does not compile is left out, and nothing else
+    that is written to stderr.
+    """
+    from tunedgemm_triton.build import reports_held
+
+    with reports_held():
+        os.write(2, b"a.py:1:2: error: not of a failure\n")
+    with pytest.raises(RuntimeError), reports_held() as errors:
+        os.write(2, b"before\na.py:1:2: error: refused\nmodule {\n}\n")
+        raise RuntimeError
+    with pytest.raises(RuntimeError), reports_held():
+        os.write(2, b"other\n")
+        raise RuntimeError
+    assert errors == ["refused"]
+    assert capfd.readouterr().err == "a.py:1:2: error: not of a failure\nbefore\nother\n"
 
 
 def test_unknown_compiler_options_are_refused() -> None:

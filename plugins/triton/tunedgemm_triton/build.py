@@ -133,26 +133,34 @@ def reports_held() -> Iterator[list[str]]:
     A compiler that ends the process leaves the text in a file ``stderr-*.log`` in Triton's folder.
     """
     errors: list[str] = []
-    with tempfile.NamedTemporaryFile("r", prefix="stderr-", suffix=".log", dir=_folder(cache_folder()), errors="replace") as held:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
+    try:
         saved = os.dup(2)
+    except OSError:  # a process without stderr, as some services are
+        yield errors
+        return
+    with tempfile.NamedTemporaryFile("r", prefix="stderr-", suffix=".log", dir=_folder(cache_folder()), errors="replace") as held:
+        _write("")
         os.dup2(held.fileno(), 2)
         failed = True
         try:
             yield errors
             failed = False
         finally:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.flush()
+            _write("")
             os.dup2(saved, 2)
             os.close(saved)
             held.seek(0)
             text = held.read()
             found = list(_MLIR_ERROR.finditer(text)) if failed else []
             errors += [match[1] for match in found]
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(text[: found[0].start()] if found else text)
+            _write(text[: found[0].start()] if found else text)
+
+
+def _write(text: str) -> None:
+    """Write to stderr at once, where there is one."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @functools.cache
