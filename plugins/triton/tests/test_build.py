@@ -199,8 +199,8 @@ def test_specialised_warps_move_registers_and_only_their_own_rows(compile_cases:
     rows move once.
     """
     blocks = Shape("a8w8_blockscale", 4096, 2112, 7168, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
-    cases = [_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m64n128k64_g8_w4s3_ws")]
-    cases += [_case("sm_90", f"tma_r1_m128n{block_n}k128_g8_w4s4_ws", blocks) for block_n in (64, 128)]
+    cases = [_case("sm_90", "tma_r2_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m64n128k64_g8_w4s3_ws")]
+    cases += [_case("sm_90", f"tma_r2_m128n{block_n}k128_g8_w4s4_ws", blocks) for block_n in (64, 128)]
     for case, code in compile_cases(cases):
         assert not _faults([(case, code)])
         assert code["shared"] <= shared_bytes(parse_name(case["kernel"]), Shape.from_dict(case["shape"]), "sm_90")
@@ -213,7 +213,7 @@ def test_the_loads_of_every_descriptor_fill_its_box(compile_cases: Compile) -> N
     warps.
     """
     names = [
-        "tma_r1_m128n128k64_g8_w4s4_ws",
+        "tma_r2_m128n128k64_g8_w4s4_ws",
         "tma_r1_m64n128k64_g8_w4s3_ws",
         "tma_r1_m128n128k64_g8_w4s3",
         "streamk_r1_m128n128k64_g8_w8s3",

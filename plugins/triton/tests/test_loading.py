@@ -30,7 +30,7 @@ KERNELS = [
     ("tma_r1_m64n128k64_g8_w4s3", 2, PLAIN),
     ("tma_r1_m64n64k64_g8_w4s3", 1, Shape("batched_bf16", 100, 512, 512, extra={"B": 3})),
     ("tma_r1_m64n128k64_g8_w4s3_ws", 1, PLAIN),
-    ("tma_r1_m128n128k128_g8_w4s3_ws", 1, BLOCKS),
+    ("tma_r2_m128n128k128_g8_w4s3_ws", 1, BLOCKS),
     ("streamk_r1_m128n128k64_g8_w4s3", 1, PLAIN),
 ]
 
@@ -78,7 +78,7 @@ def test_code_stays_loaded(launches: list[tuple[dict[str, Any], dict[str, Any]]]
 
 def test_two_groups_of_specialised_warps_take_scratch_memory(launches: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     """The kernel makes a descriptor of 128 bytes; others take none."""
-    assert {case["kernel"]: seen["scratch"] for case, seen in launches if seen["scratch"]} == {"tma_r1_m128n128k128_g8_w4s3_ws": 128}
+    assert {case["kernel"]: seen["scratch"] for case, seen in launches if seen["scratch"]} == {"tma_r2_m128n128k128_g8_w4s3_ws": 128}
 
 
 def _kernel(**others: Any) -> Any:

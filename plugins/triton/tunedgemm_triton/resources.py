@@ -6,7 +6,7 @@ from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_triton import installed
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
-from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma
+from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, function_of
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -67,11 +67,6 @@ def described(kernel: KernelConfig, shape: Shape, gfx: str) -> bool:
     return isinstance(kernel, Tma) or (isinstance(kernel, Streamk) and possible)
 
 
-def shares_tiles(kernel: KernelConfig) -> bool:
-    """Return whether two groups of specialised warps share a tile, half its rows each."""
-    return isinstance(kernel, Tma) and kernel.specialize and kernel.block_m > 64
-
-
 def partial_bytes(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) -> int:
     """Return the bytes of partial tiles, 4 an element, that programs leave for each other."""
     if isinstance(kernel, Streamk):  # two slots a program
@@ -108,7 +103,7 @@ def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if described(kernel, shape, gfx):
         element = kernel.warps // 2 if shape.outdtype == "fp32" else 2 if shape.scale == "block" else 1
-        barriers = 512 if shares_tiles(kernel) else 256  # and the descriptor that the kernel makes
+        barriers = 512 if function_of(kernel) == "tma_halves" else 256  # and the descriptor that the kernel makes
         return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * element, 16 << 10) + barriers
     side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     reads_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4

@@ -1,9 +1,6 @@
 """tma: persistent kernel fed by the tensor memory accelerator (sm_90 and later).
 
-The host makes the descriptors and passes them by value, so a captured graph keeps copies. x is a
-pointer where the warps are specialised and two groups share a tile: the compiler halves the boxes
-that they load. It changes those of a descriptor that the kernel makes, and cannot change the
-host's.
+The host makes the descriptors and passes them by value, so a captured graph keeps copies.
 """
 
 # ruff: noqa: PLR0917, PLR1714, SIM108 (Triton kernels have many parameters, branches and no sets)
@@ -35,17 +32,13 @@ def tma(
     HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); x and weight are
-    descriptors of [BLOCK, BLOCK_K] boxes, or x is a pointer.
+    descriptors of [BLOCK, BLOCK_K] boxes.
 
     Grid: (programs,); each takes every grid-th of B x tiles x SPLIT_K items, in which the parts of
     a tile are adjacent. SPECIALIZE gives loads and products to different warps; on sm_90 Triton 3.6
     does so only with num_warps = 4 and an unflattened loop. A flattened loop loads the next tile
     while this one is stored. SWAP as in `gemm`.
     """
-    if SPECIALIZE and BLOCK_M > 64:
-        rows = tl.make_tensor_descriptor(x, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
-    else:
-        rows = x
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     blocks = tl.cdiv(K, BLOCK_K)
     each = tl.cdiv(blocks, SPLIT_K)
@@ -71,14 +64,14 @@ def tma(
             own_m, own_n = tile_of(own, tiles_m, tiles_n, GROUP_M)
         else:
             own_m, own_n = tile_m, tile_n
-        acc = zeros(BLOCK_M, BLOCK_N, SWAP, rows.dtype)
+        acc = zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype)
         for block in range(part * each, tl.minimum(part * each + each, blocks)):
-            a = box(rows, batch, tl.minimum(tile_m * BLOCK_M, last), block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
+            a = box(x, batch, tl.minimum(tile_m * BLOCK_M, last), block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
             b = box(weight, batch, tile_n * BLOCK_N, block * BLOCK_K, BLOCK_N, BLOCK_K, BATCHED)
             if SCALE == "block" or SCALE == "column" or SCALE == "padded":
                 m = tl.minimum(own_m * BLOCK_M, last) + tl.arange(0, BLOCK_M)
                 by_m, by_n = block_scales(x_scale, w_scale, m, own_n * BLOCK_N, block * BLOCK_K // 128, M, N, K, SCALE, BLOCK_N)
-                sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, rows.dtype), SWAP, PROMOTE, UPCAST)
+                sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype), SWAP, PROMOTE, UPCAST)
                 acc += sums * factors(by_m, by_n, SWAP, BLOCK_N)
             else:
                 acc = product(a, b, acc, SWAP, PROMOTE, UPCAST)
