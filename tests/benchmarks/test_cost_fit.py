@@ -93,13 +93,10 @@ def test_first_guesses_up_to_256_rows_are_near_the_best(fitting: ModuleType, op:
         ("h100-2026-11-26/a8w8", 70, 0.68, 0.92), ("h200-2026-11-26/a8w8", 70, 0.85, 0.95),
     ],
 )  # fmt: skip
-def test_first_guesses_of_triton_are_near_the_best(
-    fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, file: str, products: int, share: float, of_eight: float
-) -> None:
+def test_first_guesses_of_triton_are_near_the_best(fitting: ModuleType, file: str, products: int, share: float, of_eight: float) -> None:
     """For these shares of the products, the first guess and one of the first eight are within 5 %
     of the best kernel that was timed.
     """
-    monkeypatch.setattr("tunedgemm_triton.installed.launcher_fault", lambda: "")  # all were timed, whatever is installed here
     times = fitting.read([RESULTS / f"{file}-triton.csv.gz"], "triton")
     judged = [fitting.judged(product.shape, own)[1:] for product, own in times.items() if product.shape.m > 16]
     assert len(judged) >= products

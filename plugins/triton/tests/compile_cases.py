@@ -16,6 +16,8 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm_triton.build import Program
 from tunedgemm_triton.families import family_of
 
+#: A load of the tensor memory accelerator: the sizes of its descriptor's box, and of its buffer.
+_LOAD = r"async_tma_copy_global_to_local .*!tt\.tensordesc<(?:tensor<)?((?:\d+x)+).*-> !ttg\.memdesc<((?:\d+x)+)"
 _MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async[\w.]*|tcgen05\.mma|mma\.sync\.aligned[\w.]*|setmaxnreg|cp\.async\.bulk\.tensor"
 
 
@@ -32,12 +34,14 @@ def inspect_program(program: Program, gfx: str) -> dict[str, Any]:
         "function": program.function,
         "matrix": sorted(set(re.findall(_MATRIX, text))),
         "shared": kernel.metadata.shared,
+        "fused": kernel.metadata.enable_fp_fusion,
         "spills": sum(map(int, re.findall(r"\.vgpr_spill_count:\s+(\d+)", text))),
         # Products of Hopper's tiles, and whether one of them is still in flight while the next one
         # begins.
         "products": ttgir.count("warp_group_dot "),
         "overlapped": bool(re.search(r"warp_group_dot_wait.*pendings = 1", ttgir)),
         "additions": len(re.findall(r"\badd(?:\.rn)?\.f32", text)),
+        "boxes": re.findall(_LOAD, ttgir),
         "moved_by_consumers": len(re.findall(r"= arith\.addi %\w+, %c64_i32", ttgir.partition("partition0")[2])),
     }
 

@@ -1,17 +1,22 @@
-"""What the tests take from the installed Triton: its compiler and interpreter, not its launcher."""
+"""A CUDA driver that records launches, made of C where there is a compiler."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
-from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm_triton import installed
 
 
-@pytest.fixture(autouse=True)
-def any_launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """List and plan the same kernels whatever Triton is installed.
-
-    On a GPU its launcher decides, and in the conformance suite, whose processes have no fixtures.
-    """
-    if not (request.node.get_closest_marker("gpu") or (request.cls and issubclass(request.cls, BackendConformance))):
-        monkeypatch.setattr(installed, "launcher_fault", lambda: "")
+@pytest.fixture(scope="session")
+def recording_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a libcuda.so.1 that needs no device."""
+    triton = pytest.importorskip("triton")
+    compiler, headers = shutil.which("cc"), Path(triton.__file__).parent / "backends/nvidia/include"
+    if not compiler or not (headers / "cuda.h").is_file():
+        pytest.skip("a C compiler and CUDA's headers are needed")
+    folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_name("fake_cuda.c")
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f"-I{headers}", "-o", str(folder / "libcuda.so.1"), str(source)]
+    subprocess.run(command, check=True)
+    return folder

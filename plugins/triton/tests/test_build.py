@@ -5,18 +5,19 @@ limits, no spills.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm_triton import installed
+from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_triton.families import family_of, supports
-from tunedgemm_triton.limits import ARCHITECTURES
 from tunedgemm_triton.names import parse_name
 from tunedgemm_triton.resources import shared_bytes
 
@@ -53,7 +54,9 @@ Compile = Callable[[Iterable[dict[str, Any]]], list[tuple[dict[str, Any], dict[s
 
 @pytest.fixture(scope="module")
 def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """Return a function that compiles cases in a child; all tests share the artifact cache."""
+    """Return a function that compiles cases in a child, which must write nothing to stderr; all
+    tests share the artifact cache.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEDGEMM_CACHE", str(tmp_path_factory.mktemp("compiled")))
 
@@ -61,7 +64,7 @@ def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Compile:
             cases = list(cases)
             command = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).with_name("compile_cases.py"))]
             child = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=3600)
-            assert child.returncode == 0, child.stderr[-3000:]
+            assert (child.returncode, child.stderr) == (0, ""), child.stderr[-3000:]
             results = zip(cases, json.loads(child.stdout), strict=True)
             return [(case, code) for case, codes in results for code in codes]
 
@@ -215,16 +218,64 @@ def test_streamk_is_one_pipelined_loop_on_hopper(compile_cases: Compile) -> None
     assert code["shared"] <= shared_bytes(parse_name(case["kernel"]), SHAPE, "sm_90")
 
 
-@pytest.mark.skipif(bool(installed.launcher_fault()), reason="Triton compiles specialised warps in version 3.6 only")
 def test_specialised_warps_move_registers_and_only_their_own_rows(compile_cases: Compile) -> None:
     """The PTX has setmaxnreg, since Triton drops the request silently, and the second consumer's
     rows move once.
     """
     blocks = Shape("a8w8_blockscale", 4096, 2112, 7168, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
-    cases = [_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m128n128k128_g8_w4s4_ws", blocks)]
-    for _, code in compile_cases(cases):
+    cases = [_case("sm_90", "tma_r2_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m64n128k64_g8_w4s3_ws")]
+    cases += [_case("sm_90", f"tma_r2_m128n{block_n}k128_g8_w4s4_ws", blocks) for block_n in (64, 128)]
+    for case, code in compile_cases(cases):
+        assert not _faults([(case, code)])
+        assert code["shared"] <= shared_bytes(parse_name(case["kernel"]), Shape.from_dict(case["shape"]), "sm_90")
         assert "setmaxnreg" in code["matrix"]
         assert code["moved_by_consumers"] == 0
+
+
+def test_the_loads_of_every_descriptor_fill_its_box(compile_cases: Compile) -> None:
+    """A box larger than the loads would overrun their buffer; Triton halves those of specialised
+    warps.
+    """
+    names = [
+        "tma_r2_m128n128k64_g8_w4s4_ws",
+        "tma_r1_m64n128k64_g8_w4s3_ws",
+        "tma_r1_m128n128k64_g8_w4s3",
+        "streamk_r1_m128n128k64_g8_w8s3",
+    ]
+    for case, code in compile_cases(map(partial(_case, "sm_90"), names)):
+        assert code["boxes"] and all(block == loaded for block, loaded in code["boxes"]), (case, code["boxes"])
+
+
+def test_a_program_that_does_not_compile_costs_one_line(compile_cases: Compile) -> None:
+    """The error has the compiler's reason, and the report of the whole module is not written."""
+    [(_, code)] = compile_cases([_case("sm_90", "tma_r1_m64n256k64_g8_w4s3_ws")])
+    assert re.search(r"^triton tma_r1_m64n256k64_g8_w4s3_ws for sm_90: compile failed: \w+: .{40,}", code["failed"])
+    assert "\n" not in code["failed"]
+
+
+@pytest.mark.parametrize("default", ["0", "1"])
+def test_fused_multiply_adds_do_not_depend_on_a_default(compile_cases: Compile, monkeypatch: pytest.MonkeyPatch, default: str) -> None:
+    """Triton's default changes in 3.10, and a user's variable sets it."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", default)
+    assert all(code["fused"] for _, code in compile_cases([_case("sm_90", "gemm_r1_m16n32k32_g1_w4s2")]))
+
+
+def test_what_is_written_while_a_program_compiles_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only the compiler's report of a program that does not compile is left out, and nothing else
+    that is written to stderr.
+    """
+    from tunedgemm_triton.build import reports_held
+
+    with reports_held():
+        os.write(2, b"a.py:1:2: error: not of a failure\n")
+    with pytest.raises(RuntimeError), reports_held() as errors:
+        os.write(2, b"before\na.py:1:2: error: refused\nmodule {\n}\n")
+        raise RuntimeError
+    with pytest.raises(RuntimeError), reports_held():
+        os.write(2, b"other\n")
+        raise RuntimeError
+    assert errors == ["refused"]
+    assert capfd.readouterr().err == "a.py:1:2: error: not of a failure\nbefore\nother\n"
 
 
 def test_unknown_compiler_options_are_refused() -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution, Unsupported
 from tunedgemm_triton import enumerate_solutions, installed, lacks
-from tunedgemm_triton.families import supports
+from tunedgemm_triton.families import family_of, supports
+from tunedgemm_triton.names import parse_name
 
 
 @pytest.fixture(autouse=True)
 def _forget():
     """Ask anew, before and after."""
-    installed.fault.cache_clear()
+    caches = (installed.fault, installed.notice, installed.descriptor_fault)
+    for cache in caches:
+        cache.cache_clear()
     yield
-    installed.fault.cache_clear()
-
-
-@pytest.fixture
-def any_launcher():
-    """Leave the launcher of the installed Triton to the tests of this file."""
-    installed.launcher_fault.cache_clear()
-    yield
-    installed.launcher_fault.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -38,14 +36,36 @@ def test_a_triton_that_is_absent_or_too_old_is_named(monkeypatch, found, version
     assert isinstance(answer, Unsupported) and said in answer.reason and "; " in answer.reason if said else answer is True
 
 
-@pytest.mark.parametrize(("version", "said"), [("3.6.0", ""), ("3.7.1", "3.6 only (got 3.7.1)"), ("3.10.0", "got 3.10.0"), ("", "")])
-def test_tensor_descriptors_are_listed_where_their_launcher_is_known(monkeypatch, version, said):
-    """A row or a guess with another Triton costs no compile, and the reason is named."""
-    monkeypatch.setattr(installed, "version", lambda: version)
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_tensor_descriptors_are_listed_where_triton_has_them(monkeypatch, tmp_path, has_descriptors):
+    """A row or a guess that cannot be launched costs no compile, and the reason is named."""
+    (tmp_path / "tools").mkdir()
+    if has_descriptors:
+        (tmp_path / "tools" / "tensor_descriptor.py").touch()
+    monkeypatch.setattr(installed, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     shape, device = Shape("a16w16", 4096, 4096, 4096), Device("sm_90", 132)
 
     reason = lacks(Solution("triton", "tma_r1_m128n128k64_g8_w4s4"), shape, device)
 
-    assert (said in reason and "; " in reason) if said else not reason
-    assert any("tma" in solution.kernel_name for solution in enumerate_solutions(shape, device)) is not bool(said)
+    assert bool(reason) is not has_descriptors and ("no tensor descriptors (got" in reason) is not has_descriptors
+    listed = {solution.kernel_name for solution in enumerate_solutions(shape, device)}
+    assert {name.partition("_")[0] for name in listed} == {"streamk", "gemm", *(["tma"] if has_descriptors else [])}
+    plans = [family_of(shape.op).plan_of(parse_name(name), 1, shape, device) for name in listed if name.startswith("streamk")]
+    assert all("tensordesc" in str(plan.steps) for plan in plans) is has_descriptors
     assert not lacks(Solution("triton", "gemm_r1_m128n128k64_g8_w8s3"), shape, device)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("3.6.0", ""), ("3.9.2", ""), ("3.10.0", "triton 3.10.0: its code was not checked"), ("", "")]
+)
+def test_a_triton_that_is_newer_than_the_checked_ones_is_named(monkeypatch, version, said):
+    """It serves, and what is not known is said."""
+    monkeypatch.setattr(installed, "version", lambda: version)
+
+    assert installed.notice().startswith(said) and bool(installed.notice()) is bool(said)
+    assert not installed.fault()
+
+
+def test_the_installed_triton_has_what_its_version_promises():
+    """Tensor descriptors and each family are there for every version that is not too old."""
+    assert not installed.fault() and not installed.notice() and not installed.descriptor_fault()

@@ -94,6 +94,7 @@ DENSE_CASES = [
     _case("tma_r1_m16n32k64_g8_w4s2", 37, 50, 80, bias=True, **_ROW, **_FP8),
     _case("tma_r1_m16n32k64_g8_w4s2_t", 37, 50, 272, split_k=2, **_TENSOR, **_INT8),
     _case("tma_r1_m32n64k128_g8_w4s2", 37, 200, 400, **_BLOCK),
+    _case("tma_r2_m128n64k128_g8_w4s2_ws", 150, 200, 400, **_BLOCK),  # makes the descriptor of x itself
     _case("tma_r1_m16n64k64_g8_w4s2_t", 18, 200, 400, split_k=2, **_BLOCK),
     _case("tma_r1_m16n32k32_g8_w4s2", 37, 50, 200, split_k=2, bias=True, **_BATCH),
     _case("tma_r1_m16n32k32_g8_w4s2", 37, 50, 208, bias=True, **_BATCH8, **_FP8),

@@ -48,7 +48,7 @@ class TestArguments:
         family, launches = family_of(shape.op), list[list[Any]]()
         plan = family.plan_of(family.parse_name(name), split_k, shape, Device("sm_90", 132))
         functions = [
-            launch.KernelFunction(lambda *given, index=index: launches.append([index, *given]), ("head",), (None,), ())
+            launch.KernelFunction(lambda *given, index=index: launches.append([index, *given]), ("head",), (None,))
             for index in range(len(plan.steps))
         ]
         operands = [*map(plain_weight, ops()[shape.op].make_inputs(shape, torch.device("cpu"), 1)), *changes.get("more", ())]
@@ -220,12 +220,12 @@ def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
 SPECIALIZED = [
     *(
         (name, shape)
-        for name in ("tma_r1_m64n128k128_g8_w4s3_ws", "tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m128n256k64_g8_w4s3_ws")
+        for name in ("tma_r1_m64n128k128_g8_w4s3_ws", "tma_r2_m128n128k64_g8_w4s4_ws", "tma_r2_m128n256k64_g8_w4s3_ws")
         for shape in (Shape("a16w16", 1000, 1280, 1024, epilogue="bias"), Shape("a16w16", 1024, 7168, 2048))
     ),
     *(
         (name, shape)
-        for name in ("tma_r1_m128n128k128_g8_w4s4_ws", "tma_r1_m128n64k128_g8_w4s3_ws")
+        for name in ("tma_r2_m128n128k128_g8_w4s4_ws", "tma_r2_m128n64k128_g8_w4s3_ws")
         for shape in (
             Shape("a8w8", 2000, 2112, 7168, scale="row", **_FP8),
             Shape("a8w8_blockscale", 2000, 2112, 7168, scale="block", **_FP8),

@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import ops
+from tunedgemm.tools import ARCHITECTURES, ops
 from tunedgemm_triton import tiles
 from tunedgemm_triton.families import FAMILIES, family_of, supports
-from tunedgemm_triton.limits import ARCHITECTURES
 from tunedgemm_triton.names import Tma, parse_name
 from tunedgemm_triton.space import MOST, enumerate_solutions, refine
 

@@ -12,7 +12,9 @@ import dataclasses
 import functools
 import importlib
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +22,15 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import ForkSafeLock, cache_folder, private_folder
-
-from tunedgemm_triton.limits import ARCHITECTURES
+from tunedgemm.tools import ARCHITECTURES, ForkSafeLock, cache_folder, private_folder
 
 #: Triton's names of our dtypes.
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3fn": "fp8e4nv", "fp8_e4m3fnuz": "fp8e4b8"}
 
 Constant = int | float | bool | str
+
+#: First line of a report of MLIR: an error with its place in the source, or a failed assertion.
+_MLIR_ERROR = re.compile(r"^.*(?::\d+:\d+: error: |: (?=Assertion `))(.*)$", re.MULTILINE)
 
 _lock = ForkSafeLock()
 
@@ -77,10 +80,11 @@ class Program:
         # Triton 3.10 fuses no multiply and add unless asked, and 3.9 warns of it.
         options = checked_options({"enable_fp_fusion": True, **dict(self.options)}, target)
         try:
-            with triton_cache():
+            with triton_cache(), reports_held() as reports:
                 return triton.compile(ASTSource(function, signature, values, attributes), target=target, options=options)
         except Exception as error:  # the compiler's passes raise plain RuntimeErrors in addition to its own types
-            raise LaunchError(f"triton {self.name} for {gfx}: compile failed: {type(error).__name__}: {error}") from error
+            detail = ": ".join([str(error), *reports[:1]])
+            raise LaunchError(f"triton {self.name} for {gfx}: compile failed: {type(error).__name__}: {detail}") from error
 
 
 def checked_options(options: dict[str, int], target: Any) -> dict[str, int]:
@@ -117,6 +121,44 @@ def triton_cache() -> Iterator[None]:
     with _lock, knobs.cache.scope():
         knobs.cache.dir, knobs.cache.manager_class = _folder(cache_folder()), PrivateCache
         yield
+
+
+@contextlib.contextmanager
+def reports_held() -> Iterator[list[str]]:
+    """Hold back what is written to stderr in here, and write it afterwards; yield a list.
+
+    After an exception it has MLIR's errors. Its report, which is the whole module, is not written.
+    A compiler that ends the process leaves the text in a file ``stderr-*.log`` in Triton's folder.
+    """
+    errors: list[str] = []
+    try:
+        saved = os.dup(2)
+    except OSError:  # a process without stderr, as some services are
+        yield errors
+        return
+    with tempfile.NamedTemporaryFile("r", prefix="stderr-", suffix=".log", dir=_folder(cache_folder()), errors="replace") as held:
+        _write("")
+        os.dup2(held.fileno(), 2)
+        failed = True
+        try:
+            yield errors
+            failed = False
+        finally:
+            _write("")
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            text = held.read()
+            found = list(_MLIR_ERROR.finditer(text)) if failed else []
+            errors += [match[1] for match in found]
+            _write(text[: found[0].start()] if found else text)
+
+
+def _write(text: str) -> None:
+    """Write to stderr at once, where there is one."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @functools.cache

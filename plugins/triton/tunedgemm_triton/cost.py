@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 
-from tunedgemm_triton.limits import ARCHITECTURES, batches_of, width_of
+from tunedgemm_triton.limits import batches_of, width_of
 from tunedgemm_triton.names import Gemm, KernelConfig, Tma
 from tunedgemm_triton.resources import ceil_div, registers, resident, shared_bytes, tiles_of
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape, Solution, Unsupported
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_triton import installed, limits, names, plan, resources, space
 from tunedgemm_triton.moe import names as moe_names
@@ -72,7 +73,7 @@ _WIDE = ("mma", "tcgen05", "mfma")
 def _platforms(ops: Iterable[str] = (), ran: tuple[str, ...] = (), **facts: Any) -> Iterator[Platform]:
     """Yield the platforms of the architectures with some facts, by the Triton that each needs."""
     needed: dict[str, list[str]] = {}
-    for gfx in limits.ARCHITECTURES.having(**facts):
+    for gfx in ARCHITECTURES.having(**facts):
         since = installed.SINCE.get(gfx)
         needed.setdefault("Triton {}.{} or newer".format(*since) if since else _NEEDS, []).append(gfx)
     for needs, devices in needed.items():

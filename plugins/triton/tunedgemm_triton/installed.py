@@ -10,10 +10,13 @@ import functools
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
-_OLDEST = (3, 6)
+#: The oldest version that serves, and the newest whose code and launcher were checked.
+_OLDEST, _NEWEST = (3, 6), (3, 9)
+KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
 
 
 @functools.cache
@@ -43,17 +46,28 @@ def fault() -> str:
     """Return why no kernel can be compiled, or an empty text."""
     if find_spec("triton") is None:
         return "triton: not installed; install a torch for GPUs, which brings it, or pip install triton"
-    if version() and tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+    if version() and _numbers() < _OLDEST:
         return f"triton: must be {'.'.join(map(str, _OLDEST))} or later (got {version()}); torch 2.10 and later bring it"
     return ""
 
 
 @functools.cache
-def launcher_fault() -> str:
-    """Return why no kernel with tensor descriptors can be launched, or an empty text.
+def notice() -> str:
+    """Return what is not known of a version that serves, or an empty text."""
+    if version() and _numbers() > _NEWEST:
+        return f"triton {version()}: its code was not checked, that of {KNOWN} was; `tunedgemm tune` checks the kernels that it times"
+    return ""
 
-    Its launcher is a C function whose arguments change with Triton's version.
-    """
-    if not version() or version().startswith("3.6."):
-        return ""
-    return f"triton: launches tensor descriptors in version 3.6 only (got {version()}); torch 2.10 and 2.11 bring it"
+
+def _numbers() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version())[:2]))
+
+
+@functools.cache
+def descriptor_fault() -> str:
+    """Return why no kernel can be given tensor descriptors, or an empty text."""
+    found = find_spec("triton")
+    folders = found.submodule_search_locations if found else None
+    if folders and not any(Path(folder, "tools", "tensor_descriptor.py").is_file() for folder in folders):
+        return f"triton: has no tensor descriptors (got {version()}); {KNOWN} have"
+    return ""

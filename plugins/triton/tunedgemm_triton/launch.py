@@ -7,22 +7,20 @@ captured. Triton's launch hooks, which its profiler uses, are not called.
 
 from __future__ import annotations
 
-import functools
-import inspect
+import copy
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools import on_device, ops, torch_dtype
 
-from tunedgemm_triton.build import Program, triton_cache
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.families import OpFamily, family_of, unsupported
 from tunedgemm_triton.heuristic import resolve
-from tunedgemm_triton.limits import ARCHITECTURES, batches_of
+from tunedgemm_triton.limits import batches_of
+from tunedgemm_triton.loading import Described, KernelFunction, load
 from tunedgemm_triton.plan import LaunchPlan, Step
 
 #: Descriptors that one launcher keeps for each operand; allocators and weights repeat their
@@ -33,23 +31,6 @@ _MAX_DESCRIPTORS = 256
 _NUMBER, _OUT, _WORKSPACE, _COUNTERS, _OPERANDS = range(5)
 #: Parameters of a function that `_direct` can launch, before its sizes.
 _DIRECT = ("x", "weight", "x_scale", "w_scale", "bias", "out", "partial", "counters")
-
-
-@attrs.frozen(eq=False)
-class KernelFunction:
-    """A program loaded on one device.
-
-    Attributes:
-        launch: Triton's C function, or Triton's wrapper of it where its arguments are not known.
-        head: arguments between the stream and the kernel's parameters.
-        rest: placeholders of the constexpr parameters.
-        descriptors: metadata of the tensor descriptors among the parameters; empty without any.
-    """
-
-    launch: Callable[..., None]
-    head: tuple[Any, ...]
-    rest: tuple[None, ...]
-    descriptors: tuple[dict[str, Any], ...]
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
@@ -85,7 +66,8 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     kernel, split_k = parse_solution(family, solution, shape, device)
     plan = family.plan_of(kernel, split_k, shape, device)
     functions = [load(step.program, device.gfx, device.index) for step in plan.steps]
-    return Launcher(on_device(call_of(plan, functions, shape, device), device.index), workspace_bytes=plan.nbytes)
+    scratch = sum(function.scratch * math.prod(step.grid) for step, function in zip(plan.steps, functions, strict=True))
+    return Launcher(on_device(call_of(plan, functions, shape, device), device.index), workspace_bytes=plan.nbytes + scratch)
 
 
 def unfit(solution: Solution, shape: Shape, device: Device) -> str:
@@ -108,59 +90,6 @@ def parse_solution(family: OpFamily, solution: Solution, shape: Shape, device: D
     return family.parse_name(resolved.kernel_name), max(resolved.split_k, 1)
 
 
-@functools.lru_cache(maxsize=4096)
-def load(program: Program, gfx: str, index: int) -> KernelFunction:
-    """Load a program on the device with this index; compile it where `prepare` has not.
-
-    Raises:
-        OutOfResources, LaunchError: see `bind`.
-    """
-    import torch
-    from triton import __version__
-    from triton.runtime.errors import OutOfResources as Exceeded
-
-    kernel, name, limit = program.compile(gfx), program.name, ARCHITECTURES[gfx].shared_bytes
-    if kernel.metadata.shared > limit:
-        raise OutOfResources(f"triton {name}: {kernel.metadata.shared} bytes of shared memory needed ({gfx} has {limit})")
-    try:
-        with torch.cuda.device(index), triton_cache():
-            run = kernel.run
-    except Exceeded as error:
-        raise OutOfResources(f"triton {name} on {gfx}: {error}") from error
-    descriptors = _descriptor_metadata(kernel)
-    rest = (None,) * sum(text == "constexpr" for text in kernel.src.signature.values())
-    tail = (kernel.packed_metadata, None, None, None)
-    is_known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
-    if not is_known:
-        if descriptors:
-            raise LaunchError(f"triton {name}: unknown launcher (got Triton {__version__}); install Triton 3.6")
-        return KernelFunction(run, (kernel.function, *tail), rest, descriptors)
-    launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if descriptors else run.launch
-    head = (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail)
-    return KernelFunction(launch, head, rest, descriptors)
-
-
-def _descriptor_metadata(kernel: Any) -> tuple[dict[str, Any], ...]:
-    """Return the metadata of a compiled kernel's tensor descriptors, with the boxes that its loads
-    fill.
-
-    With specialised warps Triton 3.6 gives each consumer half the rows and loads them separately,
-    but the metadata keeps the whole tile. A box of that size would overrun the buffer, and its
-    barrier would never complete.
-    """
-    metas = getattr(kernel.metadata, "tensordesc_meta", None) or ()
-    text = kernel.asm["ttgir"] if metas else ""
-    boxes = []
-    for name, meta in zip(("x", "weight"), metas, strict=False):
-        loads = re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(?:1x)?(\d+)x\d+x", text)
-        rows = {int(number) for number in loads}
-        if len(rows) != 1:
-            raise LaunchError(f"triton {kernel.name}: loads of {name!r} must fill boxes of one size (got {sorted(rows)} rows)")
-        *batch, _, step = meta["block_size"]
-        boxes.append({**meta, "block_size": [*batch, rows.pop(), step]})
-    return tuple(boxes)
-
-
 def call_of(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, device: Device) -> Callable[..., Any]:
     """Return the function of one call, the quickest kind that the plan allows."""
     operands = [name.removesuffix("?") for name in ops()[shape.op].operands]
@@ -169,7 +98,7 @@ def call_of(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, dev
     if len(plan.steps) > 1 or names[: len(_DIRECT)] != _DIRECT or len(scales) == 1:
         return _sequence(plan, functions, shape, device)
     [step], [function] = plan.steps, functions
-    if plan.nbytes or scales or function.descriptors:
+    if plan.nbytes or scales or function.described:
         return _direct(step, function, plan.nbytes, shape, device)
     return _plain(step, function, shape, device)
 
@@ -202,7 +131,7 @@ def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, dev
     launch, head, (gx, gy, gz) = function.launch, function.head, step.grid
     out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
     tail, count = (*_sizes(step), *function.rest), counters_of(where) if nbytes else None
-    described = _described_operands(function, shape) if function.descriptors else None
+    described = _described_operands(function, shape) if function.described else None
 
     def call(x: Any, weight: Any, bias: Any = None, scales: tuple[int, int] = (0, 0)) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
@@ -229,41 +158,48 @@ def _sizes(step: Step) -> list[int]:
 
 
 def _described_operands(function: KernelFunction, shape: Shape) -> Callable[[int, int], tuple[Any, ...]]:
-    """Return a function from the addresses of x and the weight to their launch arguments:
-    descriptors, sizes and strides.
-    """
+    """Return a function from the addresses of x and the weight to their launch arguments."""
     batches = (batches_of(shape),) if batches_of(shape) > 1 else ()
-    extents = [(*batches, rows, shape.k) for rows in (shape.m, shape.n)]
-    of_x, of_weight = (_descriptor(meta, extent) for meta, extent in zip(function.descriptors, extents, strict=True))
-    sizes_x, sizes_weight = ((*extent, *_strides(extent)) for extent in extents)
-    return lambda x, weight: (of_x(x), *sizes_x, of_weight(weight), *sizes_weight)
+    extents = {"x": (*batches, shape.m, shape.k), "weight": (*batches, shape.n, shape.k)}
+    of_x, of_weight = (
+        _descriptor(function.described[name], extent, shape) if name in function.described else lambda address: (address,)
+        for name, extent in extents.items()
+    )
+    return lambda x, weight: (*of_x(x), *of_weight(weight))
 
 
-def _strides(extent: tuple[int, ...]) -> list[int]:
-    """Return the strides of a contiguous tensor, in elements."""
-    return [math.prod(extent[axis + 1 :]) for axis in range(len(extent))]
+@attrs.frozen
+class _Operand:
+    """What Triton reads of a descriptor's tensor."""
+
+    address: int
+    dtype: Any
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
-def _descriptor(meta: dict[str, Any], extent: tuple[int, ...]) -> Callable[[int], Any]:
-    """Return a function from the address of a contiguous tensor to its descriptor.
+def _descriptor(described: Described, extent: tuple[int, ...], shape: Shape) -> Callable[[int], tuple[Any, ...]]:
+    """Return a function from the address of a contiguous tensor to the arguments of its descriptor.
 
-    A descriptor depends on nothing but the address, so a bounded cache of it is safe.
+    These depend on nothing but the address, so a bounded cache of them is safe.
     """
-    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
-    from triton.runtime import driver
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
-    fill = driver.active.utils.fill_tma_descriptor
-    swizzle, size, block = meta["swizzle"], meta["elem_size"], meta["block_size"]
-    kind, sizes, strides = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], list(extent), _strides(extent)
-    cache: dict[int, Any] = {}
+    dtype, expand = torch_dtype(shape.dtype), described.expand
+    strides = [math.prod(extent[axis + 1 :]) for axis in range(len(extent))]
+    blank = TensorDescriptor(_Operand(0, dtype), list(extent), strides, list(described.box))
+    cache: dict[int, tuple[Any, ...]] = {}
 
-    def describe(address: int) -> Any:
-        descriptor = cache.get(address)
-        if descriptor is None:
+    def describe(address: int) -> tuple[Any, ...]:
+        arguments = cache.get(address)
+        if arguments is None:
             if len(cache) >= _MAX_DESCRIPTORS:
                 cache.clear()
-            descriptor = cache[address] = fill(address, swizzle, size, kind, block, sizes, strides, 0)
-        return descriptor
+            descriptor = copy.copy(blank)
+            descriptor.base = _Operand(address, dtype)
+            arguments = cache[address] = expand(descriptor)
+        return arguments
 
     return describe
 

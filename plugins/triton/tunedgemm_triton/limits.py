@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES as ARCHITECTURES  # noqa: PLC0414 (re-exported)
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton import installed
 

@@ -21,7 +21,7 @@ import attrs
 from tunedgemm.plugin import PluginError
 
 #: Raise a family's number whenever its source changes what a name means or its speed.
-REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "streamk": 1}
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1}
 
 
 def power(low: int, high: int) -> Any:
@@ -80,7 +80,14 @@ class Gemv:
 def _tile(kernel: Any) -> str:
     """Return the name of a tile kernel before its flags, as `_TILE` parses it."""
     sizes = f"m{kernel.block_m}n{kernel.block_n}k{kernel.block_k}_g{kernel.group_m}_w{kernel.warps}s{kernel.stages}"
-    return f"{kernel.family}_r{REVISIONS[kernel.family]}_{sizes}"
+    return f"{kernel.family}_r{REVISIONS[function_of(kernel)]}_{sizes}"
+
+
+def function_of(kernel: Any) -> str:
+    """Return the name of a kernel's function: its family's, or that of two groups of specialised
+    warps that share a tile, half its rows each.
+    """
+    return "tma_halves" if getattr(kernel, "specialize", False) and kernel.block_m > 64 else kernel.family
 
 
 @attrs.frozen(cache_hash=True)
@@ -194,8 +201,10 @@ def parse_name(name: str) -> KernelConfig:
     if not family or not match:
         raise PluginError(f"unknown triton kernel {name!r}; names look like {EXAMPLES}")
     fields = {key: text for key, text in match.groupdict().items() if text is not None}
-    check_revision(name, int(fields.pop("revision")), REVISIONS[family.kind.family])
-    return family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    revision = int(fields.pop("revision"))
+    kernel = family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    check_revision(name, revision, REVISIONS[function_of(kernel)])
+    return kernel
 
 
 def check_revision(name: str, revision: int, current: int) -> None:

@@ -15,7 +15,7 @@ from tunedgemm.tools import scale_order
 
 from tunedgemm_triton.build import TYPES, Constant, Program
 from tunedgemm_triton.limits import batches_of
-from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, KernelConfig, Streamk, Tma
+from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, KernelConfig, Streamk, Tma, function_of
 from tunedgemm_triton.resources import ceil_div, described, grid_of, partial_bytes, promotes, tiles_of
 
 #: Alignment of buffers in the workspace, in bytes.
@@ -130,12 +130,13 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
     builder, nbytes = PlanBuilder(), partial_bytes(kernel, split_k, shape, device)
     if nbytes:
         builder.buffer("partial", nbytes)
+    function = function_of(kernel)
     dtype, is_scaled = TYPES[shape.dtype], shape.scale != "none"
     types = {"x": f"*{dtype}", "weight": f"*{dtype}"}
     if described(kernel, shape, device.gfx) and not isinstance(kernel, Gemv):
         batch = "1, " * (batches_of(shape) > 1)
         types = {
-            "x": f"tensordesc<{dtype}[{batch}{kernel.block_m}, {kernel.block_k}]>",
+            "x": types["x"] if function == "tma_halves" else f"tensordesc<{dtype}[{batch}{kernel.block_m}, {kernel.block_k}]>",
             "weight": f"tensordesc<{dtype}[{batch}{kernel.block_n}, {kernel.block_k}]>",
         }
     values: dict[str, Any] = {
@@ -153,7 +154,7 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         "B": batches_of(shape),
     }
     builder.step(
-        f"{FAMILIES[kernel.family].module}.{kernel.family}",
+        f"{'halves' if function == 'tma_halves' else FAMILIES[kernel.family].module}.{function}",
         grid_of(kernel, split_k, shape, device),
         values,
         _constants(kernel, split_k, shape, device.gfx),

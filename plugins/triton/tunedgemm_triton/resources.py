@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_triton import installed
-from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
-from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma
+from tunedgemm_triton.limits import FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
+from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, function_of
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -63,7 +64,7 @@ def is_aligned(shape: Shape) -> bool:
 
 def described(kernel: KernelConfig, shape: Shape, gfx: str) -> bool:
     """Return whether tensor descriptors feed the kernel."""
-    possible = ARCHITECTURES[gfx].tma and is_aligned(shape)
+    possible = ARCHITECTURES[gfx].tma and is_aligned(shape) and not installed.descriptor_fault()
     return isinstance(kernel, Tma) or (isinstance(kernel, Streamk) and possible)
 
 
@@ -90,7 +91,7 @@ def promotes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
 
 
 def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
-    """Estimate the shared memory that Triton 3.6 allots; `bind` checks the real figure.
+    """Estimate the shared memory that Triton allots; `bind` checks the real figure.
 
     The loop has one buffer a stage where the matrix instruction reads shared memory, else one
     fewer. A specialised or flattened loop cannot lend them to the output tile. That takes about a
@@ -103,7 +104,8 @@ def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if described(kernel, shape, gfx):
         element = kernel.warps // 2 if shape.outdtype == "fp32" else 2 if shape.scale == "block" else 1
-        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * element, 16 << 10) + 256
+        barriers = 512 if function_of(kernel) == "tma_halves" else 256  # and the descriptor that the kernel makes
+        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * element, 16 << 10) + barriers
     side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     reads_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4
     return max(kernel.stages - (not reads_shared), 1) * buffer
@@ -215,7 +217,7 @@ def _unfit_descriptors(kernel: KernelConfig, split_k: int, shape: Shape, device:
     elements = 16 // width_of(shape.dtype)
     if not ARCHITECTURES[device.gfx].tma:
         return f"{device.gfx} has no tensor memory accelerator"
-    if fault := installed.launcher_fault():
+    if fault := installed.descriptor_fault():
         return fault
     if shape.k % elements:
         return f"tensor descriptors need rows of 16-byte multiples: K must be a multiple of {elements} (got {shape.k})"
@@ -237,5 +239,5 @@ def _unfit_specialised(kernel: Tma, split_k: int, shape: Shape, device: Device) 
     if batches_of(shape) > 1:
         return "Triton 3.6 misplaces addresses that specialised warps share, so batches are left to other kernels"
     if (kernel.block_m, kernel.block_n) == (64, 256):
-        return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
+        return "Triton does not compile a 64x256 tile with specialised warps"
     return None

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_triton import tiles
 from tunedgemm_triton.cost import hopper_us, mi300x_clocks, sort_splits, wave_occupancy
-from tunedgemm_triton.limits import ARCHITECTURES, batches_of, unsupported, width_of
+from tunedgemm_triton.limits import batches_of, unsupported, width_of
 from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, parse_name
 from tunedgemm_triton.resources import ceil_div, fits, is_aligned, packs, promotes, step_of, tiles_of
 

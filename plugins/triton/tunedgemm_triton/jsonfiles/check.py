@@ -7,13 +7,13 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, Shape, UserError
-from tunedgemm.tools import op_named, shape_of_texts
+from tunedgemm.tools import ARCHITECTURES, op_named, shape_of_texts
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import Dialect
 from tunedgemm_triton.jsonfiles.entries import Entry
 from tunedgemm_triton.jsonfiles.files import Name
-from tunedgemm_triton.limits import ARCHITECTURES, MATRIX, SHUFFLED
+from tunedgemm_triton.limits import MATRIX, SHUFFLED
 
 #: Compute units of a device that is only described; no check depends on the number.
 _UNITS = 120

@@ -13,10 +13,11 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
+from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_triton import names
 from tunedgemm_triton.families import family_of
-from tunedgemm_triton.limits import ARCHITECTURES, OPS
+from tunedgemm_triton.limits import OPS
 from tunedgemm_triton.moe.names import OP as MOE_OP
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.mx.names import Mx

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits, unusual_experts
+from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_TILES, multiplies_fp4, unsupported_fp8, unsupported_with
+from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, multiplies_fp4, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.resources import ceil_div, has_idle_part

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
-from tunedgemm_triton.limits import ARCHITECTURES
 from tunedgemm_triton.moe.names import Moe, Tile, parse_name
 from tunedgemm_triton.moe.resources import fits, pairs_of, scale_of, tiles_of, unsupported
 from tunedgemm_triton.mx.resources import decodes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ARCHITECTURES
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, multiplies_fp4, unsupported_with
+from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES, multiplies_fp4, unsupported_with
 from tunedgemm_triton.mx.names import OPS, Mx
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
