@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm.tools import ARCHITECTURES
+from tunedgemm_triton import installed
 from tunedgemm_triton.families import family_of, supports
 from tunedgemm_triton.names import parse_name
 from tunedgemm_triton.resources import shared_bytes
