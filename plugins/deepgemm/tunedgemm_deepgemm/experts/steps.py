@@ -167,11 +167,13 @@ def _loaded(step: Step, device: Device) -> Callable[..., None]:
     return run
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.cache
 def _kernel(program: Program, gfx: str, index: int) -> Any:
     """Return a compiled kernel that is loaded on the device with this index.
 
-    Triton compiles its launcher in C for each list of types, and keeps it in the same folder.
+    It is kept for the life of the process: Triton 3.8 unloads the code with it, and a captured
+    graph has only its handle. Triton compiles its launcher in C for each list of types, and keeps
+    it in the same folder.
     """
     import torch
 
