@@ -46,6 +46,7 @@ def runtime(name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.no_cover
 def test_the_extensions_have_no_fault_of_memory(tmp_path: Path) -> None:
     """Launches write and read only their own memory, and rely on no undefined behaviour."""
