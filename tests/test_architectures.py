@@ -51,7 +51,9 @@ def test_an_unknown_member_has_the_least_of_its_family(family, caplog):
     assert platform.serves("a16w16", Device(unknown, 1)) and not platform.serves("a16w16", Device("gfx906", 1))
 
 
-@pytest.mark.parametrize("gfx", ["", "sm_", "sm_70", "sm_91", "gfx906", "gfx908", "gfx90c", "cpu-avx2"])
+@pytest.mark.parametrize(
+    "gfx", ["", "sm_", "sm_70", "sm_91", "sm_8x", "sm_10a", "sm_12_", "gfx906", "gfx908", "gfx90c", "gfx94-", "gfx115x", "cpu-avx2"]
+)
 def test_members_of_no_known_family_are_absent(gfx):
     """Neither older architectures nor neighbours that lack what is known are guessed."""
     assert gfx not in ARCHITECTURES and ARCHITECTURES.get(gfx) is None and ARCHITECTURES.stand_ins(gfx) == ()

@@ -111,7 +111,10 @@ def test_gpus(monkeypatch, hip, properties, expected):
 @pytest.mark.parametrize(
     ("gfx", "mode", "expected"),
     [
-        *((gfx, None, 64) for gfx in ("gfx1010", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1200", "gfx1201")),
+        *(
+            (gfx, None, 64)
+            for gfx in ("gfx1010", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1170", "gfx1172", "gfx1200", "gfx1201")
+        ),
         *((gfx, None, 32) for gfx in ("gfx1250", "gfx1251", "gfx942", "gfx950", "gfx90a", "gfx906")),
         ("gfx1201", "1", 64),
         ("gfx1201", "0", 32),

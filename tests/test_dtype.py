@@ -7,6 +7,7 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import DTYPES, dtype_bits, fp8_of, parse_dtype, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import DtypeError
 from tunedgemm.shape import Shape
+from tunedgemm.text.printable import warn_once
 
 
 @pytest.mark.parametrize("text", ["bf16", "torch.bfloat16", "dtypes.bf16", "bfloat16", " bf16 ", "torch.bf16"])
@@ -29,6 +30,15 @@ def test_aliases(text, short):
 def test_fp8_is_that_of_an_architecture(gfx, short):
     """MI300 multiplies e4m3fnuz, every other device e4m3fn."""
     assert fp8_of(gfx) == parse_dtype("fp8", gfx) == parse_dtype("dtypes.fp8", gfx) == short
+
+
+@pytest.mark.parametrize(
+    ("gfx", "short"), [("gfx943", "fp8_e4m3fnuz"), ("gfx951", "fp8_e4m3fn"), ("sm_88", "fp8_e4m3fn"), ("gfx115x", "fp8_e4m3fn")]
+)
+def test_fp8_of_an_unknown_architecture_needs_no_notice(gfx, short, caplog):
+    """A table's rows may be for devices that are neither present nor known."""
+    warn_once.cache_clear()
+    assert fp8_of(gfx) == short and not caplog.records
 
 
 def test_fp8_without_an_architecture_is_that_of_the_present_device(mi300):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ MATRIX = ("mma", "wgmma", "tcgen05", "mfma", "wmma", "")
 #: Kinds of 8-bit floats that matrix instructions multiply; "" for none.
 FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz", "")
 _FILE = Path(__file__).with_name("architectures.csv")
+_NAME = re.compile(r"sm_\d+|gfx[0-9a-f]+")
 
 
 def read_facts(path: Path) -> list[dict[str, str]]:
@@ -54,7 +56,7 @@ class Architecture:
         source: the origin of these facts.
     """
 
-    gfx: str = attrs.field(validator=attrs.validators.matches_re(r"sm_\d+|gfx[0-9a-f]+"))
+    gfx: str = attrs.field(validator=attrs.validators.matches_re(_NAME))
     family: str
     matrix: str = attrs.field(validator=attrs.validators.in_(MATRIX))
     fp8: str = attrs.field(validator=attrs.validators.in_(FP8))
@@ -114,7 +116,9 @@ class Architectures(Mapping[str, Architecture]):
 
     def stand_ins(self, gfx: str) -> tuple[str, ...]:
         """Return the known names whose facts count for an architecture: its own, else its family's, else none."""
-        return (gfx,) if gfx in self._known else self._families.get(f"{gfx[:-1]}x", ())
+        if gfx in self._known:
+            return (gfx,)
+        return self._families.get(f"{gfx[:-1]}x", ()) if _NAME.fullmatch(gfx) else ()
 
     @functools.cached_property
     def _known(self) -> dict[str, Architecture]:

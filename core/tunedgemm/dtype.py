@@ -56,8 +56,9 @@ def fp8_of(gfx: str = "") -> str:
     Args:
         gfx: the architecture; "" for the present device's.
     """
-    found = ARCHITECTURES.get(gfx or _present_gfx())
-    return found.fp8 if found and found.fp8 else "fp8_e4m3fn"
+    # Without a notice of unknown ones: tables name the architectures of other machines.
+    kinds = {ARCHITECTURES[name].fp8 for name in ARCHITECTURES.stand_ins(gfx or _present_gfx())}
+    return "fp8_e4m3fnuz" if kinds == {"fp8_e4m3fnuz"} else "fp8_e4m3fn"
 
 
 def _present_gfx() -> str:

@@ -7,7 +7,18 @@ from tunedgemm.device import Device
 H20, H200 = Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 132, "nvidia-h200")
 
 
-@pytest.mark.parametrize(("listed", "expected"), [(None, False), ("", False), (" , ", False), ("skinny", True), ("hipblaslt,triton", True)])
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (None, False),
+        ("", False),
+        (" , ", False),
+        ("skinny", True),
+        ("hipblaslt,triton,asm,skinny", True),
+        ("tritn", False),
+        ("tritn,skinny", True),
+    ],
+)
 def test_a_list_of_the_user_allows_guesses_anywhere(monkeypatch, listed, expected):
     """Elsewhere the reason names the measured devices and the variable."""
     monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from tunedgemm.device import Device
+from tunedgemm.process.variables import KINDS, read
 from tunedgemm.products import measured_near, was_measured
 
 #: The variable that lists the libtypes of untuned calls.
@@ -17,7 +19,14 @@ def may_guess(device: Device) -> bool:
     They may where they were measured, by its units and memory. Elsewhere they may if the user lists
     libtypes in ``TUNEDGEMM_FALLBACK``.
     """
-    return was_measured(device) or bool(os.environ.get(VARIABLE, "").strip(" ,"))
+    return was_measured(device) or _lists(os.environ.get(VARIABLE, ""))
+
+
+@functools.lru_cache(maxsize=16)
+def _lists(text: str) -> bool:
+    """Tell whether a value of the variable lists libtypes; a bad one counts as the default, not as a list."""
+    found = read(VARIABLE, {VARIABLE: text})
+    return bool(found) and found is not KINDS[VARIABLE].default
 
 
 def unmeasured(device: Device) -> str:
