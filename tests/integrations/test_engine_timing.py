@@ -9,6 +9,7 @@ import pytest
 import torch
 from tunedgemm.backends import artifact as artifact_module
 from tunedgemm.device import current_device
+from tunedgemm.dispatch import tuned_gemm
 from tunedgemm.errors import LaunchError, OperandError, OutOfResources, PluginError
 from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
 from tunedgemm.integrations import vllm as plugin
@@ -92,7 +93,24 @@ def test_a_first_call_that_fails_is_vllms(with_kernels, caplog) -> None:
     assert caplog.text.count("the kernel is gone") == 1
 
 
-@pytest.mark.parametrize("place", ["table", "routes", "gains"])
+def test_a_failure_in_one_thread_counts_for_all(with_kernels) -> None:
+    """Of two first calls at once, one of which fails, vLLM's kernel is kept, whichever ends first."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    serve, one = bf16_layer()
+    [route] = engine_routes.routes.values()
+    x, sound = torch.randn(8, K).bfloat16(), route.ours
+
+    def overtaken(*operands: Any) -> Any:
+        route.ours = lambda *_: 1 / 0
+        serve.apply(one, x)  # as another thread does meanwhile
+        return sound(*operands)
+
+    route.ours = overtaken
+    serve.apply(one, x)
+    assert route.calls == {8: route.theirs}
+
+
+@pytest.mark.parametrize("place", ["table", "routes", "gains", "ops", "names"])
 def test_nothing_of_ours_ends_the_start_up(vllm_table, monkeypatch, caplog, place) -> None:
     """A damaged table, plugin or cache leaves vLLM's kernels to each layer, and the log has the reason."""
 
@@ -101,10 +119,12 @@ def test_nothing_of_ours_ends_the_start_up(vllm_table, monkeypatch, caplog, plac
 
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     targets = {"table": (engine_rows, "_weights"), "routes": (engine_routes, "add_layer"), "gains": (artifact_module, "artifact")}
+    targets |= {"ops": (tuned_gemm, "dispatcher"), "names": (plugin, "other_names")}
     monkeypatch.setattr(*targets[place], broken)
     caplog.set_level("INFO", "vllm.tunedgemm")
     _, one = bf16_layer()
     importlib.import_module("vllm.model_executor.model_loader.utils").process_weights_after_loading(one, None, torch.device("cpu"))
     importlib.import_module(plugin.WARM[0]).Worker(importlib.import_module("vllm.config").VllmConfig()).compile_or_warm_up_model()
-    assert bool(one.tunedgemm_route) is (place == "gains")
+    assert bool(one.tunedgemm_route) is (place in ("gains", "names"))
     assert "ZeroDivisionError: a plugin of tests" in caplog.text
+    assert "layers go through tables" in caplog.text or place == "ops"

@@ -208,6 +208,19 @@ def test_updated_weights_reach_the_next_call(sglang_table, kind) -> None:
     assert not one.quant_method.apply(one, x, None).any()
 
 
+def test_a_layer_of_the_same_sizes_with_one_scale_stays(sglang_table) -> None:
+    """A weight with a single scale keeps SGLang's product, though another of its sizes is routed."""
+    sglang_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 6, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
+    one, _ = fp8_layer("channel", bias=None)
+    single, _ = fp8_layer("channel", bias=None)
+    single.weight_scale = torch.nn.Parameter(torch.full((1,), 0.01), requires_grad=False)
+    loaded(one=one, single=single)
+    call(one, 6)
+    x, found = call(single, 6)
+    expected = x.float() @ (single.weight.float() * 0.01)
+    assert (found.float() - expected).norm() < 0.05 * expected.norm()
+
+
 def test_fp8_layers_that_are_not_understood_stay(sglang_table, caplog) -> None:
     """A layer that fails, runs another product or has other
     scales keeps SGLang's kernel, with the reason."""

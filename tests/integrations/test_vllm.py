@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import types
 from typing import Any
@@ -139,6 +140,19 @@ def test_fp8_layers_are_routed(vllm_table, kind, biased) -> None:
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
     kept_by_vllm = kind == "128-blocks" and biased  # whose bias vLLM adds itself
     assert served(attrs.evolve(shape, epilogue="bias" if biased and not kept_by_vllm else "none"))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "int8"])
+def test_a_route_keeps_no_layer(vllm_table, kind) -> None:
+    """The weights of a model that the engine drops are freed."""
+    shape = Shape("a8w8", 10, N, K, "int8", outdtype="bf16", scale="row") if kind == "int8" else fp8_row(kind, 10)
+    vllm_table(KINDS.get(kind, KINDS["token-channel"])[2], shape)
+    kernel, (one, _) = (int8_kernel(static=True), int8_layer(static=True)) if kind == "int8" else (fp8_kernel(kind), fp8_layer(kind))
+    kernel.process_weights_after_loading(one)
+    kernel.apply_weights(one, torch.randn(10, K).bfloat16())
+    del kernel, one
+    gc.collect()
+    assert all(layer() is None for route in engine_routes.routes.values() for layer in route.layers.values())
 
 
 @in_every_form

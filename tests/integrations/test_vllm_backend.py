@@ -101,6 +101,45 @@ def test_a_failure_to_read_the_name_leaves_vllm_running(front, vllm_form, monkey
     assert "reading --linear-backend failed, and the engine goes on without: ZeroDivisionError" in caplog.text
 
 
+@with_names
+def test_a_check_that_cannot_be_made_again_stays(front, vllm_form, monkeypatch, caplog) -> None:
+    """Where pydantic fails half-way, vLLM's check and choices are as before, and a warning says why."""
+    settings = importlib.import_module("vllm.config").KernelConfig
+
+    def failing(of: Any, **_: Any) -> None:
+        del of.__pydantic_validator__
+        raise ValueError("an unknown type")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pydantic.dataclasses.rebuild_dataclass", failing)
+        plugin.register()
+    assert "offering a name to --linear-backend failed" in caplog.text
+    assert settings(linear_backend="triton").linear_backend == "triton"
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        parsed(front, "tunedgemm")
+    assert front.EngineArgs(linear_backend="tunedgemm").create_engine_config().kernel_config.linear_backend == "auto"
+
+
+@with_names
+def test_a_limit_stays_where_all_layers_name_us(front, vllm_form, monkeypatch) -> None:
+    """The user's list of kinds counts for our name, as it does for the switch."""
+    monkeypatch.setenv("TUNEDGEMM_VLLM_LAYERS", "fp8_w8a8")
+    plugin.register()
+    front.EngineArgs(linear_backend="tunedgemm").create_engine_config()
+    assert (os.environ["TUNEDGEMM_VLLM"], os.environ["TUNEDGEMM_VLLM_LAYERS"]) == ("1", "fp8_w8a8")
+
+
+@pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
+def test_a_name_that_comes_too_late_is_said(front, vllm_form, caplog) -> None:
+    """An engine after the first of a process, which names other layers, hears which are routed."""
+    plugin.register()
+    for _ in range(2):
+        front.EngineArgs(kernel_config={"linear_backend_per_quant": {"fp8_w8a8": "tunedgemm"}}).create_engine_config()
+    assert "was on before" not in caplog.text
+    front.EngineArgs(linear_backend="tunedgemm").create_engine_config()
+    assert "TUNEDGEMM_VLLM was on before --linear-backend named it, and routes fp8_w8a8 layers" in caplog.text
+
+
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
 @pytest.mark.parametrize("scheme", vllm_backend.SCHEMES)
 def test_a_scheme_that_names_us_is_routed_alone(front, vllm_form, vllm_captured, monkeypatch, scheme) -> None:

@@ -105,7 +105,7 @@ class Route:
                 self.fail(m, error)
                 self.calls[m] = theirs
                 return theirs(*operands)
-            self.calls[m] = self.ours
+            self.calls.setdefault(m, self.ours)  # in another thread it may have failed meanwhile
             return out
 
         return first

@@ -69,8 +69,8 @@ def fingerprint(switch: str) -> str:
     parts = [__version__, switch]
     parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
     for op in ops():
-        op_dispatcher = dispatcher(op)
         try:
+            op_dispatcher = dispatcher(op)
             settings = op_dispatcher.settings
             parts += [op, op_dispatcher.table.fingerprint(), str(settings.capture), str(op_dispatcher.on_miss is not None)]
             parts += settings.untuned

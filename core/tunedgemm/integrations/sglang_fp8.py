@@ -137,7 +137,9 @@ def _routed_product(
         _probed.append((target, (x, weight, xs, ws, bias)))
         return None
     route = _routes.get((target, weight.shape[0], weight.shape[1], dtype))
-    return product(x, weight, xs, ws, bias, dtype, route) if route is not None and xs.dtype is torch.float32 else None
+    # A layer of the same sizes may have a single scale of the weight.
+    known = route is not None and xs.dtype is torch.float32 and (target in BLOCKS or ws.numel() == weight.shape[0])
+    return product(x, weight, xs, ws, bias, dtype, route) if known else None
 
 
 def _channel_product(

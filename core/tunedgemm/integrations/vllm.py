@@ -73,8 +73,8 @@ def _offer() -> None:
     method = getattr(getattr(sys.modules[ARGUMENTS[0]], ARGUMENTS[1], None), ARGUMENTS[2], None)
     if getattr(method, TAKES_NAME, False) or unknown_version("vLLM", getattr(vllm, "__version__", ""), KNOWN):
         return
-    offer_name()
     _replace(ARGUMENTS, with_named(register, VARIABLE, _log))
+    offer_name()
 
 
 def _install(switch: str, layers: Collection[str]) -> None:
@@ -187,7 +187,10 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         with spared(_log, "summing up the routes"):
             sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *other_names(self.vllm_config)):
+            for line in (*summary(sorted(sizes), current_device()), *unrouted()):
+                _log.info("%s", line)
+        with spared(_log, "reading the backends that --linear-backend names"):
+            for line in other_names(self.vllm_config):
                 _log.info("%s", line)
         with spared(_log, "comparing the ranks' tables"):
             for line in _differing():

@@ -45,10 +45,18 @@ def offer_name() -> None:
     from pydantic.dataclasses import rebuild_dataclass
 
     wider = operator.getitem(typing.Literal, (*typing.get_args(known), NAME))  # type: ignore[call-overload]
-    for name in (_OF_ALL, _OF_EACH):
-        if name in fields:
-            fields[name].type = _replaced(fields[name].type, known, wider)
-    rebuild_dataclass(settings, force=True)
+    types_before = {name: fields[name].type for name in (_OF_ALL, _OF_EACH) if name in fields}
+    before = dict(vars(settings))
+    try:
+        for name, hint in types_before.items():
+            fields[name].type = _replaced(hint, known, wider)
+        rebuild_dataclass(settings, force=True)
+    except BaseException:  # pydantic has removed the check by then, without which vLLM does not start
+        for name, hint in types_before.items():
+            fields[name].type = hint
+        for name in [name for name, value in before.items() if vars(settings).get(name) is not value]:
+            setattr(settings, name, before[name])
+        raise
     arguments = importlib.import_module("vllm.engine.arg_utils")
     getattr(getattr(arguments, "_compute_kwargs", None), "cache_clear", lambda: None)()
 
@@ -78,8 +86,13 @@ def with_named(register: Callable[[], None], variable: str, log: logging.Logger)
             with spared(log, "reading --linear-backend"):
                 layers = _take_name(self, log)
                 if layers is not None and read(variable) is False:
-                    os.environ[variable], os.environ[LAYERS] = "1", ",".join(layers)
+                    os.environ[variable] = "1"
+                    if layers:  # else a limit that the user has set counts
+                        os.environ[LAYERS] = ",".join(layers)
                     register()
+                elif layers is not None and set(layers) != set(found := read(LAYERS)):
+                    routed = ", ".join(found) or "all"
+                    log.warning("tunedgemm: %s was on before --linear-backend named it, and routes %s layers", variable, routed)
             return theirs(self, *arguments, **named)
 
         setattr(create_engine_config, TAKES_NAME, True)

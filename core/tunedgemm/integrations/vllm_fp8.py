@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -162,11 +163,11 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
 
-        device = getattr(layer, names[0]).device
+        first, device = weakref.ref(layer), getattr(layer, names[0]).device
 
         def inputs(m: int) -> tuple[Any, ...]:
             x = torch.randn(m, k, dtype=config.out_dtype, device=device)
-            return _quantised(own, x, plain(getattr(layer, names[2], None)))
+            return _quantised(own, x, plain(getattr(first(), names[2], None)))
 
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             weight, scale = (plain(getattr(module, name)) for name in names[:2])

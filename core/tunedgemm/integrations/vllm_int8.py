@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
     def _make_route(self, layer: Any, n: int, k: int) -> Route:
         names, single = self.layer_param_names, self.config.is_static_input_scheme
         dtype, device = getattr(layer, "params_dtype", None) or torch.get_default_dtype(), getattr(layer, names[0]).device
-        biased = adds_bias(layer)
+        first, biased = weakref.ref(layer), adds_bias(layer)
         shape = Shape("a8w8", 1, n, k, "int8", outdtype=short_dtype(dtype), scale="row", epilogue="bias" if biased else "none")
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -95,7 +96,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
             return _custom_ops.cutlass_scaled_mm(x, weight.t(), scale_a=xs, scale_b=ws, out_dtype=dtype, bias=bias)
 
         def inputs(m: int) -> tuple[Any, ...]:
-            return _int8(torch.randn(m, k, dtype=dtype, device=device), plain(getattr(layer, names[2], None)))
+            return _int8(torch.randn(m, k, dtype=dtype, device=device), plain(getattr(first(), names[2], None)))
 
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             weight, scale = (plain(getattr(module, name)) for name in names[:2])

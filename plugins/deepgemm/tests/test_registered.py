@@ -130,10 +130,13 @@ def test_another_interface_is_a_reason(tmp_path: Path, old: str, new: str, reaso
         library.load_copy(tmp_path / "deep_gemm" / "_C_extension.abi3.so")
 
 
-@pytest.mark.parametrize("content", [b"", b"broken", b"\x7fELF\x02\x01" + b"\0deep_gemm\0" + b"\xff" * 60])
+START = b"\x7fELF\x02\x01" + b"\0deep_gemm\0"
+
+
+@pytest.mark.parametrize("content", [b"", b"broken", START, START + b"\xff" * 60, START + b"\0" * 60])
 def test_a_damaged_file_is_a_reason(content: bytes) -> None:
-    """A truncated download is refused before it is loaded."""
-    with pytest.raises(ImportError, match=r"registers nothing|damaged"):
+    """A file that is truncated, or stripped of its sections, is refused before it is loaded."""
+    with pytest.raises(ImportError, match=r"registers nothing|damaged|no section"):
         registered.private_content(content, "dg0000000")
 
 

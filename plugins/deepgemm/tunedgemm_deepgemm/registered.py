@@ -72,16 +72,20 @@ def private_content(content: bytes, namespace: str) -> bytes:
     if content[:6] != b"\x7fELF\x02\x01" or _NAMESPACE not in content:
         raise ImportError("it registers nothing as torch.ops.deep_gemm")
     copy = bytearray(content.replace(_NAMESPACE, own))
-    sections, size, count = struct.unpack_from("<Q", copy, 40)[0], *struct.unpack_from("<HH", copy, 58)
+    has_symbols = False
     try:
+        sections, size, count = struct.unpack_from("<Q", copy, 40)[0], *struct.unpack_from("<HH", copy, 58)
         for index in range(count):
             kind, at, length = (struct.unpack_from(form, copy, sections + index * size + place)[0] for form, place in _SECTION)
+            has_symbols = has_symbols or kind == _DYNSYM
             for symbol in range(at, at + length, _SYMBOL) if kind == _DYNSYM else ():
                 info, defined = copy[symbol + 4], struct.unpack_from("<H", copy, symbol + 6)[0]
                 if info >> 4 == _UNIQUE and defined:
                     copy[symbol + 4] = info & 15  # a local symbol of the same type
     except (struct.error, IndexError, OverflowError) as error:
         raise ImportError(f"it is damaged: {error}") from error
+    if not has_symbols:  # the linker finds symbols without sections, and would join the settings
+        raise ImportError("it has no section of dynamic symbols")
     return bytes(copy)
 
 
