@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ class Program:
         # Triton 3.10 fuses no multiply and add unless asked, and 3.9 warns of it.
         options = checked_options({"enable_fp_fusion": True, **dict(self.options)}, target)
         try:
-            with triton_cache(), reports_held() as reports:
+            # Other threads, as a server's, may write to stderr meanwhile; the tuner's compilers have none.
+            alone = threading.active_count() == 1
+            with triton_cache(), reports_held() if alone else contextlib.nullcontext([]) as reports:
                 return triton.compile(ASTSource(function, signature, values, attributes), target=target, options=options)
         except Exception as error:  # the compiler's passes raise plain RuntimeErrors in addition to its own types
             detail = ": ".join([str(error), *reports[:1]])
