@@ -440,8 +440,7 @@ def test_a_layer_has_vllms_kernel_again_after_loading(vllm_table, kind) -> None:
 
 @pytest.mark.parametrize("vllm_form", ["0.20.2"], indirect=True)
 def test_a_kernel_without_access_to_weights_is_named(vllm_table) -> None:
-    """A layer keeps vLLM's kernel where vLLM withholds the weights,
-    as some methods of 0.20 do, and is logged."""
+    """A layer whose weights vLLM withholds, as some methods of 0.20 do, keeps its kernel and is logged."""
     vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 8))
     kernel, (one, weight) = fp8_kernel("tensor-tensor"), fp8_layer("tensor-tensor")
     x = torch.randn(8, K).bfloat16()
