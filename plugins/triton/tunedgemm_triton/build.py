@@ -81,7 +81,7 @@ class Program:
         # Triton 3.10 fuses no multiply and add unless asked, and 3.9 warns of it.
         options = checked_options({"enable_fp_fusion": True, **dict(self.options)}, target)
         try:
-            # A server's threads may write to stderr meanwhile; the tuner's compilers have no others.
+            # A server's threads may write to stderr meanwhile; the tuner's compilers have none.
             alone = threading.active_count() == 1
             with triton_cache(), reports_held() if alone else contextlib.nullcontext([]) as reports:
                 return triton.compile(ASTSource(function, signature, values, attributes), target=target, options=options)
