@@ -139,6 +139,8 @@ def _remembered(key: str, code: str, files: Sequence[Path], timeout: float) -> s
         fault, until = str(kept["fault"]), float(kept["until"])
         if not fault or time.time() < until <= time.time() + _RETRY_SECONDS:
             return fault
+    if _thread.cancelled.is_set():  # a plugin's caller may have caught the first interrupt
+        raise KeyboardInterrupt
     fault = _fault_in_child(code, files, timeout)
     with contextlib.suppress(OSError):  # the next process asks again
         write_cached(place, [json.dumps({"fault": fault, "until": time.time() + _RETRY_SECONDS}).encode()])
