@@ -10,7 +10,8 @@ from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 #: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
 #: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.
-TILED = ARCHITECTURES.having(matrix=("mma", "wgmma", "tcgen05", "mfma"))
+_TILES_BY = ("mma", "wgmma", "tcgen05", "mfma")
+TILED = ARCHITECTURES.having(matrix=_TILES_BY)
 UNTILED = ARCHITECTURES.having(matrix="wmma", units=2)
 
 #: Dtypes of weights and kinds of scales, in the order of their numbers in the kernel sources.
@@ -124,7 +125,7 @@ def unsupported(shape: Shape, device: Device) -> str | None:
 
 def has_tiles(gfx: str) -> bool:
     """Return whether the architecture has the matrix instructions of `tiles`."""
-    return gfx in ARCHITECTURES and ARCHITECTURES[gfx].matrix not in ("wmma", "")
+    return gfx in ARCHITECTURES and ARCHITECTURES[gfx].matrix in _TILES_BY
 
 
 def columns_of(gfx: str) -> int:
