@@ -197,6 +197,7 @@ def test_a_time_is_what_the_call_adds() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_a_graphs_time_agrees_with_events_around_many_replays() -> None:
     """The time inside the graph is within 10 % of a long run of the same call between two events."""
     workload = Workload(OP, Shape("a16w16", 64, 8192, 8192), current_device())
