@@ -5,9 +5,9 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
 
-from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, multiplies_fp4, unsupported_fp8, unsupported_with
+from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
-from tunedgemm_triton.mx.resources import decodes
+from tunedgemm_triton.mx.resources import decodes, scaled_rows
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 #: Most experts that the sort counts in one program.
@@ -74,7 +74,7 @@ def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
     def needed(tile: Tile, high: int) -> int:
         elements = (kernel.block_m + high) * tile.block_k
         packed = (max(tile.stages - 1, 1) if amd else tile.stages) * elements * width // 8
-        decoded = elements if width == 4 and not multiplies_fp4(gfx) else 0
+        decoded = elements if width == 4 and not ARCHITECTURES[gfx].fp4 else 0
         return max(packed, decoded) if amd else packed + decoded
 
     return max(needed(kernel.first, halves * kernel.first.block_n), needed(kernel.second, kernel.second.block_n))
@@ -106,6 +106,9 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
     """
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
+        return False
+    sides = (kernel.first.block_n, kernel.second.block_n) if kernel.swap else (kernel.block_m,)
+    if scale_of(shape) == "mx" and not kernel.decode and any(side % scaled_rows(device.gfx) for side in sides):
         return False
     # Products that are scaled step by step have separate accumulators.
     fresh = 1 if scale_of(shape) == "block" else 0

@@ -11,7 +11,7 @@ from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton.moe.names import Moe, Tile, parse_name
 from tunedgemm_triton.moe.resources import fits, pairs_of, scale_of, tiles_of, unsupported
-from tunedgemm_triton.mx.resources import decodes
+from tunedgemm_triton.mx.resources import decodes, scaled_rows
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.space import LIBTYPE
 from tunedgemm_triton.tiles import neighbours
@@ -107,10 +107,11 @@ def _many(load: float, shape: Shape, device: Device, decode: bool) -> Iterator[t
     """Yield blocks of about an expert's *load* first, since larger ones are padding; several blocks
     share its weights in L2.
     """
+    rows = scaled_rows(device.gfx) if scale_of(shape) == "mx" and not decode else 1
     order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * load))
     for group in (1, 8) if load <= 64 else (8, 1):
         for block_m, first, second in order:
-            yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), decode=decode), 1
+            yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), rows > block_m, decode=decode), 1
 
 
 def _few(block_m: int, shape: Shape, device: Device, *, decode: bool, alone: bool) -> Iterator[tuple[Moe, int]]:
@@ -140,6 +141,8 @@ def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Til
     bits = dtype_bits(str(shape["q_dtype_w"]))
     if ARCHITECTURES[device.gfx].matrix == "wmma":  # fewer registers
         block_n, nbytes = min(block_n, 128), min(nbytes, 128)
+    if scale_of(shape) == "mx":
+        block_n = max(block_n, scaled_rows(device.gfx))
     block_k = max(nbytes * 8 // bits, 64 if bits == 4 else 32)
     if scale_of(shape) == "block" and block_k > 128:  # a step has one scale: shorter steps, more in flight
         block_k, stages = 128, min(stages * block_k // 128, 8)
