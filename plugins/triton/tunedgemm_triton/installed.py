@@ -19,7 +19,7 @@ _OLDEST, _NEWEST = (3, 6), (3, 9)
 KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
 #: Architectures, or uses, and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose
 #: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
-SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "tcgen05 by specialised warps": (3, 8)}
+SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "tcgen05 by specialised warps": (3, 8), "tcgen05 by gated mxfp4": (3, 8)}
 
 
 @functools.cache

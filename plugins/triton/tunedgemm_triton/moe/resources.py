@@ -5,6 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
 
+from tunedgemm_triton import installed
 from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.mx.resources import decodes, scaled_rows
@@ -12,6 +13,9 @@ from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 #: Most experts that the sort counts in one program.
 MAX_EXPERTS = 2048
+
+#: Most registers of accumulators and decoded operands: more spill 4 to 136 (sm_90, Triton 3.6).
+_MOST_DECODED = 176
 
 #: Kind of quantisation in the shape -> kind of scales in the kernel.
 SCALES = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": "block", "per_1x32": "mx"}
@@ -35,6 +39,27 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
 def scale_of(shape: Shape) -> str:
     """Return the kind of scales in the kernel."""
     return SCALES[str(shape["q_type"])]
+
+
+def rows_of(shape: Shape, gfx: str, decode: bool) -> int:
+    """Return the multiple of rows that the first operand of the matrix instruction has."""
+    return scaled_rows(gfx) if scale_of(shape) == "mx" and not decode and not _gate_fault(shape, gfx) else 1
+
+
+def _gate_fault(shape: Shape, gfx: str) -> str:
+    """Return why two products that share scales do not compile to one instruction each."""
+    return installed.target_fault(gfx, f"{ARCHITECTURES[gfx].matrix} by gated mxfp4") if shape["g1u1"] else ""
+
+
+def _has_rows(kernel: Moe, shape: Shape, gfx: str) -> bool:
+    """Return whether the first operands have the rows that the instruction takes.
+
+    An older Triton compiles gated experts where it decodes them, from 64 rows without spills.
+    """
+    first, second = (kernel.first.block_n, kernel.second.block_n) if kernel.swap else (kernel.block_m, kernel.block_m)
+    if scale_of(shape) == "mx" and not kernel.decode and _gate_fault(shape, gfx):
+        return first == 64 <= second
+    return first % rows_of(shape, gfx, kernel.decode) == second % rows_of(shape, gfx, kernel.decode) == 0
 
 
 def pairs_of(shape: Shape) -> int:
@@ -107,16 +132,18 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
-    sides = (kernel.first.block_n, kernel.second.block_n) if kernel.swap else (kernel.block_m,)
-    if scale_of(shape) == "mx" and not kernel.decode and any(side % scaled_rows(device.gfx) for side in sides):
+    if not _has_rows(kernel, shape, device.gfx):
         return False
     # Products that are scaled step by step have separate accumulators.
     fresh = 1 if scale_of(shape) == "block" else 0
-    counts = ((2 if shape["g1u1"] else 1) + fresh, 1 + fresh)
-    accumulators = [
-        count * kernel.block_m * tile.block_n // (tile.warps * architecture.warp_size)
-        for count, tile in zip(counts, (kernel.first, kernel.second), strict=True)
-    ]
+    counts, amd = (2 if shape["g1u1"] else 1, 1), device.kind == "amd"
+    accumulators, decoded = [], []
+    for count, tile in zip(counts, (kernel.first, kernel.second), strict=True):
+        threads = tile.warps * architecture.warp_size
+        accumulators.append((count + fresh) * kernel.block_m * tile.block_n // threads)
+        decoded.append((kernel.block_m + count * tile.block_n) * tile.block_k // 2 // threads if kernel.decode and not amd else 0)
+    if any(map(lambda sums, values: values and sums + values > _MOST_DECODED, accumulators, decoded)):
+        return False
     steps = ceil_div(shape.n, kernel.first.block_k)
     # RDNA 3, which has no fp8, holds the operands of a wmma twice.
     limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" or not architecture.fp8 else 80
