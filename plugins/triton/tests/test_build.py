@@ -20,7 +20,7 @@ from tunedgemm.tools import ARCHITECTURES
 from tunedgemm_triton import installed
 from tunedgemm_triton.families import family_of, supports
 from tunedgemm_triton.names import parse_name
-from tunedgemm_triton.resources import shared_bytes
+from tunedgemm_triton.resources import shared_bytes, tensor_columns
 
 pytest.importorskip("triton")
 
@@ -240,6 +240,24 @@ def test_specialised_warps_move_registers_and_only_their_own_rows(compile_cases:
         assert code["shared"] <= shared_bytes(parse_name(case["kernel"]), Shape.from_dict(case["shape"]), "sm_90")
         assert "setmaxnreg" in code["matrix"]
         assert code["moved_by_consumers"] == 0
+
+
+def test_blackwell_has_its_own_instructions_within_the_estimates(compile_cases: Compile) -> None:
+    """Kernels fed by descriptors multiply by tcgen05 or mma, and take no more memory than is
+    estimated.
+    """
+    names = ["tma_r1_m128n128k64_g8_w8s3", "streamk_r1_m128n128k64_g8_w8s3", "tma_r1_m16n64k128_g1_w4s3_t"]
+    cases = [_case(gfx, name) for gfx in ("sm_100", "sm_103", "sm_120", "sm_121") for name in names]
+    if not installed.target_fault("sm_100", "tcgen05 by specialised warps"):
+        cases += [_case("sm_100", name) for name in ("tma_r2_m128n256k64_g8_w8s3_ws", "tma_r1_m64n128k64_g8_w8s3_ws")]
+    results = compile_cases(cases)
+    assert not _faults(results)
+    for case, code in results:
+        kernel = parse_name(case["kernel"])
+        assert "cp.async.bulk.tensor" in code["matrix"]
+        assert any(("tcgen05" if case["gfx"] < "sm_12" else "mma.sync") in text for text in code["matrix"])
+        assert code["shared"] <= shared_bytes(kernel, SHAPE, case["gfx"])
+        assert code["tensor_columns"] <= (tensor_columns(kernel, SHAPE) if case["gfx"] < "sm_12" else 0)
 
 
 def test_the_loads_of_every_descriptor_fill_its_box(compile_cases: Compile) -> None:
