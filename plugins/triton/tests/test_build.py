@@ -50,8 +50,7 @@ INSTRUCTIONS = {
 #: Matrix instruction -> instruction of 16-bit operands.
 SIXTEEN_BITS = {"mfma": "v_mfma_f32_", "wmma": "v_wmma_f32_", "mma": r"mma\.sync", "wgmma": "mma", "tcgen05": r"tcgen05\.mma|mma\.sync"}
 #: Registers that a first guess may spill: gfx950's largest tile spills none with Triton 3.6, 29 with
-#: 3.7 and one with 3.9, and Hopper's for gated experts in mxfp4 36. A tile that is too large spills
-#: hundreds.
+#: 3.7, one with 3.9; gated experts in mxfp4 36 on sm_90. A tile that is too large spills hundreds.
 SPILLS = 36
 #: Functions without a product.
 HELPERS = ("gemv.", "moe_sort.", "moe_quantise.")
@@ -152,7 +151,7 @@ FIRST: dict[str, list[Shape]] = {
     "gfx942": [Shape("a16w16", 1, 7168, 8192), Shape("a8w8", 1024, 1280, 8192, "int8", "bf16", scale="row"), _mx(16)],
     "gfx950": [Shape("a16w16", 1024, 7168, 8192), _moe(4, "fp8_e4m3fn", "per_1x128"), _mx(1024)],
     "gfx1201": [Shape("batched_bf16", 16, 1280, 8192, extra={"B": 16}), _every_op("gfx1201", 16)[3]],
-    "sm_90": [Shape("a16w16", 16, 7168, 8192), _every_op("sm_90", 16)[6], _moe(256, "fp8_e4m3fn", "per_Tensor")],
+    "sm_90": [Shape("a16w16", 16, 7168, 8192), _every_op("sm_90", 16)[6], _moe(256, "fp8_e4m3fn", "per_Tensor"), _moe(256, "fp4x2", "per_1x32")],
     "sm_100": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
     "sm_120": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
     "sm_80": [Shape("a16w16", 16, 7168, 8192, epilogue="bias")],
